@@ -1,0 +1,96 @@
+"""Command line of the benchmarks: ``python -m benchmarks run|table|plot|profile``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.harness import PEER_PYTHON, RunOptions, gate, measure_all
+from benchmarks.profiling import profile
+from benchmarks.registry import PROBLEMS
+from benchmarks.report import plot, read_records, table
+from benchmarks.runners import RUNNERS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.command == "run":
+        return _run(options)
+    if options.command == "table":
+        print(table(read_records(options.results)))
+    elif options.command == "plot":
+        plot(read_records(options.results), options.output)
+        print(f"written {options.output}")
+    else:
+        print(profile(PROBLEMS[options.problem], options.device, options.trace, options.widths))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.list:
+        for problem in PROBLEMS.values():
+            print(problem)
+        return 0
+    problems = options.problems or [name for name in PROBLEMS if "tiny" not in name]
+    runners = options.runners.split(",")
+    _check_names("problem", problems, list(PROBLEMS))
+    _check_names("runner", runners, list(RUNNERS))
+    if options.gate:
+        print("gate: running the solver's tests ...", flush=True)
+        red = gate(options.device)
+        if red is not None:
+            print(f"gate: red, nothing is measured.\n{red}", file=sys.stderr)
+            return 1
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    settings = RunOptions(
+        device=options.device,
+        repeat=options.repeat,
+        budget_s=options.budget,
+        timeout_s=options.timeout,
+        peer_python=options.peer_python,
+        commit=options.commit,
+    )
+    measure_all(problems, runners, settings, options.output)
+    print(f"written {options.output}")
+    return 0
+
+
+def _check_names(what: str, names: list[str], known: list[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure runners on problems, one JSON line each")
+    run.add_argument("problems", nargs="*", metavar="PROBLEM", help="all but the tiny ones if none")
+    run.add_argument("--runners", default="ours,pot,torchgw042,flash", help="comma-separated")
+    run.add_argument("--repeat", type=int, default=10)
+    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    run.add_argument("--output", type=Path, default=Path("benchmarks/results/results.jsonl"))
+    run.add_argument("--budget", type=float, default=120.0, help="seconds of repeats of one runner")
+    run.add_argument("--timeout", type=float, default=1800.0, help="seconds of one process")
+    run.add_argument("--peer-python", default=os.environ.get(PEER_PYTHON), help=f"or {PEER_PYTHON}")
+    run.add_argument("--commit", help="for a copy without its git directory")
+    run.add_argument("--gate", action=argparse.BooleanOptionalAction, default=True)
+    run.add_argument("--list", action="store_true", help="list the problems and stop")
+    show = commands.add_parser("table", help="Markdown table of the latest records")
+    show.add_argument("results", type=Path)
+    draw = commands.add_parser("plot", help="PNG of the latest records")
+    draw.add_argument("results", type=Path)
+    draw.add_argument("--output", type=Path, default=Path("benchmarks/results/results.png"))
+    trace = commands.add_parser("profile", help="where the time goes, and what bounds it")
+    trace.add_argument("problem", choices=list(PROBLEMS), metavar="PROBLEM")
+    trace.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    trace.add_argument("--trace", type=Path, default=Path("benchmarks/results/trace.json"))
+    trace.add_argument("--widths", action=argparse.BooleanOptionalAction, default=True)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,236 @@
+"""Labels for the phases of a solve, put on from outside: the library carries no instruments.
+
+``_TARGETS`` names the functions that make up each phase. While :func:`labelled` is active they run
+under a label, and the least work that their arguments imply is added up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.profiler import record_function
+
+from benchmarks.measure import synchronize
+from torchgw import _api, _gradient, _plan, _problem, _sinkhorn, _solver
+from torchgw._compiled_sinkhorn import CompiledBackend
+from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw.distances import dijkstra, landmark
+
+__all__ = ["PHASES", "Clock", "Work", "labelled", "targets"]
+
+# In the order of a solve. What no label covers is "other".
+PHASES = (
+    "graph",
+    "distances",
+    "setup",
+    "cost",
+    "Sinkhorn",
+    "sampling",
+    "apply",
+    "checks",
+    "evaluation",
+    "other",
+)
+
+
+class Work(NamedTuple):
+    """The least that any implementation has to do."""
+
+    bytes: float = 0.0  # to and from memory
+    operations: float = 0.0  # multiplications and additions of matrix products
+    exponentials: float = 0.0
+
+    def plus(self, other: Work) -> Work:
+        """Return the sum."""
+        return Work(*(x + y for x, y in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> Work:
+        """Return so many times as much."""
+        return Work(*(count * x for x in self))
+
+
+def pass_over(cost: Cost, *, exponentials: bool = True) -> Work:
+    """Return the work of looking once at every entry of exp(-C / epsilon)."""
+    n, m = cost.shape
+    entries, size = float(n) * m, cost.dtype.itemsize
+    if isinstance(cost, DenseCost):
+        return Work(entries * size, 0.0, entries * exponentials)
+    # the kernel of factors is computed anew at every pass
+    return Work((n + m) * (cost.rank + 2) * size, 2 * entries * cost.rank, entries)
+
+
+def _softmin_work(arguments: dict[str, Any]) -> Work:
+    return pass_over(arguments["cost"])
+
+
+def _sweep_work(arguments: dict[str, Any]) -> Work:
+    """Return the work of full iterations, each reading a stored kernel once."""
+    cost, count = arguments["cost"], arguments["count"]
+    if isinstance(cost, FactoredCost):
+        return pass_over(cost).times(count)
+    return pass_over(cost).plus(pass_over(cost, exponentials=False).times(count))
+
+
+def _apply_work(arguments: dict[str, Any]) -> Work:
+    cost, values = arguments["cost"], arguments["values"]
+    n, m = cost.shape
+    return pass_over(cost).plus(Work(values.nbytes, 2.0 * n * m * values.shape[1]))
+
+
+def _product_work(arguments: dict[str, Any]) -> Work:
+    """Return the work of DX P DY."""
+    plan = arguments["coupling"]
+    n, m = plan.shape
+    return Work((n * n + m * m + 2 * n * m) * plan.itemsize, 2.0 * n * m * (n + m))
+
+
+class Target(NamedTuple):
+    """A function to label."""
+
+    owner: Any
+    attribute: str
+    phase: str
+    work: Callable[[dict[str, Any]], Work] | None = None
+
+
+_TARGETS = (
+    Target(_problem, "_geodesics", "graph"),
+    Target(_problem, "geodesic_matrices", "distances"),
+    Target(_api, "build_providers", "distances"),
+    Target(landmark.LandmarkDistance, "__init__", "distances"),
+    Target(dijkstra.DijkstraDistance, "columns", "distances"),
+    Target(_solver, "make_gradient", "setup"),
+    Target(_solver, "natural_scale", "setup"),
+    Target(_gradient.DenseGradient, "linearise", "cost", _product_work),
+    Target(_gradient.FactoredGradient, "linearise", "cost"),
+    Target(_gradient.SampledGradient, "linearise", "cost"),
+    Target(FactoredCost, "dense", "cost"),
+    Target(_solver, "sinkhorn", "Sinkhorn"),
+    Target(_sinkhorn.EagerBackend, "softmin", "Sinkhorn", _softmin_work),
+    Target(_sinkhorn.EagerBackend, "sweep", "Sinkhorn", _sweep_work),
+    Target(_sinkhorn.EagerBackend, "apply", "apply", _apply_work),
+    Target(CompiledBackend, "softmin", "Sinkhorn", _softmin_work),
+    Target(CompiledBackend, "sweep", "Sinkhorn"),
+    Target(_plan.TransportPlan, "sample", "sampling"),
+    Target(_plan.TransportPlan, "to_dense", "apply"),
+    Target(_sinkhorn, "column_error", "checks"),
+    Target(_solver, "dual_value", "checks"),
+    Target(_solver, "check_finite", "checks"),
+    Target(_gradient.DenseGradient, "change", "checks"),
+    Target(_gradient.FactoredGradient, "change", "checks"),
+    Target(_gradient.DenseGradient, "evaluate", "evaluation"),
+    Target(_gradient.FactoredGradient, "evaluate", "evaluation"),
+    Target(_gradient.SampledGradient, "evaluate", "evaluation"),
+    Target(_api, "entropy_and_linear", "evaluation"),
+)
+
+
+def targets() -> tuple[Target, ...]:
+    """Return every function to label, the Triton backend's where Triton is installed."""
+    if find_spec("triton") is None:
+        return _TARGETS
+    from torchgw._triton_sinkhorn import TritonBackend
+
+    return (
+        *_TARGETS,
+        Target(TritonBackend, "softmin", "Sinkhorn", _softmin_work),
+        Target(TritonBackend, "sweep", "Sinkhorn", _sweep_work),
+        Target(TritonBackend, "apply", "apply", _apply_work),
+    )
+
+
+@dataclass
+class Clock:
+    """Seconds by phase, each second counted once: for the innermost label."""
+
+    device: torch.device
+    synchronised: bool  # wait for the device at every label, so that its time lands where it is due
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
+    _stack: list[str] = field(default_factory=lambda: ["other"])
+    _since: float = 0.0
+
+    def start(self) -> None:
+        """Begin with the phase "other"."""
+        self._since = self._now()
+
+    def stop(self) -> None:
+        """Account for the time since the last label."""
+        self._turn()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what happens inside for a phase."""
+        self._turn()
+        self._stack.append(name)
+        self.calls[name] += 1
+        try:
+            with record_function(f"torchgw: {name}"):
+                yield
+        finally:
+            self._turn()
+            self._stack.pop()
+
+    def add_work(self, target: Target, function: Any, args: Any, kwargs: Any) -> None:
+        """Add what the arguments imply, unless an enclosing call has done so."""
+        if target.work is not None and "counted" not in self._stack:
+            bound = inspect.signature(function).bind(*args, **kwargs).arguments
+            self.work[target.phase] = self.work[target.phase].plus(target.work(bound))
+
+    def _turn(self) -> None:
+        now = self._now()
+        self.seconds[next(name for name in reversed(self._stack) if name != "counted")] += (
+            now - self._since
+        )
+        self._since = now
+
+    def _now(self) -> float:
+        if self.synchronised:
+            synchronize(self.device)
+        return time.perf_counter()
+
+    @contextlib.contextmanager
+    def counted(self, target: Target) -> Iterator[None]:
+        """Keep calls inside from adding their work again."""
+        if target.work is None:
+            yield
+            return
+        self._stack.append("counted")
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+
+@contextlib.contextmanager
+def labelled(clock: Clock) -> Iterator[None]:
+    """Label every target while the block runs."""
+    with contextlib.ExitStack() as stack:
+        for target in targets():
+            wrapped = _wrap(getattr(target.owner, target.attribute), target, clock)
+            stack.enter_context(mock.patch.object(target.owner, target.attribute, wrapped))
+        clock.start()
+        yield
+        clock.stop()
+
+
+def _wrap(function: Callable[..., Any], target: Target, clock: Clock) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with clock.phase(target.phase):
+            clock.add_work(target, function, args, kwargs)
+            with clock.counted(target):
+                return function(*args, **kwargs)
+
+    return run

@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from torchgw import _errors
+from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph
+
+
+def spiral(n, rng):
+    angle = rng.uniform(1.5 * np.pi, 4.5 * np.pi, n)
+    return (
+        np.stack([angle * np.cos(angle), angle * np.sin(angle)], 1) + rng.normal(size=(n, 2)) / 10
+    )
+
+
+def swiss_roll(n, rng):
+    angle = 1.5 * np.pi * (1 + 2 * rng.uniform(size=n))
+    return np.stack([angle * np.cos(angle), 21 * rng.uniform(size=n), angle * np.sin(angle)], 1)
+
+
+# Name: points, and the largest relative error with 50 landmarks of 600 points. Measured on 1,000
+# points over three seeds: 0.002, 0.009, 0.043, 0.12; doubled.
+SPACES = {
+    "spiral": (spiral, 0.005),
+    "swiss_roll": (swiss_roll, 0.02),
+    "cloud-3": (lambda n, rng: rng.normal(size=(n, 3)), 0.09),
+    "cloud-10": (lambda n, rng: rng.normal(size=(n, 10)), 0.24),
+}
+
+
+@pytest.fixture(params=SPACES)
+def space(request):
+    make, bound = SPACES[request.param]
+    points = make(600, np.random.default_rng(1))
+    graph = knn_graph(points, 7)
+    return connect(graph), bound
+
+
+# The spiral's own graph may fall apart, which is not what is tested.
+@pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
+def test_fifty_landmarks_approximate_the_geodesics(space):
+    geodesics, bound = space
+    exact = geodesic_matrix(geodesics)
+    provider = LandmarkDistance(geodesics)
+    assert len(provider.landmarks) == 50
+    assert provider.rank <= 50
+    every = provider.columns(torch.arange(600))
+    error = float((every - exact).norm() / exact.norm())
+    assert error < bound
+    # The estimate from 64 columns is within a third of the error over all.
+    assert provider.relative_error() == pytest.approx(error, rel=0.33)
+    assert provider.relative_error(sample=10**6) == pytest.approx(error, rel=1e-9)
+    single = provider.to(torch.device("cpu"), torch.float32)
+    # float32 costs nothing that matters beside the approximation.
+    assert single.relative_error(sample=600) == pytest.approx(error, rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
+def test_the_rank_is_near_the_best_of_all(space):
+    geodesics, _ = space
+    exact = geodesic_matrix(geodesics)
+    provider = LandmarkDistance(geodesics, 60)
+    rows = exact[provider.landmarks]
+    values, vectors = torch.linalg.eigh(rows[:, provider.landmarks])
+    order = values.abs().argsort(descending=True)
+    values, vectors = values[order], vectors[:, order]
+    projected = rows.T @ vectors
+    rest, errors = exact.clone(), []
+    for k in range(60):
+        rest.addr_(projected[:, k] / values[k], projected[:, k], alpha=-1)
+        errors.append(float(rest.norm()))
+    chosen = provider.relative_error(600) * float(exact.norm())
+    assert chosen == pytest.approx(errors[provider.rank - 1], rel=1e-6)
+    # 5% is allowed on four columns, which stand for all of them.
+    assert chosen < 1.15 * min(errors)
+
+
+def test_the_first_landmarks_are_farthest_points(path_graph):
+    provider = LandmarkDistance(path_graph, 3, start=1)
+    assert provider.landmarks.tolist() == [1, 3, 2]
+    assert provider.maximum() == 6
+    assert LandmarkDistance(path_graph, 1, start=1).maximum() == 5
+
+
+def test_columns_products_and_factors_are_one_approximation(device):
+    graph = knn_graph(np.random.default_rng(0).normal(size=(200, 3)), 8)
+    provider = LandmarkDistance(graph, 20, device=device)
+    matrix, signs = provider.factors()
+    assert matrix.shape == (200, provider.rank)
+    dense = (matrix * signs) @ matrix.T
+    index = torch.arange(200, device=device)
+    weights = torch.rand(200, dtype=torch.float64, device=device)
+    torch.testing.assert_close(provider.columns(index), dense)
+    torch.testing.assert_close(provider.apply(weights[:, None])[:, 0], dense @ weights)
+    torch.testing.assert_close(provider.mean_square(weights), dense.square() @ weights)
+    assert provider.landmarks.device == provider.device
+
+
+def test_the_distances_among_landmarks_are_nearly_kept():
+    geodesics = connect(knn_graph(np.random.default_rng(0).normal(size=(300, 3)), 8))
+    exact = geodesic_matrix(geodesics)
+    provider = LandmarkDistance(geodesics, 30)
+    rows = exact[provider.landmarks]
+    columns = provider.columns(provider.landmarks).T
+    # Leaving out small eigenvalues is all that changes them.
+    assert float((columns - rows).norm() / rows.norm()) < 0.05
+
+
+def test_landmarks_are_distinct_and_not_all_outliers():
+    points = np.random.default_rng(0).normal(size=(2000, 3))
+    landmarks = LandmarkDistance(connect(knn_graph(points, 12))).landmarks.numpy()
+    assert len(set(landmarks)) == 50
+    radius = np.linalg.norm(points, axis=1)
+    # Over three seeds 2.0 to 2.1; with farthest points alone 2.6 to 2.8. All points have 1.5.
+    assert np.median(radius[landmarks]) < 2.35
+
+
+def test_the_same_seed_gives_the_same_factors():
+    graph = knn_graph(np.random.default_rng(0).normal(size=(200, 3)), 8)
+    one, two = (
+        LandmarkDistance(graph, 20, generator=torch.Generator().manual_seed(3)) for _ in range(2)
+    )
+    assert torch.equal(one.factors().matrix, two.factors().matrix)
+
+
+def test_duplicates_are_not_landmarks_twice():
+    points = np.repeat([[0.0], [1.0], [3.0]], 4, axis=0)
+    provider = LandmarkDistance(connect_quietly(knn_graph(points, 5), points), 10)
+    assert len(provider.landmarks) == 3
+    exact = torch.from_numpy(np.abs(points - points.T))
+    torch.testing.assert_close(provider.columns(torch.arange(12)), exact, rtol=0, atol=1e-12)
+
+
+def connect_quietly(graph, points):
+    if sp.csgraph.connected_components(graph)[0] == 1:
+        return connect(graph)
+    with pytest.warns(_errors.GraphWarning):
+        return connect(graph, points)
+
+
+def test_all_points_equal_are_at_distance_zero():
+    provider = LandmarkDistance(knn_graph(np.ones((8, 2)), 7))
+    assert provider.rank == 1
+    assert provider.columns(torch.arange(8)).abs().max() == 0
+    assert provider.relative_error() == 0
+
+
+def test_filled_distances_are_approximated(two_paths):
+    with pytest.warns(_errors.GraphWarning):
+        geodesics = connect(two_paths)
+    exact = geodesic_matrix(geodesics)
+    provider = LandmarkDistance(geodesics, 6)
+    torch.testing.assert_close(provider.columns(torch.arange(6)), exact, rtol=0, atol=1e-12)
+    with pytest.warns(_errors.GraphWarning, match="2 landmarks cannot tell the 3 components"):
+        LandmarkDistance(geodesics, 2)
+
+
+@pytest.mark.parametrize("count", [0, -3, 5])
+def test_refused_number_of_landmarks(count, path_graph):
+    with pytest.raises(_errors.InvalidInputError, match=f"`n_landmarks`.*1 and 4.*got {count}"):
+        LandmarkDistance(path_graph, count)
+
+
+def test_refused_start(path_graph):
+    with pytest.raises(_errors.InvalidInputError, match="`start` must be within 0 and 3.*got 4"):
+        LandmarkDistance(path_graph, start=4)

@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from scipy.sparse.csgraph import dijkstra
+
+from torchgw import _errors
+from torchgw.distances import (
+    PrecomputedDistance,
+    connect,
+    geodesic_matrices,
+    geodesic_matrix,
+    geodesics,
+    knn_graph,
+    precomputed,
+)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (torch.ones(2, 3), r"shape \(n, n\).*got \(2, 3\)"),
+        (torch.ones(0, 0), "n >= 1"),
+        (torch.ones(2, 2, dtype=torch.int64), r"int64.*matrix\.float\(\)"),
+        (torch.tensor([[0.0, torch.inf], [torch.inf, 0.0]]), "must be finite.*unreachable"),
+        (torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]]), "must be finite"),
+        (torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "symmetric.*by up to 1"),
+    ],
+)
+def test_refused_matrices(matrix, message):
+    with pytest.raises(_errors.InvalidInputError, match=message):
+        PrecomputedDistance(matrix)
+
+
+def test_an_array_is_refused_by_name():
+    with pytest.raises(_errors.InvalidTypeError, match="torch.as_tensor"):
+        PrecomputedDistance(np.zeros((2, 2)))
+
+
+def test_asymmetry_in_a_later_block_is_found(monkeypatch):
+    monkeypatch.setattr(precomputed, "_BLOCK_BYTES", 3 * 10 * 4)
+    matrix = torch.ones(10, 10)
+    assert torch.equal(PrecomputedDistance(matrix).mean_square(torch.ones(10)), 10 * torch.ones(10))
+    matrix[9, 8] = 2
+    with pytest.raises(_errors.InvalidInputError, match="symmetric"):
+        PrecomputedDistance(matrix)
+
+
+def test_the_matrix_is_not_copied():
+    matrix = torch.zeros(3, 3)
+    assert PrecomputedDistance(matrix).matrix() is matrix
+
+
+def test_geodesics_of_a_path(path_graph):
+    expected = [[0.0, 1, 3, 6], [1, 0, 2, 5], [3, 2, 0, 3], [6, 5, 3, 0]]
+    assert geodesic_matrix(path_graph).tolist() == expected
+
+
+def test_geodesics_in_processes_are_those_in_this_one(monkeypatch, two_paths):
+    monkeypatch.setattr(geodesics, "_PROCESS_PAIRS", 0)
+    # A few rows at a time, so that results arrive in several parts.
+    monkeypatch.setattr(geodesics, "_ROWS_BYTES", 8 * 300 * 70)
+    cloud = knn_graph(np.random.default_rng(0).normal(size=(300, 3)))
+    with pytest.warns(_errors.GraphWarning):
+        parts = connect(two_paths)
+    parallel = geodesic_matrices([cloud, parts], n_jobs=2)
+    serial = geodesic_matrices([cloud, parts], n_jobs=1)
+    np.testing.assert_array_equal(parallel[0], dijkstra(cloud, directed=False))
+    for one, other in zip(parallel, serial, strict=True):
+        assert torch.equal(one, other)
+        assert bool(one.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("n", "n_jobs", "worth"), [(1900, 16, 1), (2100, 16, 16), (2100, 2, 1), (5000, 2, 2)]
+)
+def test_processes_are_started_when_they_repay_it(n, n_jobs, worth):
+    tasks = [(geodesics.Geodesics(sp.csr_matrix((n, n))), np.arange(n))] * 2
+    assert geodesics._worth_jobs(tasks, n_jobs) == worth
+
+
+def test_small_graphs_start_no_processes(path_graph, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("joblib was called")
+
+    monkeypatch.setattr("joblib.Parallel", refuse)
+    geodesic_matrices([path_graph, path_graph], n_jobs=4)
+    monkeypatch.setattr(geodesics, "_PROCESS_PAIRS", 0)
+    with pytest.raises(AssertionError, match="joblib was called"):
+        geodesic_matrices([path_graph, path_graph], n_jobs=4)

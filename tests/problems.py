@@ -1,0 +1,68 @@
+"""Problems with known answers, and random ones of awkward shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+
+from torchgw._cost import DenseCost, FactoredCost
+from torchgw._typing import Marginals, Potentials
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """A cost in both forms with weights and potentials, float64."""
+
+    factored: FactoredCost
+    marginals: Marginals
+    potentials: Potentials
+
+    @property
+    def dense(self) -> DenseCost:
+        return self.factored.dense()
+
+    def cost(self, kind: str, dtype: torch.dtype = torch.float64):
+        return (self.dense if kind == "dense" else self.factored).to(dtype)
+
+
+def linear_problem(n=13, m=17, rank=3, seed=0, zero_weights=False) -> LinearProblem:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    a, b = normal(n).abs() + 0.1, normal(m).abs() + 0.1
+    if zero_weights:
+        a[:: max(2, n // 3)] = 0
+        b[1 :: max(2, m // 3)] = 0
+        a[-1], b[0] = 1.0, 1.0
+    cost = FactoredCost(normal(n, rank), normal(m, rank), normal(n), normal(m))
+    return LinearProblem(
+        cost, Marginals(a / a.sum(), b / b.sum()), Potentials(normal(n), normal(m))
+    )
+
+
+def isometric_copy(n=40, d=3, seed=0, noise=0.0):
+    """Points, a rotated, shifted and permuted copy, and where each point went."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d)) * np.arange(1, d + 1)
+    rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    order = rng.permutation(n)
+    y = (x @ rotation + 5.0)[order] + noise * rng.normal(size=(n, d))
+    return x, y, np.argsort(order)
+
+
+def distance_matrices(n=30, m=25, seed=0):
+    """Euclidean distances of two unrelated clouds, scaled to a maximum of one."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(n, 3)), rng.normal(size=(m, 2)) * [1, 2]
+    tables = [cdist(points, points) for points in (x, y)]
+    return [table / table.max() for table in tables]
+
+
+def random_weights(n, seed=0):
+    weights = np.random.default_rng(seed).uniform(0.5, 1.5, size=n)
+    return weights / weights.sum()

@@ -1,0 +1,357 @@
+"""The Triton half-steps and iterations against their definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torchgw import _triton_dense
+from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn import Sweep, softmin, softmin_sweep
+from torchgw._triton_dense import SweepPlan
+from torchgw._triton_operands import Blocks, interpreted, operands
+from torchgw._triton_sinkhorn import TritonBackend
+from torchgw._triton_softmin import Rule, half_step_, log_sum_exp, padded, side
+from torchgw._typing import Marginals, Potentials
+
+# The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+
+EPSILON = 0.37
+# Error of a potential over epsilon. float32: exponents here stay under 60 in size, so that rounding
+# (2^-24 each) of a handful of terms is under 2e-5. float64: the same times 2^-29.
+TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-12}
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not interpreted(), reason="not interpreted")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    """Fill every torch.empty with NaN, so that what a kernel leaves out is seen."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+def factored(n: int, m: int, rank: int, device: torch.device, dtype: torch.dtype) -> FactoredCost:
+    generator = torch.Generator().manual_seed(n + 1000 * m + rank)
+    parts = [torch.randn(size, generator=generator) for size in ((n, rank), (m, rank), (n,), (m,))]
+    # an offset makes centring matter; products keep the size of one column whatever the rank
+    left, right = (part / rank**0.25 + 0.5 for part in parts[:2])
+    return FactoredCost(*(part.to(device, dtype) for part in (left, right, *parts[2:])))
+
+
+def weights(n: int, m: int, device: torch.device, dtype: torch.dtype) -> Marginals:
+    """Return weights with a zero on each side where there is room."""
+    generator = torch.Generator().manual_seed(n + m)
+    result = []
+    for size in (n, m):
+        weight = torch.rand(size, generator=generator) + 0.1
+        if size > 2:
+            weight[size // 2] = 0.0
+        result.append((weight / weight.sum()).to(device, dtype))
+    return Marginals(*result)
+
+
+def wide(*parts: torch.Tensor) -> list[torch.Tensor]:
+    return [part.double() for part in parts]
+
+
+def warm(cost: Cost, marginals: Marginals) -> Potentials:
+    """Return potentials after one half-step each, rounded to the dtype of the cost."""
+    exact, weight = cost.to(torch.float64), Marginals(*wide(*marginals))
+    g = torch.linspace(1.0, 2.0, len(weight.b), dtype=torch.float64, device=cost.device)
+    f = softmin(exact, weight.log_b, g, EPSILON, axis=1)
+    g = softmin(exact, weight.log_a, f, EPSILON, axis=0)
+    return Potentials(f.to(cost.dtype), g.to(cost.dtype))
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compare potentials; the tolerance must tell them from zeros."""
+    tolerance = TOLERANCE[dtype] * EPSILON
+    assert float(expected.abs().max()) > 100 * tolerance
+    assert float((got.double() - expected).abs().max()) <= tolerance
+
+
+def reference_sweep(
+    cost: Cost,
+    marginals: Marginals,
+    start: Potentials,
+    count: int,
+    *,
+    relaxation: float = 1.0,
+    tau: tuple[float, float] = (1.0, 1.0),
+) -> Sweep:
+    """Iterate f <- f + w (tau softmin(g) - f) in float64, and end with a plain iteration."""
+    exact, weight = cost.to(torch.float64), Marginals(*wide(*marginals))
+    f, g = wide(*start)
+    for _ in range(count - (relaxation == 1)):
+        f = f + relaxation * (tau[0] * softmin(exact, weight.log_b, g, EPSILON, axis=1) - f)
+        g = g + relaxation * (tau[1] * softmin(exact, weight.log_a, f, EPSILON, axis=0) - g)
+    last = tau[0] * softmin(exact, weight.log_b, g, EPSILON, axis=1)
+    g_next = tau[1] * softmin(exact, weight.log_a, last, EPSILON, axis=0)
+    state = Potentials(last, g_next) if relaxation == 1 else Potentials(f, g)
+    return Sweep(last, g, g_next, state, torch.ones((), dtype=torch.bool))
+
+
+def assert_sweeps_close(got: Sweep, expected: Sweep, dtype: torch.dtype) -> None:
+    assert bool(got.ok)
+    pairs = zip((*got[:3], *got.state), (*expected[:3], *expected.state), strict=True)
+    for part, reference in pairs:
+        assert_close(part, reference, dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "m", "rank"),
+    [
+        ("factored", 1, 1, 1),
+        ("factored", 1, 130, 3),
+        ("factored", 63, 130, 17),
+        ("factored", 130, 1, 3),
+        ("factored", 40, 70, 65),
+        ("dense", 1, 1, 1),
+        ("dense", 63, 130, 3),
+        ("dense", 1, 1100, 3),
+        ("transposed", 63, 130, 3),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmin(
+    kind: str, n: int, m: int, rank: int, axis: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    cost: Cost = factored(n, m, rank, device, dtype)
+    marginals = weights(n, m, device, dtype)
+    if kind != "factored":
+        cost = cost.dense()
+    if kind == "transposed":
+        cost = DenseCost(cost.matrix.T.contiguous().T)
+    log_weight = marginals.log_b if axis == 1 else marginals.log_a
+    generator = torch.Generator().manual_seed(0)
+    potential = torch.randn(len(log_weight), generator=generator).to(device, dtype)
+    expected = softmin(cost.to(torch.float64), *wide(log_weight, potential), EPSILON, axis)
+    got = TritonBackend().softmin(cost, log_weight, potential, EPSILON, axis)
+    assert got.dtype == potential.dtype
+    assert_close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("tau", [(1.0, 1.0), (0.7, 0.9)], ids=["balanced", "relaxed"])
+@pytest.mark.parametrize("relaxation", [1.0, 1.4])
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+def test_sweep(
+    kind: str,
+    relaxation: float,
+    tau: tuple[float, float],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    cost: Cost = factored(33, 70, 3, device, dtype)
+    if kind == "dense":
+        cost = cost.dense()
+    marginals = weights(33, 70, device, dtype)
+    start = warm(cost, marginals)
+    expected = reference_sweep(cost, marginals, start, 3, relaxation=relaxation, tau=tau)
+    got = TritonBackend().sweep(cost, marginals, start, EPSILON, 3, relaxation, tau)
+    assert_sweeps_close(got, expected, dtype)
+
+
+def test_sweep_equals_softmins(device: torch.device) -> None:
+    cost = factored(20, 30, 2, device, torch.float64)
+    marginals = weights(20, 30, device, torch.float64)
+    start = warm(cost, marginals)
+    backend = TritonBackend()
+    expected = softmin_sweep(backend, cost, marginals, start, EPSILON, 2)
+    assert_sweeps_close(backend.sweep(cost, marginals, start, EPSILON, 2), expected, torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
+    # tau * softmin has its own fixed point; damping, tau * new + (1 - tau) * old, has the balanced
+    # one. The iteration contracts by tau^2, so that 27 of them reach 1e-16.
+    cost: Cost = factored(12, 17, 2, device, torch.float64)
+    if kind == "dense":
+        cost = cost.dense()
+    marginals, tau = weights(12, 17, device, torch.float64), (0.5, 0.5)
+    start = warm(cost, marginals)
+    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 27, 1.0, tau)
+    f = tau[0] * softmin(cost, marginals.log_b, sweep.g, EPSILON, axis=1)
+    g = tau[1] * softmin(cost, marginals.log_a, f, EPSILON, axis=0)
+    assert_close(sweep.f, f, torch.float64)
+    assert_close(sweep.g, g, torch.float64)
+    balanced = reference_sweep(cost, marginals, start, 27)
+    assert float((sweep.f - balanced.f).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("precision", ["fp16x3", "tf32x3", "float32"])
+def test_product_precision(precision: str, device: torch.device) -> None:
+    cost = factored(40, 70, 16, device, torch.float32)
+    # columns of very different size on the two sides, as landmark factors have them
+    stretch = torch.logspace(-4, 4, 16, device=device)
+    cost = cost._replace(left=cost.left * stretch, right=cost.right / stretch)
+    marginals = weights(40, 70, device, torch.float32)
+    zero = torch.zeros(70, device=device)
+    expected = softmin(cost.to(torch.float64), *wide(marginals.log_b, zero), EPSILON, axis=1)
+    got = TritonBackend(precision).softmin(cost, marginals.log_b, zero, EPSILON, axis=1)
+    assert_close(got, expected, torch.float32)
+
+
+def test_epsilon_scales_the_problem(device: torch.device) -> None:
+    # (cost, potential, epsilon) times 1e3 or 1e-3 gives potentials times the same
+    cost = factored(20, 30, 3, device, torch.float32)
+    marginals = weights(20, 30, device, torch.float32)
+    potential = torch.linspace(-1, 1, 30, device=device)
+    expected = softmin(cost.to(torch.float64), *wide(marginals.log_b, potential), EPSILON, 1)
+    for factor in (1e-3, 1e3):
+        scaled = FactoredCost(
+            cost.left * factor, cost.right, cost.row * factor, cost.column * factor
+        )
+        got = TritonBackend().softmin(
+            scaled, marginals.log_b, potential * factor, EPSILON * factor, axis=1
+        )
+        assert_close(got / factor, expected, torch.float32)
+
+
+def test_splits(device: torch.device, dtype: torch.dtype) -> None:
+    cost = factored(21, 500, 3, device, dtype)
+    marginals = weights(21, 500, device, dtype)
+    parts = operands(cost, EPSILON)
+    blocks = Blocks(32, 64, 4, 2)
+    q = (-parts.column / EPSILON).to(dtype)
+    whole = log_sum_exp(
+        parts, padded(q + marginals.b.log2(), -float("inf")), blocks=blocks, splits=1
+    )
+    split = log_sum_exp(
+        parts, padded(q + marginals.b.log2(), -float("inf")), blocks=blocks, splits=4
+    )
+    assert torch.allclose(whole, split, rtol=0, atol=20 * TOLERANCE[dtype])
+    plain = Rule(torch.zeros_like(whole), whole.new_ones(2))
+    scalings = []
+    for splits in (1, 4):
+        rows, columns = side(-whole, marginals.a), side(q, marginals.b)
+        bad = torch.zeros(1, dtype=torch.int32, device=device)
+        half_step_(parts, rows, columns, plain, bad, blocks=blocks, splits=splits)
+        assert not bool(bad)
+        scalings.append(rows.scaling)
+        feed = marginals.a * torch.exp2(rows.scaling)
+        assert torch.allclose(rows.feed[:21], feed, rtol=1e-5, atol=0)
+    # the rows started at their softmin, so that their scalings are rounding
+    assert float(torch.stack(scalings).abs().max()) <= 20 * TOLERANCE[dtype]
+
+
+PLAN = SweepPlan(
+    width=64, tiles=3, warps=4, programs=4, stages=1, aligned=True, reread=False, keep=2,
+    stored=False,
+)  # fmt: skip
+PLANS = {
+    "held": PLAN,
+    "one tile": PLAN._replace(width=256, tiles=1),
+    "pipelined": PLAN._replace(stages=3, keep=1),
+    "unaligned": PLAN._replace(aligned=False),
+    "reread": PLAN._replace(reread=True, keep=0),
+    "stored": PLAN._replace(stored=True, keep=1),
+    "stored, reread": PLAN._replace(stored=True, reread=True, keep=0),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (9, 181)])
+def test_dense_plans(name: str, n: int, m: int, device: torch.device, dtype: torch.dtype) -> None:
+    cost = factored(n, m, 2, device, dtype).dense()
+    # rows of odd pitch inside NaN: what lies outside a row must not leak
+    frame = torch.full((n + 1, m + 5), float("nan"), dtype=dtype, device=device)
+    frame[:n, :m] = cost.matrix
+    cost = DenseCost(frame[:n, :m])
+    marginals = weights(n, m, device, dtype)
+    start = warm(cost, marginals)
+    backend = TritonBackend(plan=PLANS[name])
+    sweep = backend.sweep(cost, marginals, start, EPSILON, 2)
+    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), dtype)
+
+
+def test_dense_beyond_one_tile(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_triton_dense, "_WIDEST", dict.fromkeys((torch.float32, torch.float64), 50))
+    cost = factored(7, 90, 2, device, dtype).dense()
+    cost = DenseCost(cost.matrix.T.contiguous().T)
+    marginals = weights(7, 90, device, dtype)
+    start = warm(cost, marginals)
+    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 2)
+    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), dtype)
+
+
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+@pytest.mark.parametrize("shift", [-200.0, 200.0], ids=["overflow", "underflow"])
+def test_cold_start_is_reported(kind: str, shift: float, device: torch.device) -> None:
+    cost: Cost = factored(9, 11, 2, device, torch.float32)
+    if kind == "dense":
+        cost = cost.dense()
+    marginals = weights(9, 11, device, torch.float32)
+    start = warm(cost, marginals)
+    cold = Potentials(start.f - shift * EPSILON, start.g)
+    assert not bool(TritonBackend().sweep(cost, marginals, cold, EPSILON, 1).ok)
+
+
+def test_mixed_dtypes(device: torch.device) -> None:
+    # potentials stay float64 beside a float32 cost
+    cost = factored(9, 11, 2, device, torch.float32)
+    marginals = Marginals(*wide(*weights(9, 11, device, torch.float32)))
+    start = Potentials(*wide(*warm(cost, marginals)))
+    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 2)
+    assert sweep.f.dtype == torch.float64
+    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), torch.float32)
+
+
+def test_why_not(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TritonBackend.why_not(device, torch.float32) is None
+    assert "float16" in str(TritonBackend.why_not(device, torch.float16))
+    TritonBackend.why_not.cache_clear()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert "CUDA" in str(TritonBackend.why_not(torch.device("cpu"), torch.float32))
+    TritonBackend.why_not.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("poly", [4, 8])
+def test_polynomial_exponentials(poly: int) -> None:
+    device = torch.device("cuda")
+    cost = factored(300, 500, 7, device, torch.float32)
+    marginals = weights(300, 500, device, torch.float32)
+    start = warm(cost, marginals)
+    sweep = TritonBackend(poly=poly).sweep(cost, marginals, start, EPSILON, 2)
+    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), torch.float32)
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_entries() -> None:
+    n, m = 3 * 2**17, 8192
+    device = torch.device("cuda")
+    cost = factored(n, m, 2, device, torch.float32).dense()
+    marginals = weights(n, m, device, torch.float32)
+    backend, last = TritonBackend(), slice(n - 64, n)
+    zero = torch.zeros(m, device=device)
+    f = backend.softmin(cost, marginals.log_b, zero, EPSILON, axis=1)
+    part = DenseCost(cost.matrix[last]).to(torch.float64)
+    expected = softmin(part, *wide(marginals.log_b, zero), EPSILON, axis=1)
+    assert_close(f[last], expected, torch.float32)
+    g = backend.softmin(cost, marginals.log_a, f, EPSILON, axis=0)
+    sweep = backend.sweep(cost, marginals, Potentials(f, g), EPSILON, 1)
+    assert bool(sweep.ok)
+    expected = softmin(part, *wide(marginals.log_b, g), EPSILON, axis=1)
+    assert_close(sweep.f[last], expected, torch.float32)

@@ -1,0 +1,20 @@
+"""Gromov-Wasserstein optimal transport on PyTorch."""
+
+from torchgw import distances as distances
+from torchgw._api import solve as solve
+from torchgw._errors import BackendUnavailableError as BackendUnavailableError
+from torchgw._errors import ConvergenceWarning as ConvergenceWarning
+from torchgw._errors import GraphWarning as GraphWarning
+from torchgw._errors import InvalidInputError as InvalidInputError
+from torchgw._errors import InvalidTypeError as InvalidTypeError
+from torchgw._errors import NumericalError as NumericalError
+from torchgw._errors import PlanTooLargeError as PlanTooLargeError
+from torchgw._errors import TorchGWError as TorchGWError
+from torchgw._errors import TorchGWWarning as TorchGWWarning
+from torchgw._errors import UnsupportedError as UnsupportedError
+from torchgw._plan import TransportPlan as TransportPlan
+from torchgw._result import GWResult as GWResult
+from torchgw._schedule import Status as Status
+from torchgw._solver import Iteration as Iteration
+
+__version__ = "0.1.0"

@@ -1,0 +1,10 @@
+"""Run the command line as ``python -m torchgw``."""
+
+from __future__ import annotations
+
+import sys
+
+from torchgw.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Anchor pairs: the random state of the sampled gradient."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Anchors", "redraw", "sample_categories"]
+
+# torch.multinomial refuses more categories than this.
+_MULTINOMIAL_LIMIT = 2**24
+
+
+class Anchors(NamedTuple):
+    """Pairs (source[s], target[s]) drawn from a plan, with repetition."""
+
+    source: Tensor  # (s,) int64
+    target: Tensor  # (s,) int64
+
+
+def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` categories per row, with repetition, in proportion to the weights.
+
+    Parameters
+    ----------
+    weights : Tensor, shape (c,) or (rows, c)
+        Non-negative; every row has a positive sum.
+    count : int
+    generator : torch.Generator
+        On the device of ``weights``.
+
+    Returns
+    -------
+    Tensor of int64, shape (count,) or (rows, count)
+    """
+    if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
+        return torch.multinomial(weights, count, replacement=True, generator=generator)
+    cumulative = weights.double().cumsum(-1)
+    shape = (*weights.shape[:-1], count)
+    uniform = torch.rand(shape, dtype=torch.float64, device=weights.device, generator=generator)
+    # right=True never selects a category of zero weight, whose cumulative sum repeats
+    drawn = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
+    return drawn.clamp_(max=weights.shape[-1] - 1)
+
+
+def redraw(kept: Anchors, fresh: Anchors, generator: torch.Generator) -> Anchors:
+    """Replace a random subset of the kept anchors by the fresh ones.
+
+    This is momentum on the plan, P <- (1 - share) P + share P_new, carried out on the sample:
+    ``share`` is the size of ``fresh`` over the size of ``kept``.
+    """
+    count = kept.source.shape[0]
+    order = torch.randperm(count, device=kept.source.device, generator=generator)
+    survivors = order[: count - fresh.source.shape[0]]
+    return Anchors(
+        torch.cat([kept.source[survivors], fresh.source]),
+        torch.cat([kept.target[survivors], fresh.target]),
+    )

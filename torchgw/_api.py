@@ -1,0 +1,294 @@
+"""The one entry point."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
+from torchgw._gradient import Problem
+from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
+from torchgw._options import BackendName, GradientName, Options, Precision
+from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
+from torchgw._result import GWResult
+from torchgw._solver import Iteration, Outcome, Recorder, entropy_and_linear, solve_problem
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
+
+__all__ = ["solve"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _reject_unknown(function: F) -> F:
+    """Turn an unknown keyword into an error that names the nearest known one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+                raise InvalidTypeError(f"solve() has no argument {name!r}.{hint}")
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+@_reject_unknown
+def solve(
+    X: Any = None,  # noqa: N803 - the names of the field
+    Y: Any = None,  # noqa: N803
+    *,
+    a: Any = None,
+    b: Any = None,
+    distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
+    D_X: Any = None,  # noqa: N803
+    D_Y: Any = None,  # noqa: N803
+    M: Any = None,  # noqa: N803
+    alpha: float | None = None,
+    n_neighbors: int | None = None,
+    n_landmarks: int | None = None,
+    disconnected: Literal["stitch", "fill"] = "stitch",
+    scale: ScaleName | None = "auto",
+    epsilon: float | Literal["auto"] = "auto",
+    gradient: GradientName = "auto",
+    n_anchors: int | None = None,
+    momentum: float = 0.9,
+    init: Any = None,
+    max_iter: int = 500,
+    min_iter: int = 40,
+    tol: float = 1e-5,
+    inner_max_iter: int = 2000,
+    inner_tol: float = 1e-7,
+    backend: BackendName = "auto",
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+    precision: Precision = "auto",
+    random_state: int | torch.Generator | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    verbose: bool = False,
+) -> GWResult:
+    """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
+
+    Minimises over plans P with marginals a and b
+
+        alpha * sum_ijkl (DX_ik - DY_jl)^2 P_ij P_kl + (1 - alpha) <M, P> + epsilon KL(P | a x b).
+
+    Parameters
+    ----------
+    X, Y : array-like of shape (n, d) and (m, d'), or graph, or DistanceProvider
+        Points; or a graph with edge lengths (SciPy sparse, NetworkX, PyTorch Geometric data). The
+        two sides may be of different kinds.
+    a, b : array-like, shapes (n,) and (m,), optional
+        Non-negative weights of sum 1; uniform by default.
+    distances : str, DistanceProvider, or a pair of these
+        How distances are made: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or geodesics on
+        the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand),
+        ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000 points per side and
+        ``"landmark"`` above.
+    D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
+        Given distance matrices, in place of X and Y.
+    M : array-like, shape (n, m), optional
+        Linear cost between the two sides (fused Gromov-Wasserstein).
+    alpha : float in [0, 1], optional
+        Weight of the quadratic term; 1 without ``M`` and 0.5 with it.
+    n_neighbors : int, optional
+        Neighbours in the graph; about log n by default.
+    n_landmarks : int, optional
+        Landmarks for ``"landmark"``.
+    disconnected : {"stitch", "fill"}
+        What to do with a disconnected graph: join components by the shortest bridging edges, or
+        give unreachable pairs 1.5 times the largest finite distance. Either warns.
+    scale : {"auto", "max", "mean"} or None
+        Each side's distances are divided, once, by their maximum or mean. ``"auto"`` divides
+        distances that are computed here by the maximum and leaves given ones as they are.
+    epsilon : float or "auto"
+        Regularisation, in units of squared scaled distances, as in POT's
+        ``entropic_gromov_wasserstein``. ``"auto"`` is 0.0025 times the natural scale of the cost,
+        4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)).
+    gradient : {"auto", "dense", "factored", "sampled"}
+        Exact by stored matrices, exact by factors, or from sampled anchor pairs.
+    n_anchors : int, optional
+        Anchor pairs of the sampled gradient; by default 8 sqrt(max(n, m)), between 256 and 1,024.
+    momentum : float in (0, 1]
+        Share of the anchors redrawn in each iteration.
+    init : array-like of shape (n, m), TransportPlan or GWResult, optional
+        Plan to start from. Annealing is skipped: it would forget the start. By default a x b.
+    max_iter, min_iter : int
+        Outer iterations at most; ``max(min_iter // 2, 20)`` iterations without progress stop a
+        sampled solve.
+    tol : float
+        Relative change of the plan at which an exact solve has settled.
+    inner_max_iter, inner_tol : int, float
+        Sinkhorn iterations per outer iteration at most, and the L1 column error to reach.
+    backend : {"auto", "triton", "compile", "eager"}
+        Implementation of the half-step. A backend named here runs or raises.
+    device : torch.device or str, optional
+        Where to compute; by default where the inputs are.
+    dtype : torch.float32 or torch.float64, optional
+        The same as ``precision="float32"`` or ``"float64"``.
+    precision : {"auto", "mixed", "float64", "float32"}
+        ``"mixed"`` iterates in float32 and settles marginals and values in float64. ``"auto"`` is
+        float64 for small problems on a CPU and mixed otherwise.
+    random_state : int, torch.Generator or None
+        Same seed, same bits on one device and backend.
+    callback : callable, optional
+        Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
+    verbose : bool
+        Write one line of progress per outer iteration to standard error.
+
+    Returns
+    -------
+    GWResult
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used; the message says what was expected.
+    UnsupportedError, BackendUnavailableError
+        For options that cannot be met here.
+    NumericalError
+        If the solve becomes non-finite.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the result did not converge; the message is ``result.status.advice``.
+    GraphWarning
+        If a neighbour graph was disconnected.
+
+    Notes
+    -----
+    The square-loss objective and its entropic solution are those of [1]_; the sampled gradient is
+    that of [2]_.
+
+    References
+    ----------
+    .. [1] G. Peyre, M. Cuturi, J. Solomon. Gromov-Wasserstein averaging of kernel and distance
+       matrices. ICML 2016.
+    .. [2] T. Kerdoncuff, R. Emonet, M. Sebban. Sampled Gromov Wasserstein. Machine Learning 2021.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> result = torchgw.solve(X, X @ np.diag([1, -1, 1]), distances="euclidean", random_state=0)
+    >>> int((result.lazy_plan.argmax().numpy() == np.arange(60)).sum())
+    60
+    """
+    started = perf_counter()
+    options = Options(
+        epsilon=epsilon,
+        gradient=gradient,
+        n_anchors=n_anchors,
+        momentum=momentum,
+        max_iter=max_iter,
+        min_iter=min_iter,
+        tol=tol,
+        inner_max_iter=inner_max_iter,
+        inner_tol=inner_tol,
+        backend=backend,
+        precision=_merge_precision(dtype, precision),
+    )
+    distance_options = DistanceOptions(n_neighbors, n_landmarks, scale, disconnected)
+    recorder = Recorder(_with_progress(callback) if verbose else callback)
+    where = resolve_device(device, X, Y, D_X, D_Y)
+    generator, seed = make_generator(random_state, where)
+    (source, target), scales = build_providers(
+        (X, Y), (D_X, D_Y), distances, distance_options, where
+    )
+    recorder.time("distances", started)
+    marginals = Marginals(as_weights("a", a, source.n, where), as_weights("b", b, target.n, where))
+    linear = None if M is None else check_linear_cost(M, (source.n, target.n)).to(where).double()
+    problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
+    outcome = solve_problem(problem, options, init, generator, recorder)
+    return _report(outcome, problem, scales, seed)
+
+
+def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
+    if dtype is None:
+        return precision
+    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
+    if dtype not in names:
+        raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
+    if precision not in ("auto", names[dtype]):
+        raise InvalidInputError(
+            f"`dtype={dtype}` contradicts `precision={precision!r}`; pass one of them."
+        )
+    return names[dtype]
+
+
+def _check_alpha(alpha: float | None, linear: Tensor | None) -> float:
+    if alpha is None:
+        return 1.0 if linear is None else 0.5
+    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not 0 <= alpha <= 1:
+        raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
+    if alpha < 1 and linear is None:
+        raise InvalidInputError(
+            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M`, or leave `alpha`."
+        )
+    return float(alpha)
+
+
+def _with_progress(callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any]:
+    """Write one line per outer iteration to standard error, then call the user's callback."""
+
+    def report(entry: Iteration) -> Any:
+        sys.stderr.write(
+            f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  objective "
+            f"{entry.objective:.6e}  marginal error {entry.marginal_error:.1e}  change "
+            f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
+        )
+        return None if callback is None else callback(entry)
+
+    return report
+
+
+def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], seed: int) -> GWResult:
+    """Assemble the result and warn if it has not converged."""
+    plan, recorder = outcome.plan, outcome.recorder
+    kl, linear = entropy_and_linear(plan, problem)
+    row_error, column_error = (
+        float((mass - weight).abs().sum())
+        for mass, weight in zip(outcome.masses, problem.marginals, strict=True)
+    )
+    quadratic = problem.alpha * outcome.quadratic.value
+    value_linear = (1 - problem.alpha) * linear
+    if not outcome.status.converged:
+        warnings.warn(outcome.status.advice, ConvergenceWarning, stacklevel=4)
+    return GWResult(
+        lazy_plan=plan,
+        value_quad=quadratic,
+        value_linear=value_linear,
+        marginal_a=outcome.masses.a,
+        marginal_b=outcome.masses.b,
+        marginal_error=max(row_error, column_error),
+        status=outcome.status,
+        epsilon=plan.epsilon,
+        alpha=problem.alpha,
+        scale=scales,
+        gradient=outcome.gradient,
+        backend=outcome.backend,
+        precision=outcome.precision,
+        random_state=seed,
+        history=tuple(recorder.history),
+        timings=dict(recorder.timings),
+        log={
+            "value_standard_error": problem.alpha * outcome.quadratic.standard_error,
+            "kl": kl,
+            "objective": quadratic + value_linear + plan.epsilon * kl,
+            "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
+            "n_anchors": outcome.n_anchors,
+        },
+    )

@@ -1,0 +1,106 @@
+"""What the command line says on standard error: progress, warnings, logs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from torchgw._errors import ConvergenceWarning
+
+__all__ = ["Progress", "messages", "progress"]
+
+
+class _Iteration(Protocol):
+    """What is shown of an iteration."""
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def objective(self) -> float: ...
+
+    @property
+    def marginal_error(self) -> float: ...
+
+
+class Progress:
+    """Callback of a solve: one moving line on a terminal, else one line a second."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._moving = stream.isatty()
+        self._last = -float("inf")
+        self._open = False
+
+    def __call__(self, state: _Iteration) -> None:
+        """Show an iteration."""
+        now = time.monotonic()
+        if now - self._last < (0.1 if self._moving else 1.0):
+            return
+        self._last = now
+        line = (
+            f"iteration {state.iteration:5d}  epsilon {state.epsilon:.2e}  "
+            f"objective {state.objective:.6g}  marginal error {state.marginal_error:.1e}"
+        )
+        # \x1b[K clears what a longer line left behind.
+        self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
+        self._stream.flush()
+        self._open = self._moving
+
+    def close(self) -> None:
+        """End the moving line."""
+        if self._open:
+            self._stream.write("\n")
+            self._open = False
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Progress | None]:
+    """Yield the callback of a solve; None when nothing is to be shown."""
+    shown = None if quiet else Progress(sys.stderr)
+    try:
+        yield shown
+    finally:
+        if shown is not None:
+            shown.close()
+
+
+@contextmanager
+def messages(verbosity: int, quiet: bool) -> Iterator[None]:
+    """Send warnings and logs of the package to standard error, as a command line tool does.
+
+    Convergence is left out: the status line and the exit code tell it.
+    """
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        sys.stderr.write(f"torchgw: warning: {message}\n")
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger, level = logging.getLogger("torchgw"), logging.getLogger("torchgw").level
+    logger.addHandler(handler)
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if quiet else "default")
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,129 @@
+"""What a linearised Gromov-Wasserstein cost is: a stored matrix, or factors.
+
+Both kinds stand for the same object, an (n, m) cost C, and every consumer (softmin, plan products)
+accepts either. ``FactoredCost`` is equation (1) of docs/algorithm.md,
+
+    C_ij = row_i + column_j - left_i . right_j,
+
+and never needs the matrix.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Cost", "DenseCost", "FactoredCost"]
+
+
+class DenseCost(NamedTuple):
+    """A stored cost matrix."""
+
+    matrix: Tensor  # (n, m)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrix lies."""
+        return self.matrix.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the matrix."""
+        return self.matrix.dtype
+
+    def to(self, dtype: torch.dtype) -> DenseCost:
+        """Return the same cost in another dtype."""
+        return DenseCost(self.matrix.to(dtype))
+
+    def transpose(self) -> DenseCost:
+        """Return the cost with source and target exchanged."""
+        return DenseCost(self.matrix.T)
+
+    def rows(self, index: Tensor | slice) -> DenseCost:
+        """Return the cost restricted to some source points."""
+        return DenseCost(self.matrix[index])
+
+    def dense(self) -> DenseCost:
+        """Return this cost."""
+        return self
+
+    def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
+        """Return (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
+        return torch.sub(g, self.matrix).add_(f[:, None]).div_(epsilon)
+
+
+class FactoredCost(NamedTuple):
+    """C_ij = row_i + column_j - left_i . right_j, never stored."""
+
+    left: Tensor  # (n, r)
+    right: Tensor  # (m, r)
+    row: Tensor  # (n,)
+    column: Tensor  # (m,)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.left.shape[0], self.right.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors lie."""
+        return self.left.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the factors."""
+        return self.left.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number r of columns of the factors."""
+        return self.left.shape[1]
+
+    def to(self, dtype: torch.dtype) -> FactoredCost:
+        """Return the same cost in another dtype."""
+        return FactoredCost(*(part.to(dtype) for part in self))
+
+    def transpose(self) -> FactoredCost:
+        """Return the cost with source and target exchanged."""
+        return FactoredCost(self.right, self.left, self.column, self.row)
+
+    def rows(self, index: Tensor | slice) -> FactoredCost:
+        """Return the cost restricted to some source points."""
+        return FactoredCost(self.left[index], self.right, self.row[index], self.column)
+
+    def dense(self) -> DenseCost:
+        """Build the (n, m) matrix."""
+        matrix = torch.addmm(self.column[None, :], self.left, self.right.T, alpha=-1.0)
+        return DenseCost(matrix.add_(self.row[:, None]))
+
+    def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
+        """Return (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
+        column = (g - self.column) / epsilon
+        row = (f - self.row) / epsilon
+        return torch.addmm(column, self.left / epsilon, self.right.T).add_(row[:, None])
+
+    def centred(self) -> FactoredCost:
+        """Return the same cost with zero-mean factors.
+
+        The cross terms move into ``row`` and ``column``. Centred products are smaller, so that
+        low-precision products, which 1/epsilon amplifies, lose less.
+        """
+        left_mean, right_mean = self.left.mean(0), self.right.mean(0)
+        left, right = self.left - left_mean, self.right - right_mean
+        return FactoredCost(
+            left,
+            right,
+            self.row - left @ right_mean - left_mean @ right_mean,
+            self.column - right @ left_mean,
+        )
+
+
+Cost = DenseCost | FactoredCost

@@ -1,0 +1,147 @@
+"""What runs where: backend, gradient, precision, and whether a cost is stored.
+
+Each choice is a rule with a reason; ``"auto"`` follows the rule and the result reports it, a name
+given by the user is obeyed or refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+
+from torchgw._compiled_sinkhorn import CompiledBackend
+from torchgw._errors import BackendUnavailableError, UnsupportedError
+from torchgw._options import BackendName, GradientName, Precision
+from torchgw._sinkhorn import Backend, EagerBackend
+from torchgw.distances.base import DistanceProvider
+
+__all__ = ["choose_backend", "choose_gradient", "choose_precision", "store_cost"]
+
+logger = logging.getLogger(__name__)
+
+# Order tried by backend="auto". On a CPU the eager sweep reuses one stored kernel, which beats a
+# compiled softmin; compile is there when asked for by name.
+_ORDER = {"cuda": ("triton", "compile", "eager"), "cpu": ("eager",)}
+
+# Entries (n * m) up to which the exact gradient by dense products is affordable: three tables of
+# this size and two matrix products of n * m * max(n, m) operations per iteration.
+_DENSE_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
+# Entries up to which the cost of one iteration is stored, because scaling a stored kernel reads one
+# number per entry where streaming computes an exponential and a product of length r.
+_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 400_000_000}
+# Entries up to which float64 throughout costs less than a separate float64 settling.
+_FLOAT64_ENTRIES = 100_000
+# Entries up to which marginals are settled in float64 after a float32 solve.
+_SETTLE_ENTRIES = {"cpu": 1_000_000_000, "cuda": 20_000_000_000}
+
+
+def choose_backend(name: BackendName, device: torch.device, dtype: torch.dtype) -> Backend:
+    """Return the backend asked for, or for "auto" the first in order that can run.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If a backend was asked for by name and cannot run; the message gives the reason.
+    """
+    if name != "auto":
+        reason = _why_not(name, device, dtype)
+        if reason is not None:
+            raise BackendUnavailableError(
+                f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
+            )
+        return _make(name)
+    for candidate in _ORDER.get(device.type, ("eager",)):
+        reason = _why_not(candidate, device, dtype)
+        if reason is None:
+            return _make(candidate)
+        _log_once(candidate, reason)
+    return EagerBackend()
+
+
+def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    if name == "eager":
+        return None
+    if name == "compile":
+        return CompiledBackend.why_not(device, dtype)
+    if find_spec("triton") is None:
+        return "triton is not installed (pip install triton)."
+    from torchgw._triton_sinkhorn import TritonBackend
+
+    return TritonBackend.why_not(device, dtype)
+
+
+def _make(name: str) -> Backend:
+    if name == "triton":
+        from torchgw._triton_sinkhorn import TritonBackend
+
+        return TritonBackend()
+    return CompiledBackend() if name == "compile" else EagerBackend()
+
+
+@cache
+def _log_once(name: str, reason: str) -> None:
+    logger.info("backend %s is passed over: %s", name, reason)
+
+
+def choose_gradient(
+    name: GradientName, source: DistanceProvider, target: DistanceProvider
+) -> GradientName:
+    """Return the gradient asked for, or for "auto" an exact one wherever it fits.
+
+    Raises
+    ------
+    UnsupportedError
+        If "factored" is asked for and neither side has factors.
+    """
+    with_factors = [side for side in (source, target) if side.factors() is not None]
+    if name == "factored" and not with_factors:
+        raise UnsupportedError(
+            "`gradient='factored'` needs factors on at least one side: distances='landmark', "
+            "'sqeuclidean' or 'cosine'. Pass gradient='auto' or 'sampled'."
+        )
+    cheap = all(side.cheap_columns for side in (source, target))
+    fits = max(source.n, target.n) ** 2 <= _DENSE_ENTRIES.get(source.device.type, 0)
+    chosen: GradientName
+    if name != "auto":
+        chosen, why = name, "asked for"
+    elif len(with_factors) == 2:
+        chosen, why = "factored", "factors make it exact without matrices"
+    elif cheap and fits:
+        chosen, why = "dense", "both distance matrices fit, which makes it exact"
+    elif cheap and with_factors:
+        chosen, why = "factored", "factors of one side make it exact"
+    else:
+        chosen, why = "sampled", "distances come by columns only, or are too large for products"
+    logger.info("gradient %s: %s", chosen, why)
+    return chosen
+
+
+class Steps(NamedTuple):
+    """Dtypes of a solve."""
+
+    loop: torch.dtype  # of the outer iterations
+    settle: torch.dtype  # of the final marginals and values
+    again: bool  # whether the outer iterations go on in the second dtype
+
+
+def choose_precision(
+    name: Precision, device: torch.device, entries: int
+) -> tuple[Precision, Steps]:
+    """Return the precision and its dtypes; "auto" is float64 for small problems on a CPU."""
+    if name == "auto":
+        small = entries <= _FLOAT64_ENTRIES and device.type == "cpu"
+        name = "float64" if small else "mixed"
+    if name == "float64":
+        return name, Steps(torch.float64, torch.float64, again=False)
+    if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
+        return name, Steps(torch.float32, torch.float64, again=store_cost(device, entries))
+    return name, Steps(torch.float32, torch.float32, again=False)
+
+
+def store_cost(device: torch.device, entries: int) -> bool:
+    """Whether to store the cost of an iteration instead of streaming its factors."""
+    return entries <= _STORED_ENTRIES.get(device.type, 0)

@@ -1,0 +1,65 @@
+"""Every exception and warning of the package.
+
+TorchGWError
+├── InvalidInputError (ValueError)        a value that no setting could make right
+├── InvalidTypeError (TypeError)          an argument of the wrong kind, or an unknown one
+├── UnsupportedError (NotImplementedError)  a combination that is refused, with what to do instead
+├── BackendUnavailableError (RuntimeError)  a backend asked for by name that cannot run here
+├── PlanTooLargeError (MemoryError)       a dense plan that would not fit
+└── NumericalError (ArithmeticError)      a non-finite number inside a solve
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailableError",
+    "ConvergenceWarning",
+    "GraphWarning",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "NumericalError",
+    "PlanTooLargeError",
+    "TorchGWError",
+    "TorchGWWarning",
+    "UnsupportedError",
+]
+
+
+class TorchGWError(Exception):
+    """Base class of every error raised on purpose by torchgw."""
+
+
+class InvalidInputError(TorchGWError, ValueError):
+    """A value that cannot be used; the message says what was expected."""
+
+
+class InvalidTypeError(TorchGWError, TypeError):
+    """An argument of the wrong type, or an argument that does not exist."""
+
+
+class UnsupportedError(TorchGWError, NotImplementedError):
+    """A combination of options that is refused; the message says what to do instead."""
+
+
+class BackendUnavailableError(TorchGWError, RuntimeError):
+    """A backend asked for by name cannot run; the message says why."""
+
+
+class PlanTooLargeError(TorchGWError, MemoryError):
+    """The dense plan would not fit in memory; the message names the alternative."""
+
+
+class NumericalError(TorchGWError, ArithmeticError):
+    """A solve produced a non-finite number; the message tells bad input from small epsilon."""
+
+
+class TorchGWWarning(UserWarning):
+    """Base class of every warning raised on purpose by torchgw."""
+
+
+class ConvergenceWarning(TorchGWWarning):
+    """A solve stopped before its tolerances were met; the message is the status."""
+
+
+class GraphWarning(TorchGWWarning):
+    """A neighbour graph had to be repaired; the message says how."""

@@ -1,0 +1,364 @@
+"""Three ways to linearise the Gromov-Wasserstein objective, one contract.
+
+At a plan P the linear cost is (docs/algorithm.md, equation 2)
+
+    C(P) = 2 alpha L(P) + (1 - alpha) M,    L(P)_ij = (DX^2 p)_i + (DY^2 q)_j - 2 (DX P DY)_ij.
+
+Each gradient carries of P only what its cost needs, the *coupling*:
+
+    dense      P itself, (n, m)
+    factored   encoded P, (r_x, r_y) or (n, r_y)
+    sampled    anchor pairs drawn from P
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw._anchors import Anchors, redraw, sample_categories
+from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider, Factors
+
+__all__ = [
+    "DenseGradient",
+    "FactoredGradient",
+    "Gradient",
+    "Problem",
+    "QuadraticValue",
+    "SampledGradient",
+    "distance_spread",
+    "make_gradient",
+]
+
+# Columns used to estimate a sum over all points where each column is a shortest-path run.
+_ESTIMATE_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked: two metric spaces with weights, and a linear term."""
+
+    source: DistanceProvider  # (n, n)
+    target: DistanceProvider  # (m, m)
+    marginals: Marginals  # float64
+    alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
+    linear: Tensor | None  # (n, m) linear cost M
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """Return the problem with its distances and linear cost in another dtype."""
+        return Problem(
+            self.source.to(self.source.device, dtype),
+            self.target.to(self.target.device, dtype),
+            self.marginals,
+            self.alpha,
+            None if self.linear is None else self.linear.to(dtype),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the distances."""
+        return self.source.dtype
+
+
+class QuadraticValue(NamedTuple):
+    """<L(P), P>, exact (standard error zero) or estimated without bias."""
+
+    value: float
+    standard_error: float
+
+
+# Each gradient's own: a plan, its encoding, or anchors; None stands for the product plan.
+Coupling = Any
+
+
+class Gradient(Protocol):
+    """How the solver sees each of the three."""
+
+    name: str
+    exact: bool
+
+    def start(self) -> Coupling:
+        """Return the coupling of the product plan a x b; ``None`` where it has its own cost."""
+
+    def linearise(self, coupling: Coupling) -> Cost:
+        """Return the cost C(P) at the coupling of P, for ``None`` at the product plan."""
+
+    def update(
+        self, plan: TransportPlan | StoredPlan, coupling: Coupling, generator: torch.Generator
+    ) -> Coupling:
+        """Return the coupling of a plan."""
+
+    def change(self, coupling: Coupling, previous: Coupling) -> float:
+        """Return the relative change between two couplings; NaN where it has no meaning."""
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
+
+
+def _mean_squares(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return DX^2 a and DY^2 b, the part of L that does not depend on a balanced plan."""
+    a, b = (weight.to(problem.dtype) for weight in problem.marginals)
+    return problem.source.mean_square(a), problem.target.mean_square(b)
+
+
+def _add_linear(cost: Cost, problem: Problem) -> Cost:
+    """Add (1 - alpha) M, which is stored, so that the sum is stored too."""
+    if problem.linear is None:
+        return cost
+    matrix = cost.dense().matrix
+    return DenseCost(matrix.add(problem.linear, alpha=1 - problem.alpha))
+
+
+class DenseGradient:
+    """Exact, by matrix products of stored tables."""
+
+    name = "dense"
+    exact = True
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._source = stored_matrix(problem.source)
+        self._target = stored_matrix(problem.target)
+        self.mean_squares = _mean_squares(problem)
+
+    def start(self) -> Tensor:
+        """Return a x b."""
+        a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
+        return torch.outer(a, b)
+
+    def linearise(self, coupling: Tensor | None) -> Cost:
+        """Return the stored cost at a plan of shape (n, m)."""
+        assert coupling is not None
+        alpha = self.problem.alpha
+        row, column = (2 * alpha * square for square in self.mean_squares)
+        matrix = (self._source @ coupling.to(self.problem.dtype) @ self._target).mul_(-4 * alpha)
+        return _add_linear(DenseCost(matrix.add_(row[:, None]).add_(column)), self.problem)
+
+    def update(
+        self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Return the plan as a matrix."""
+        return plan.to_dense()
+
+    def change(self, coupling: Tensor, previous: Tensor | None) -> float:
+        """Return the L1 distance of two plans, which have mass one."""
+        assert previous is not None
+        return float((coupling - previous).abs_().sum(dtype=torch.float64))
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Return the value by matrix products."""
+        dense = plan.to_dense().to(self.problem.dtype)
+        p, q = (mass.to(self.problem.dtype) for mass in masses)
+        square = p @ self.problem.source.mean_square(p) + q @ self.problem.target.mean_square(q)
+        cross = torch.sum(self._source @ dense @ self._target * dense, dtype=torch.float64)
+        return QuadraticValue(float(square.double() - 2 * cross), 0.0)
+
+
+def stored_matrix(provider: DistanceProvider) -> Tensor:
+    """Return the whole table of a provider, building it if need be."""
+    matrix = provider.matrix()
+    if matrix is None:
+        return provider.columns(torch.arange(provider.n, device=provider.device))
+    return matrix
+
+
+class _Side(NamedTuple):
+    """One factor of DX P DY: D = decode(metric . encode), with or without factors of D."""
+
+    provider: DistanceProvider
+    factors: Factors | None
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Return A' V, or V where D has no factors."""
+        return values if self.factors is None else self.factors.matrix.T @ values
+
+    def metric(self, encoded: Tensor) -> Tensor:
+        """Return diag(s) W, or D W where D has no factors."""
+        if self.factors is None:
+            return self.provider.apply(encoded)
+        return self.factors.signs[:, None] * encoded
+
+    def decode(self, measured: Tensor) -> Tensor:
+        """Return A W, or W where D has no factors."""
+        return measured if self.factors is None else self.factors.matrix @ measured
+
+
+class FactoredGradient:
+    """Exact, from factors D = A diag(s) A' of at least one side.
+
+    With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
+    factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
+    """
+
+    name = "factored"
+    exact = True
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.mean_squares = _mean_squares(problem)
+        source, target = problem.source.factors(), problem.target.factors()
+        # The side of smaller rank carries the streamed products, whose cost is its rank.
+        ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]
+        self._swapped = ranks[0] < ranks[1]
+        sides = _Side(problem.source, source), _Side(problem.target, target)
+        self._left, self._right = sides[::-1] if self._swapped else sides
+        assert self._right.factors is not None
+
+    def _oriented(self, plan: TransportPlan | StoredPlan) -> TransportPlan | StoredPlan:
+        return plan.T if self._swapped else plan
+
+    def start(self) -> Tensor:
+        """Return the coupling of a x b."""
+        a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
+        left, right = (b, a) if self._swapped else (a, b)
+        return self._left.encode(torch.outer(left, right @ self._factors.matrix))
+
+    @property
+    def _factors(self) -> Factors:
+        factors = self._right.factors
+        assert factors is not None
+        return factors
+
+    def linearise(self, coupling: Tensor | None) -> Cost:
+        """Return the factored cost at a coupling."""
+        assert coupling is not None
+        alpha = self.problem.alpha
+        row, column = (2 * alpha * square for square in self.mean_squares)
+        measured = self._left.metric(coupling.to(self.problem.dtype)) * self._factors.signs
+        left = 4 * alpha * self._left.decode(measured)
+        if self._swapped:
+            cost = FactoredCost(self._factors.matrix, left, row, column)
+        else:
+            cost = FactoredCost(left, self._factors.matrix, row, column)
+        return _add_linear(cost.centred(), self.problem)
+
+    def update(
+        self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Return the coupling of a plan, by one streamed product."""
+        return self._left.encode(self._oriented(plan) @ self._factors.matrix)
+
+    def change(self, coupling: Tensor, previous: Tensor | None) -> float:
+        """Return the relative change in the Frobenius norm."""
+        assert previous is not None
+        return float((coupling - previous).norm() / coupling.norm().clamp_min(1e-300))
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Return the value from one streamed product each way."""
+        p, q = (mass.to(self.problem.dtype) for mass in masses)
+        square = p @ self.problem.source.mean_square(p) + q @ self.problem.target.mean_square(q)
+        coupling = self.update(plan, None, generator).to(self.problem.dtype)
+        measured = self._left.metric(coupling) * self._factors.signs
+        cross = torch.sum(measured.double() * coupling.double())
+        return QuadraticValue(float(square.double() - 2 * cross), 0.0)
+
+
+class SampledGradient:
+    """Unbiased, from distance columns at anchor pairs drawn from the plan.
+
+    Q = (4 alpha / s) DX[:, k] and K = DY[:, l] for s anchors (k, l) ~ P. Momentum keeps a share
+    1 - ``momentum`` of the anchors from one iteration to the next.
+    """
+
+    name = "sampled"
+    exact = False
+
+    def __init__(
+        self, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
+    ) -> None:
+        self.problem = problem
+        self.n_anchors = n_anchors
+        self.momentum = momentum
+        source = _moments(problem.source, problem.marginals.a, generator)
+        target = _moments(problem.target, problem.marginals.b, generator)
+        self._means = source[0], target[0]
+        self.mean_squares = source[1], target[1]
+
+    def start(self) -> None:
+        """Return ``None``: the product plan needs no anchors."""
+
+    def linearise(self, coupling: Anchors | None) -> Cost:
+        """Return the factored cost at the anchors; at a x b it is known exactly, of rank one."""
+        alpha = self.problem.alpha
+        row, column = (2 * alpha * square for square in self.mean_squares)
+        if coupling is None:
+            left, right = (mean[:, None] for mean in self._means)
+        else:
+            left = self.problem.source.columns(coupling.source) / self.n_anchors
+            right = self.problem.target.columns(coupling.target)
+        cost = FactoredCost(4 * alpha * left, right, row, column)
+        return _add_linear(cost.centred(), self.problem)
+
+    def update(
+        self, plan: TransportPlan | StoredPlan, coupling: Anchors | None, generator: torch.Generator
+    ) -> Anchors:
+        """Redraw a share ``momentum`` of the anchors from the plan."""
+        if coupling is None:
+            return plan.sample(self.n_anchors, generator)
+        count = max(1, round(self.momentum * self.n_anchors))
+        return redraw(coupling, plan.sample(count, generator), generator)
+
+    def change(self, coupling: Anchors, previous: Anchors | None) -> float:
+        """Return NaN: two samples of one plan differ."""
+        return float("nan")
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Estimate the value from fresh anchors.
+
+        Given an anchor (k, l) ~ P the mean of (DX_ik - DY_jl)^2 over (i, j) ~ P is computed
+        exactly, so the anchors' values are independent and their mean is unbiased.
+        """
+        anchors = plan.sample(self.n_anchors, generator)
+        left = self.problem.source.columns(anchors.source).double()
+        right = self.problem.target.columns(anchors.target).double()
+        p, q = masses
+        cross = (left * (plan @ right)).sum(0)
+        values = p @ left.square() + q @ right.square() - 2 * cross
+        if self.n_anchors == 1:
+            return QuadraticValue(float(values), float("nan"))
+        return QuadraticValue(float(values.mean()), float(values.std() / self.n_anchors**0.5))
+
+
+def _moments(
+    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return D w and (D * D) w, exact where columns are cheap, otherwise from a sample of them."""
+    weights = weights.to(provider.dtype)
+    if provider.cheap_columns:
+        return provider.apply(weights[:, None])[:, 0], provider.mean_square(weights)
+    columns = provider.columns(sample_categories(weights, _ESTIMATE_COLUMNS, generator))
+    return columns.mean(1), columns.square().mean(1)
+
+
+def distance_spread(
+    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
+) -> float:
+    """Return the standard deviation of a distance between two points drawn by weight."""
+    mean, square = _moments(provider, weights, generator)
+    weights = weights.to(provider.dtype)
+    return float((weights @ square - (weights @ mean) ** 2).clamp_min(0).sqrt())
+
+
+def make_gradient(
+    name: str, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
+) -> Gradient:
+    """Build a gradient by name."""
+    if name == "dense":
+        return DenseGradient(problem)
+    if name == "factored":
+        return FactoredGradient(problem)
+    return SampledGradient(problem, n_anchors, momentum, generator)

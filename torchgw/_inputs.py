@@ -1,0 +1,333 @@
+"""The only place where user arrays are coerced and checked."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+
+__all__ = [
+    "as_graph",
+    "as_weights",
+    "check_distances",
+    "check_linear_cost",
+    "check_magnitude",
+    "check_points",
+    "make_generator",
+    "resolve_device",
+    "to_tensor",
+]
+
+# Relative asymmetry that rounding can explain.
+_SYMMETRY_TOLERANCE = 1e-5
+# Relative deviation of a total mass from one that rounding can explain.
+_MASS_TOLERANCE = 1e-4
+# Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
+_LARGEST_ENTRY = 1e15
+# Where every path is tested. Others lack float64 or a random generator.
+_DEVICE_TYPES = ("cpu", "cuda")
+
+
+def to_tensor(name: str, value: Any) -> Tensor:
+    """Convert anything array-like to a real tensor on its own device, without copying if possible.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the value is no array of real numbers.
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+    elif hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        tensor = torch.utils.dlpack.from_dlpack(value)
+    else:
+        tensor = torch.from_numpy(_real_array(name, value))
+    if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        kind = "a nested tensor" if tensor.is_nested else f"{tensor.dtype} on {tensor.device}"
+        raise InvalidTypeError(f"`{name}` must be a plain tensor of real numbers; got {kind}.")
+    if tensor.layout != torch.strided:
+        raise InvalidTypeError(
+            f"`{name}` must be a dense tensor; got layout {tensor.layout}. "
+            "Pass a graph as a SciPy sparse matrix."
+        )
+    return tensor
+
+
+def _real_array(name: str, value: Any) -> NDArray[Any]:
+    """Return a NumPy array of real numbers that PyTorch can take over."""
+    if scipy.sparse.issparse(value):
+        raise InvalidTypeError(
+            f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
+            f"`{name}.toarray()`, or a graph as X or Y."
+        )
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; {type(value).__name__} cannot be made "
+            f"one: {error}"
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "
+            f"{array.dtype}. Pass `numpy.asarray({name}, dtype=float)` if that is what it holds."
+        )
+    if np.ma.is_masked(value):
+        raise InvalidInputError(
+            f"`{name}` has masked entries, {int(np.ma.getmaskarray(value).sum())} of {array.size}. "
+            "Fill them, or drop their rows."
+        )
+    # a negative stride, a foreign byte order or an extended precision is legal in NumPy only
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    dtype = np.dtype(np.float64) if wide else array.dtype.newbyteorder("=")
+    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+
+
+def _floating(tensor: Tensor) -> Tensor:
+    """Promote integers, booleans and half precisions: exact for what they can hold."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.float64 if not tensor.dtype.is_floating_point else torch.float32)
+
+
+def check_points(name: str, value: Any) -> Tensor:
+    """Return points as a floating tensor of shape (n, d), n and d at least one."""
+    tensor = _floating(to_tensor(name, value))
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape (n, d), one row per point, with n and d at least 1; got "
+            f"{tuple(tensor.shape)}. A single feature is a column: X[:, None]."
+        )
+    _check_finite(name, tensor)
+    check_magnitude(name, tensor)
+    return tensor
+
+
+def check_distances(name: str, value: Any) -> Tensor:
+    """Return a distance matrix as a floating tensor of shape (n, n)."""
+    tensor = _floating(to_tensor(name, value))
+    if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
+        raise InvalidInputError(
+            f"`{name}` must be a square matrix of distances, shape (n, n); got "
+            f"{tuple(tensor.shape)}. Pass points as X or Y."
+        )
+    _check_finite(
+        name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance."
+    )
+    scale = check_magnitude(name, tensor)
+    gap = float((tensor - tensor.T).abs().max())
+    if gap > _SYMMETRY_TOLERANCE * scale:
+        raise InvalidInputError(
+            f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
+            f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean."
+        )
+    if float(tensor.min()) < 0:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative; its smallest entry is {float(tensor.min()):.3g}. "
+            "A similarity is turned into a distance by, for example, D = S.max() - S."
+        )
+    return tensor
+
+
+def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
+    """Return a table over pairs (M, or a starting plan) as a floating tensor of shape (n, m)."""
+    tensor = _floating(to_tensor(name, value))
+    if tuple(tensor.shape) != shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
+            f"got {tuple(tensor.shape)}."
+        )
+    _check_finite(name, tensor)
+    check_magnitude(name, tensor, smallest=0.0)
+    return tensor
+
+
+def as_weights(name: str, value: Any, n: int, device: torch.device) -> Tensor:
+    """Return weights of shape (n,), float64, of total mass exactly one; uniform for ``None``.
+
+    A total within 1e-4 of one is rounding and is normalised; any other total is refused, because
+    balanced transport of different masses is not defined.
+    """
+    if value is None:
+        return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
+    weights = to_tensor(name, value).to(device=device, dtype=torch.float64)
+    side = "X" if name == "a" else "Y"
+    if tuple(weights.shape) != (n,):
+        raise InvalidInputError(
+            f"`{name}` must have shape ({n},), one weight per row of {side}; got "
+            f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
+        )
+    _check_finite(name, weights)
+    if float(weights.min()) < 0:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
+        )
+    total = float(weights.sum())
+    if abs(total - 1) > _MASS_TOLERANCE:
+        raise InvalidInputError(
+            f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
+        )
+    return weights / total
+
+
+def _check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise InvalidInputError(
+            f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "
+            f"all must be finite. {advice}".rstrip()
+        )
+
+
+def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_ENTRY) -> float:
+    """Refuse numbers whose squares over- or underflow; return the largest magnitude."""
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if largest > _LARGEST_ENTRY or 0 < largest < smallest:
+        raise InvalidInputError(
+            f"The largest entry of `{name}` must be between {smallest:g} and {_LARGEST_ENTRY:g}, "
+            f"so that squares can be computed; got {largest:.3g}. Choose another unit: multiply "
+            "by a constant."
+        )
+    return largest
+
+
+def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
+    """Return a weighted adjacency matrix if the value is a graph, otherwise ``None``.
+
+    Recognised: SciPy sparse matrices; NetworkX graphs (edge attribute ``weight``, 1 where absent);
+    objects with ``edge_index`` and ``num_nodes`` as PyTorch Geometric has them (``edge_weight`` is
+    used if present).
+    """
+    if scipy.sparse.issparse(value):
+        return value
+    if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
+        return _from_edge_index(name, value)
+    if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
+        return _from_networkx(name, value)
+    return None
+
+
+def _from_edge_index(name: str, value: Any) -> scipy.sparse.csr_array:
+    """Convert PyTorch Geometric data; a repeated edge is one edge, not the sum of its weights."""
+    n = value.num_nodes
+    if not isinstance(n, Integral) or n < 1:
+        raise InvalidInputError(f"`{name}.num_nodes` must be a positive integer; got {n!r}.")
+    index = to_tensor(f"{name}.edge_index", value.edge_index).cpu().numpy()
+    if index.ndim != 2 or index.shape[0] != 2 or index.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"`{name}.edge_index` must be integers of shape (2, e), a column per edge; got "
+            f"{index.dtype} of shape {index.shape}."
+        )
+    if index.size and not 0 <= index.min() <= index.max() < n:
+        raise InvalidInputError(
+            f"`{name}.edge_index` must be within 0 and num_nodes - 1 = {n - 1}; got "
+            f"{index.min()} to {index.max()}."
+        )
+    weight = getattr(value, "edge_weight", None)
+    if weight is None:
+        data = np.ones(index.shape[1])
+    else:
+        data = to_tensor(f"{name}.edge_weight", weight).cpu().double().numpy()
+    if data.shape != index.shape[1:]:
+        raise InvalidInputError(
+            f"`{name}.edge_weight` must have shape {index.shape[1:]}, one weight per edge; got "
+            f"{data.shape}."
+        )
+    keys, first = np.unique(index[0].astype(np.int64) * int(n) + index[1], return_index=True)
+    return scipy.sparse.csr_array((data[first], (keys // n, keys % n)), shape=(n, n))
+
+
+def _from_networkx(name: str, value: Any) -> scipy.sparse.csr_array:
+    """Convert a NetworkX graph, nodes in their own order."""
+    if value.is_directed():
+        raise InvalidInputError(
+            f"`{name}` must be an undirected NetworkX graph; got a directed one. "
+            "Pass graph.to_undirected()."
+        )
+    if value.is_multigraph():
+        raise InvalidInputError(
+            f"`{name}` must have one edge between two nodes; got a NetworkX multigraph. "
+            "Pass networkx.Graph(graph), which keeps one of parallel edges."
+        )
+    nodes = {node: position for position, node in enumerate(value)}
+    entries = [
+        (nodes[source], nodes[target], data.get("weight", 1.0))
+        for source, neighbours in value.adjacency()
+        for target, data in neighbours.items()
+    ]
+    odd = [weight for _, _, weight in entries if not isinstance(weight, Real)]
+    if odd:
+        raise InvalidTypeError(
+            f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
+        )
+    rows, columns, weights = zip(*entries, strict=True) if entries else ((), (), ())
+    shape = (len(nodes), len(nodes))
+    return scipy.sparse.csr_array((weights, (rows, columns)), shape=shape, dtype=float)
+
+
+def resolve_device(device: Any, *values: Any) -> torch.device:
+    """Return the device asked for, or that of the inputs, which must agree."""
+    if device is not None:
+        try:
+            resolved = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInputError(
+                f"`device` must name a PyTorch device, for example 'cuda'; got {device!r}."
+            ) from error
+        _check_device(resolved)
+        if resolved.type == "cuda" and resolved.index is None:
+            resolved = torch.device("cuda", torch.cuda.current_device())
+        return resolved
+    devices = {
+        value.device for value in values if isinstance(getattr(value, "device", None), torch.device)
+    }
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(item) for item in devices))
+        raise InvalidInputError(
+            f"The inputs lie on different devices ({names}). Pass `device=` to choose one."
+        )
+    found = devices.pop() if devices else torch.device("cpu")
+    _check_device(found)
+    return found
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type not in _DEVICE_TYPES:
+        raise InvalidInputError(
+            f"torchgw computes on 'cpu' and 'cuda' devices; got '{device}'. Pass `device='cpu'`."
+        )
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise InvalidInputError(
+            f"`device='{device}'` was asked for, and PyTorch sees {count} such devices."
+        )
+
+
+def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Generator, int]:
+    """Return a generator on the device, and the seed that reproduces it.
+
+    ``None`` draws a fresh seed, which the result reports.
+    """
+    generator = torch.Generator(device=device)
+    if random_state is None:
+        return generator, generator.seed()
+    if isinstance(random_state, torch.Generator):
+        seed = int(torch.randint(2**62, (1,), generator=random_state, device=random_state.device))
+    elif isinstance(random_state, Integral) and not isinstance(random_state, bool):
+        seed = int(random_state)
+    else:
+        raise InvalidTypeError(
+            "`random_state` must be an integer, a torch.Generator or None; got "
+            f"{type(random_state).__name__}."
+        )
+    if not 0 <= seed < 2**64:
+        raise InvalidInputError(f"`random_state` must be within 0 and 2^64 - 1; got {seed}.")
+    generator.manual_seed(seed)
+    return generator, seed

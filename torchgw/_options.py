@@ -1,0 +1,76 @@
+"""Every option of a solve, checked once, as frozen dataclasses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+from torchgw._errors import InvalidInputError
+
+__all__ = ["BackendName", "GradientName", "Options", "Precision"]
+
+GradientName = Literal["auto", "dense", "factored", "sampled"]
+BackendName = Literal["auto", "triton", "compile", "eager"]
+Precision = Literal["auto", "mixed", "float64", "float32"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the solver proper; :func:`torchgw.solve` documents each."""
+
+    epsilon: float | Literal["auto"] = "auto"
+    gradient: GradientName = "auto"
+    n_anchors: int | None = None
+    momentum: float = 0.9
+    max_iter: int = 500
+    min_iter: int = 40
+    tol: float = 1e-5
+    inner_max_iter: int = 2000
+    inner_tol: float = 1e-7
+    backend: BackendName = "auto"
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field; the messages name the argument of :func:`torchgw.solve`."""
+        if not isinstance(self.epsilon, str) or self.epsilon != "auto":
+            _check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
+        _check_choice("gradient", self.gradient, get_args(GradientName))
+        _check_choice("backend", self.backend, get_args(BackendName))
+        _check_choice("precision", self.precision, get_args(Precision))
+        for name in ("max_iter", "min_iter", "inner_max_iter"):
+            _check_count(name, getattr(self, name))
+        if self.n_anchors is not None:
+            _check_count("n_anchors", self.n_anchors)
+        for name in ("tol", "inner_tol"):
+            _check_positive(name, getattr(self, name), "small values mean more iterations")
+        _check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
+        if self.momentum > 1:
+            raise InvalidInputError(
+                f"`momentum` is the share of anchors redrawn, in (0, 1]; got {self.momentum!r}."
+            )
+
+    @property
+    def patience(self) -> int:
+        """Checks without progress before a sampled solve stops."""
+        return max(self.min_iter // 2, 20)
+
+
+def _check_positive(name: str, value: object, hint: str) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise InvalidInputError(
+            f"`{name}` must be a positive finite number ({hint}); got {value!r}."
+        )
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise InvalidInputError(f"`{name}` must be one of {known}; got {value!r}.")

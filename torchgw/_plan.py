@@ -1,0 +1,286 @@
+"""The transport plan as an operator: everything one does with a plan, never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from torchgw._anchors import Anchors, sample_categories
+from torchgw._cost import Cost, DenseCost
+from torchgw._errors import InvalidInputError, PlanTooLargeError
+from torchgw._sinkhorn import Backend, EagerBackend, row_blocks
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["StoredPlan", "TransportPlan"]
+
+
+class TransportPlan:
+    """P_ij = a_i b_j exp((f_i + g_j - C_ij) / epsilon), shape (n, m), read without storing it.
+
+    Memory is that of the cost's factors plus one block of rows. ``plan @ V`` and ``plan.T @ U``
+    stream; :meth:`to_dense` builds the matrix when it fits.
+
+    Parameters
+    ----------
+    cost : DenseCost or FactoredCost, shape (n, m)
+    potentials : Potentials
+        In cost units.
+    marginals : Marginals
+        The weights a, b of the formula.
+    epsilon : float
+    backend : Backend, optional
+        What computes ``plan @ V``; PyTorch operations unless given.
+    """
+
+    def __init__(
+        self,
+        cost: Cost,
+        potentials: Potentials,
+        marginals: Marginals,
+        epsilon: float,
+        backend: Backend | None = None,
+    ) -> None:
+        self.cost = cost
+        self.potentials = potentials
+        self.weights = marginals
+        self.epsilon = epsilon
+        self._backend = backend or EagerBackend()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.cost.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the plan computes."""
+        return self.cost.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the entries."""
+        return self.cost.dtype
+
+    @property
+    def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return TransportPlan(
+            self.cost.transpose(),
+            Potentials(self.potentials.g, self.potentials.f),
+            Marginals(self.weights.b, self.weights.a),
+            self.epsilon,
+            self._backend,
+        )
+
+    def __repr__(self) -> str:
+        """Say what the plan is without computing it."""
+        kind = "stored" if isinstance(self.cost, DenseCost) else f"rank {self.cost.rank}"
+        return (
+            f"TransportPlan(shape={self.shape}, epsilon={self.epsilon:.4g}, {kind} cost, "
+            f"{self.dtype}, {self.device})"
+        )
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values for values of shape (m,) or (m, c)."""
+        values = torch.as_tensor(values, device=self.device)
+        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
+            raise InvalidInputError(
+                f"`plan @ values` needs values of shape ({self.shape[1]},) or "
+                f"({self.shape[1]}, c); got {tuple(values.shape)}. "
+                "Use `plan.T @ values` to map the other way."
+            )
+        dtype = values.dtype if values.dtype.is_floating_point else self.dtype
+        table = values.to(torch.promote_types(dtype, self.dtype))
+        result = self._backend.apply(
+            self.cost, self.weights, self.potentials, self.epsilon, table.reshape(len(values), -1)
+        )
+        shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
+        return shaped
+
+    def push(self, values: Any) -> Tensor:
+        """Map values on the source to the target, ``plan.T @ values`` (moscot's name)."""
+        mapped: Tensor = self.T @ values
+        return mapped
+
+    def pull(self, values: Any) -> Tensor:
+        """Map values on the target to the source, ``plan @ values`` (moscot's name)."""
+        mapped: Tensor = self @ values
+        return mapped
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
+        ones_m = torch.ones(self.shape[1], dtype=torch.float64, device=self.device)
+        ones_n = torch.ones(self.shape[0], dtype=torch.float64, device=self.device)
+        return self @ ones_m, self.T @ ones_n
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points.
+
+        Parameters
+        ----------
+        points : array-like, shape (m, d)
+            Coordinates of the target points.
+
+        Returns
+        -------
+        Tensor, shape (n, d)
+            Row i is sum_j P_ij y_j / sum_j P_ij. A source point of weight zero is mapped by its
+            conditional plan, which is still defined.
+        """
+        points = torch.as_tensor(points, device=self.device).to(torch.float64)
+        if points.ndim != 2 or points.shape[0] != self.shape[1]:
+            raise InvalidInputError(
+                f"`points` must have shape ({self.shape[1]}, d), one row per target point; "
+                f"got {tuple(points.shape)}."
+            )
+        conditional = TransportPlan(
+            self.cost,
+            self.potentials,
+            Marginals(torch.ones_like(self.weights.a), self.weights.b),
+            self.epsilon,
+            self._backend,
+        )
+        product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        return product[:, :-1] / product[:, -1:]
+
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.device))
+        return self._block(index)
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        f, g = (part.to(self.dtype) for part in self.potentials)
+        a, b = (part.to(self.dtype) for part in self.weights)
+        kernel = self.cost.rows(index).exponent(f[index], g, self.epsilon).exp_()
+        return kernel.mul_(a[index, None]).mul_(b)
+
+    def argmax(self, axis: int = 1) -> Tensor:
+        """Return the most likely partner of each source (axis 1) or target (axis 0) point."""
+        if axis not in (0, 1):
+            raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
+        return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
+        if not 1 <= k <= self.shape[1]:
+            raise InvalidInputError(f"`k` must be between 1 and {self.shape[1]}; got {k}.")
+        # conditional rows, so that a source point of weight zero still has its best partners
+        plan = TransportPlan(
+            self.cost,
+            self.potentials,
+            Marginals(torch.ones_like(self.weights.a), self.weights.b),
+            self.epsilon,
+        )
+        best = [plan._block(rows).topk(k, dim=1) for rows in row_blocks(self.cost)]
+        values = torch.cat([part.values for part in best])
+        values *= self.weights.a.to(values.dtype)[:, None]
+        return values, torch.cat([part.indices for part in best])
+
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw ``count`` pairs (i, j) from the plan, with repetition.
+
+        Parameters
+        ----------
+        count : int
+        generator : torch.Generator
+            On the device of the plan.
+        """
+        source = sample_categories(self.weights.a, count, generator)
+        height = max(1, next(row_blocks(self.cost)).stop)
+        target = [
+            sample_categories(self._block(part), 1, generator)[:, 0]
+            for part in source.split(height)
+        ]
+        return Anchors(source, torch.cat(target))
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix.
+
+        Raises
+        ------
+        PlanTooLargeError
+            If it would take more than the free memory of its device.
+        """
+        needed = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        free = _free_memory(self.device)
+        if needed > free:
+            raise PlanTooLargeError(
+                f"The dense plan of shape {self.shape} needs {needed:,} bytes and "
+                f"{free:,} are free on {self.device}. Use `lazy_plan` (`plan @ V`, `topk`, "
+                "`barycentric`) or `lazy_plan.to_sparse(k)`, which never store it."
+            )
+        return torch.cat([self._block(rows) for rows in row_blocks(self.cost)])
+
+    def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
+        """Keep the entries that matter, as a SciPy matrix on the CPU.
+
+        Parameters
+        ----------
+        k : int, optional
+            Keep the k largest entries of each row.
+        threshold : float
+            Without ``k``: keep entries that carry at least this share of their row's mass, and the
+            largest of each row in any case.
+
+        Returns
+        -------
+        scipy.sparse.csr_array, shape (n, m), float64
+            Its sum is the mass kept.
+        """
+        if k is not None:
+            values, columns = (part.cpu().numpy() for part in self.topk(k))
+            start = np.arange(0, values.size + 1, k)
+            data = values.astype(np.float64).ravel()
+            return scipy.sparse.csr_array((data, columns.ravel(), start), shape=self.shape)
+        parts = []
+        for rows in row_blocks(self.cost):
+            block = self._block(rows)
+            keep = block >= threshold * block.sum(1, keepdim=True)
+            kept = torch.where(keep, block, 0.0).double().cpu().numpy()
+            parts.append(scipy.sparse.csr_array(kept))
+        return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        pass
+    # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
+    return 16 * 2**30
+
+
+class StoredPlan:
+    """A given (n, m) coupling, with the few operations by which a gradient reads a plan."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    @property
+    def T(self) -> StoredPlan:  # noqa: N802 - the name of every array library
+        """The coupling from target to source."""
+        return StoredPlan(self.matrix.T)
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Return plan @ values."""
+        return self.matrix.to(values.dtype) @ values
+
+    def to_dense(self) -> Tensor:
+        """Return the matrix."""
+        return self.matrix
+
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw pairs from the plan, rows first."""
+        source = sample_categories(self.matrix.sum(1), count, generator)
+        target = sample_categories(self.matrix[source], 1, generator)[:, 0]
+        return Anchors(source, target)

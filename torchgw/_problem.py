@@ -1,0 +1,253 @@
+"""From what the user passed to two distance providers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._inputs import as_graph, check_distances, check_magnitude, check_points
+from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.graph import connect, knn_graph
+from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices
+
+__all__ = ["DistanceName", "DistanceOptions", "ScaleName", "build_providers"]
+
+logger = logging.getLogger(__name__)
+
+DistanceName = Literal[
+    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
+]
+ScaleName = Literal["auto", "max", "mean"]
+_POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
+# Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
+_ALL_PAIRS_POINTS = 3_000
+
+
+@dataclass(frozen=True)
+class DistanceOptions:
+    """How distances are made from points or graphs."""
+
+    n_neighbors: int | None
+    n_landmarks: int | None
+    scale: ScaleName | None
+    disconnected: Literal["stitch", "fill"]
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("n_neighbors", "n_landmarks"):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, Integral) or isinstance(value, bool) or value < 1
+            ):
+                raise InvalidInputError(
+                    f"`{name}` must be an integer of at least 1, or None; got {value!r}."
+                )
+        known = isinstance(self.scale, str) and self.scale in get_args(ScaleName)
+        if self.scale is not None and not known:
+            raise InvalidInputError(
+                f"`scale` must be 'auto', 'max', 'mean' or None; got {self.scale!r}."
+            )
+        known = isinstance(self.disconnected, str) and self.disconnected in ("stitch", "fill")
+        if not known:
+            raise InvalidInputError(
+                f"`disconnected` must be 'stitch' or 'fill'; got {self.disconnected!r}."
+            )
+
+
+class _Input(NamedTuple):
+    """One side as the user gave it, recognised."""
+
+    name: str  # "X" or "Y"
+    points: Tensor | None
+    graph: Any
+    provider: DistanceProvider | None  # given, or from a given matrix
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        if self.provider is not None:
+            return self.provider.n
+        return int((self.graph if self.points is None else self.points).shape[0])
+
+
+def build_providers(
+    sides: tuple[Any, Any],
+    tables: tuple[Any, Any],
+    distances: Any,
+    options: DistanceOptions,
+    device: torch.device,
+) -> tuple[tuple[DistanceProvider, DistanceProvider], tuple[float, float]]:
+    """Build the providers of both sides, scaled, and return them with their two factors."""
+    names = _pair_of_distances(distances)
+    inputs = [
+        _recognise(name, side, table, spec)
+        for name, side, table, spec in zip(("X", "Y"), sides, tables, names, strict=True)
+    ]
+    largest = max(item.n for item in inputs)
+    kinds = [
+        _resolve(spec, largest) if item.provider is None else "given"
+        for item, spec in zip(inputs, names, strict=True)
+    ]
+    graphs = {
+        position: _geodesics(item, options)
+        for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True))
+        if kind in ("dijkstra", "precomputed", "landmark")
+    }
+    all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
+    tables_made = dict(
+        zip(all_pairs, _all_pairs([graphs[p] for p in all_pairs], device), strict=True)
+    )
+    providers: list[DistanceProvider] = []
+    for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True)):
+        provider: DistanceProvider
+        if item.provider is not None:
+            provider = item.provider
+        elif kind == "precomputed":
+            provider = PrecomputedDistance(tables_made[position])
+        elif kind == "dijkstra":
+            provider = DijkstraDistance(graphs[position], device=device)
+        elif kind == "landmark":
+            provider = LandmarkDistance(graphs[position], options.n_landmarks, device=device)
+        else:
+            assert item.points is not None
+            provider = PointDistance(item.points, kind)  # type: ignore[arg-type]
+        providers.append(provider.to(device, provider.dtype))
+    logger.info("distances: %s for X, %s for Y", *kinds)
+    scaled = [
+        _scale(provider, item.points, options.scale, computed=kind != "given")
+        for provider, item, kind in zip(providers, inputs, kinds, strict=True)
+    ]
+    (source, source_scale), (target, target_scale) = scaled
+    return (source, target), (source_scale, target_scale)
+
+
+def _all_pairs(graphs: list[Geodesics], device: torch.device) -> list[Tensor]:
+    """Return all-pairs geodesics: on a GPU by relaxation there, otherwise side by side."""
+    if device.type != "cuda":
+        return geodesic_matrices(graphs)
+    return [graph.reader(device)(torch.arange(graph.n, device=device)) for graph in graphs]
+
+
+def _pair_of_distances(distances: Any) -> tuple[Any, Any]:
+    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
+    if len(pair) != 2:
+        raise InvalidInputError(
+            f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
+        )
+    for item in pair:
+        named = isinstance(item, str) and item in get_args(DistanceName)
+        if not named and not isinstance(item, DistanceProvider):
+            known = ", ".join(repr(name) for name in get_args(DistanceName))
+            raise InvalidInputError(
+                f"`distances` must be one of {known}, a DistanceProvider, or a pair of these; got "
+                f"{item!r}."
+            )
+    return pair
+
+
+def _recognise(name: str, value: Any, table: Any, spec: Any) -> _Input:
+    """Tell points, graph, provider and given matrix apart."""
+    table_name = f"D_{name}"
+    given = [item for item in (value, table) if item is not None]
+    if isinstance(spec, DistanceProvider):
+        if given:
+            other = name if table is None else table_name
+            raise InvalidInputError(
+                f"`distances` gives a provider for this side, so `{other}` would not be used. "
+                "Pass one of them."
+            )
+        return _Input(name, None, None, spec)
+    if len(given) != 1:
+        what = "neither was given" if not given else "both were given"
+        raise InvalidInputError(
+            f"Pass exactly one of `{name}` (points or a graph) and `{table_name}` (a distance "
+            f"matrix); {what}."
+        )
+    if table is not None:
+        if isinstance(table, DistanceProvider):
+            return _Input(name, None, None, table)
+        return _Input(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
+    if isinstance(value, DistanceProvider):
+        return _Input(name, None, None, value)
+    graph = value if isinstance(value, Geodesics) else as_graph(name, value)
+    if graph is not None:
+        if spec in _POINT_METRICS:
+            raise InvalidInputError(
+                f"`distances={spec!r}` needs points; `{name}` is a graph. Use 'auto', 'dijkstra', "
+                "'precomputed' or 'landmark'."
+            )
+        return _Input(name, None, graph, None)
+    if callable(value):
+        raise InvalidTypeError(
+            f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
+        )
+    points = check_points(name, value)
+    if spec == "precomputed" and _looks_like_distances(points):
+        raise InvalidInputError(
+            f"`{name}` is a square symmetric matrix with a zero diagonal, and 'precomputed' means "
+            f"geodesics computed once from points. Pass a given matrix as `{table_name}`."
+        )
+    return _Input(name, points, None, None)
+
+
+def _looks_like_distances(points: Tensor) -> bool:
+    square = points.shape[0] == points.shape[1] and points.shape[0] > 1
+    return square and bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
+
+
+def _resolve(spec: DistanceName, largest: int) -> Any:
+    """Choose what "auto" means for problems of this size."""
+    if spec != "auto":
+        return spec
+    return "precomputed" if largest <= _ALL_PAIRS_POINTS else "landmark"
+
+
+def _geodesics(item: _Input, options: DistanceOptions) -> Geodesics:
+    if isinstance(item.graph, Geodesics):
+        return item.graph
+    if item.points is None:
+        geodesics = connect(item.graph, policy=options.disconnected)
+        check_magnitude(item.name, torch.from_numpy(geodesics.graph.data))
+        return geodesics
+    count = options.n_neighbors
+    if count is not None and count >= item.n and item.n > 1:
+        raise InvalidInputError(
+            f"`n_neighbors` must be below the number of points; got {count} for the {item.n} "
+            f"points of {item.name}."
+        )
+    graph = knn_graph(item.points, count)
+    return connect(graph, item.points, policy=options.disconnected)
+
+
+def _scale(
+    provider: DistanceProvider, points: Tensor | None, scale: ScaleName | None, *, computed: bool
+) -> tuple[DistanceProvider, float]:
+    """Divide by the maximum or the mean distance, once, and return the factor."""
+    if scale is None or (scale == "auto" and not computed):
+        return provider, 1.0
+    if scale == "mean":
+        uniform = torch.full(
+            (provider.n,), 1 / provider.n, dtype=provider.dtype, device=provider.device
+        )
+        size = provider.mean(uniform)
+    else:
+        size = provider.maximum()
+    if size == 0:
+        # A single point, or identical points: nothing to scale.
+        return provider, 1.0
+    if isinstance(provider, PointDistance) and points is not None and provider.metric != "cosine":
+        # Squares of large coordinates would overflow in float32 before a factor is applied.
+        unit = size if provider.metric == "euclidean" else math.sqrt(size)
+        return PointDistance((points / unit).to(provider.device), provider.metric), 1 / size
+    return ScaledDistance(provider, 1 / size), 1 / size

@@ -1,0 +1,309 @@
+"""What one reads off a plan that is never stored, in Triton: products, best partners, samples.
+
+Each operation walks over tiles of exponents (T1) of :mod:`torchgw._triton_tiles`, for stored and
+for factored costs alike. The other direction is that of the transposed cost.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchgw._triton_operands import (
+    Blocks,
+    Operands,
+    interpreted,
+    launch_options,
+    split_columns,
+)
+from torchgw._triton_softmin import padded
+from torchgw._triton_tiles import exponents, load_left
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["apply", "sample", "topk"]
+
+# Stands for log2 of zero among candidates: below every exponent, above what is no candidate.
+_FLOOR = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _dot_bfloat16(
+    left,  # [BLOCK_N, BLOCK_M] bfloat16
+    right,  # [BLOCK_C, BLOCK_M] bfloat16
+    total,  # [BLOCK_N, BLOCK_C] float32
+    EMULATE: tl.constexpr,
+):
+    """Return total + left . right."""
+    if EMULATE:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32).T, total, input_precision="ieee")
+    else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
+        return tl.dot(left, right.T, total)
+
+
+@triton.jit
+def _apply_kernel(
+    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    own,  # [n] row potential, exponent units
+    bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
+    values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 3 bfloat16 parts
+    out,  # [splits, n, c]
+    n,
+    m,
+    c,
+    pitch,  # of a row of values
+    width,  # columns of one split, a multiple of BLOCK_M
+    stride_n,
+    stride_m,
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,  # 1 for a vector, which needs no matrix unit
+    EMULATE: tl.constexpr,  # Triton's interpreter has no bfloat16 product: use float32 on the parts
+):
+    """Multiply a block of rows of the plan, without its row weights, by a block of values."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(1) * width
+    end = tl.minimum(begin + width, m)
+    kind: tl.constexpr = bias.dtype.element_ty
+    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    leading, trailing = rows, rows
+    if RANK == BLOCK_R:
+        leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
+    potential = tl.load(own + rows, mask=rows < n, other=0.0)
+    total = tl.zeros((BLOCK_N, BLOCK_C), kind)
+    plane = tl.num_programs(2).to(tl.int64) * BLOCK_C * pitch
+    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        columns = column + tl.arange(0, BLOCK_M)
+        x = exponents(
+            first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+        )  # fmt: skip
+        p = tl.exp2(x + potential[:, None])
+        at = values + channel.to(tl.int64)[:, None] * pitch + columns[None, :]
+        value = tl.load(at)
+        if BLOCK_C == 1:
+            total += tl.sum(p * value, 1)[:, None]
+        elif kind == tl.float64:
+            total = tl.dot(p, value.T, total, input_precision="ieee", out_dtype=kind)
+        else:
+            # three bfloat16 parts of 8 bits each hold a float32, whatever its size; of the nine
+            # products those above rounding are kept, the small ones first
+            middle, low = tl.load(at + plane), tl.load(at + 2 * plane)
+            p1 = p.to(tl.bfloat16)
+            rest = p - p1.to(tl.float32)
+            p2 = rest.to(tl.bfloat16)
+            p3 = (rest - p2.to(tl.float32)).to(tl.bfloat16)
+            total = _dot_bfloat16(p1, low, total, EMULATE)
+            total = _dot_bfloat16(p2, middle, total, EMULATE)
+            total = _dot_bfloat16(p3, value, total, EMULATE)
+            total = _dot_bfloat16(p1, middle, total, EMULATE)
+            total = _dot_bfloat16(p2, value, total, EMULATE)
+            total = _dot_bfloat16(p1, value, total, EMULATE)
+    row_out = (tl.program_id(1).to(tl.int64) * n + rows)[:, None] * c
+    inside = (rows < n)[:, None] & (channel < c)[None, :]
+    tl.store(out + row_out + channel[None, :], total, mask=inside)
+
+
+@triton.jit
+def _log_exponential(
+    seed,  # int32
+    draw,  # [BLOCK_N] number of the draw
+    columns,  # [BLOCK_M]
+):
+    """Return log2 of standard exponential variables, [BLOCK_N, BLOCK_M], a function of the seed.
+
+    The smallest of E_j / p_j is at j with probability p_j. What decides is the resolution of E near
+    zero: 2^-33, where a 24-bit uniform number would give ties among a million columns.
+    """
+    zero = (draw[:, None] * 0 + columns[None, :] * 0).to(tl.uint32)
+    word, _, _, _ = tl.philox(
+        tl.cast(seed, tl.uint64), zero + columns[None, :].to(tl.uint32),
+        zero + draw[:, None].to(tl.uint32), zero, zero,
+    )  # fmt: skip
+    uniform = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    near = uniform * (1.0 + 0.5 * uniform)
+    return tl.log2(tl.where(uniform < 1e-4, near, -0.6931471805599453 * tl.log2(1.0 - uniform)))
+
+
+@triton.jit
+def _best_kernel(
+    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
+    index,  # [s] int64 rows to look at, read if INDEXED; else s = n
+    last_score,  # [s] previous pick, read if NEXT
+    last_column,  # [s] int64, read if NEXT
+    score_out,  # [splits, s]
+    column_out,  # [splits, s] int64
+    seed,
+    s,
+    n,
+    m,
+    width,
+    stride_n,
+    stride_m,
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INDEXED: tl.constexpr,
+    NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
+    RANDOM: tl.constexpr,  # race exponential variables: a draw from the row
+    STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Find the largest exponent of each row, the lowest column among equals."""
+    place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(1) * width
+    end = tl.minimum(begin + width, m)
+    kind: tl.constexpr = bias.dtype.element_ty
+    rows = tl.load(index + place, mask=place < s, other=0) if INDEXED else place
+    leading, trailing = rows, rows
+    if RANK == BLOCK_R:
+        leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
+    if NEXT:
+        bound = tl.load(last_score + place, mask=place < s, other=0.0)[:, None]
+        after = tl.load(last_column + place, mask=place < s, other=0)[:, None]
+    best = tl.full((BLOCK_N,), -float("inf"), kind)
+    where = tl.zeros((BLOCK_N,), tl.int64)
+    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        columns = column + tl.arange(0, BLOCK_M)
+        x = exponents(
+            first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+        )  # fmt: skip
+        if RANDOM:
+            x -= _log_exponential(seed, place, columns)
+        candidate = (columns < end)[None, :]
+        x = tl.where(x > _FLOOR, x, _FLOOR)
+        if NEXT:
+            candidate &= (x < bound) | ((x == bound) & (columns[None, :] > after))
+        top, at = tl.max(tl.where(candidate, x, -float("inf")), 1, return_indices=True)
+        where = tl.where(top > best, column + at, where)
+        best = tl.maximum(best, top)
+    out = tl.program_id(1).to(tl.int64) * s + place
+    tl.store(score_out + out, best, mask=place < s)
+    tl.store(column_out + out, where, mask=place < s)
+
+
+def apply(
+    cost: Operands,
+    marginals: Marginals,
+    potentials: Potentials,
+    scale: float,
+    values: Tensor,
+    *,
+    blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Return plan @ values, shape (n, c), for values of shape (m, c)."""
+    (n, m), c = cost.shape, values.shape[1]
+    own = ((potentials.f - cost.row) * scale).to(cost.dtype)
+    block_c = 1 if c == 1 else min(64, max(16, triton.next_power_of_2(c)))
+    channels = triton.cdiv(c, block_c)
+    blocks = blocks or (Blocks(64, 64, 4, 2) if cost.dtype == torch.float64 else _BLOCKS)
+    splits, width = split_columns(n, m, blocks, own.device, splits)
+    bias = _column_bias(cost, marginals, potentials, scale)
+    pitch = len(bias)
+    table = own.new_zeros((1, channels * block_c, pitch))
+    table[0, :c, :m] = values.T
+    if block_c > 1 and cost.dtype == torch.float32:
+        table = _split_bfloat16(table[0])
+    out = own.new_empty((splits, n, c))
+    _apply_kernel[(triton.cdiv(n, blocks.n), splits, channels)](
+        cost.first, cost.second, own, bias, table, out, n, m, c, pitch, width, *cost.strides,
+        **cost.constants(), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
+        BLOCK_C=block_c, EMULATE=interpreted(), **launch_options(blocks),
+    )  # fmt: skip
+    return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
+
+
+def topk(
+    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float, k: int
+) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of each row, values (n, k) and columns (n, k) in int64.
+
+    One pass over the plan for each of the k; of equal entries the lowest column comes first.
+    """
+    bias = _column_bias(cost, marginals, potentials, scale)
+    scores, columns = [], []
+    previous: tuple[Tensor, Tensor] | None = None
+    for _ in range(k):
+        previous = _best(cost, bias, previous=previous)
+        scores.append(previous[0])
+        columns.append(previous[1])
+    own = ((potentials.f - cost.row) * scale).to(cost.dtype)
+    values = torch.exp2(torch.stack(scores, 1) + own[:, None])
+    return values * marginals.a[:, None].to(cost.dtype), torch.stack(columns, 1)
+
+
+def sample(
+    cost: Operands,
+    marginals: Marginals,
+    potentials: Potentials,
+    scale: float,
+    rows: Tensor,
+    seed: int,
+) -> Tensor:
+    """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64.
+
+    The draw is a function of ``seed`` and of the place in ``rows`` only.
+    """
+    bias = _column_bias(cost, marginals, potentials, scale)
+    return _best(cost, bias, rows=rows.contiguous(), seed=seed)[1]
+
+
+def _best(
+    cost: Operands,
+    bias: Tensor,
+    *,
+    rows: Tensor | None = None,
+    previous: tuple[Tensor, Tensor] | None = None,
+    seed: int | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest exponent of each row and its column."""
+    n, m = cost.shape
+    count = n if rows is None else len(rows)
+    blocks = Blocks(32, 64, 4, 2) if cost.dtype == torch.float64 else Blocks(64, 128, 4, 2)
+    splits, width = split_columns(count, m, blocks, bias.device, splits)
+    score = bias.new_empty((splits, count))
+    column = torch.empty((splits, count), dtype=torch.int64, device=bias.device)
+    last_score, last_column = previous or (score, column)
+    _best_kernel[(triton.cdiv(count, blocks.n), splits)](
+        cost.first, cost.second, bias, column if rows is None else rows, last_score, last_column,
+        score, column, seed or 0, count, n, m, width, *cost.strides, **cost.constants(),
+        INDEXED=rows is not None, NEXT=previous is not None, RANDOM=seed is not None,
+        STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
+    )  # fmt: skip
+    top = score.amax(0)
+    return top, torch.where(score == top, column, m).amin(0)
+
+
+def _column_bias(
+    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
+) -> Tensor:
+    """Return potential plus base-2 log weight of the columns, exponent units, padded."""
+    potential = ((potentials.g - cost.column) * scale).to(cost.dtype)
+    return padded(potential + marginals.b.log2().to(cost.dtype), -float("inf"))
+
+
+def _split_bfloat16(table: Tensor) -> Tensor:
+    """Return three bfloat16 parts, (3, channels, pitch), whose sum is the float32 table."""
+    parts = torch.empty((3, *table.shape), dtype=torch.bfloat16, device=table.device)
+    for part in parts:
+        part.copy_(table)
+        table = table - part.to(table.dtype)
+    return parts
+
+
+# A tile of exponents, its split into two parts and the accumulator share the registers.
+_BLOCKS = Blocks(64, 64, 4, 2)

@@ -1,0 +1,267 @@
+"""One streamed base-2 log-sum-exp in Triton, for stored and for factored costs.
+
+Two forms of it: the half-step of :func:`torchgw._sinkhorn.softmin`, which follows the maximum, and
+the half-step of a sweep, which scales one fixed kernel
+
+    E_ij = exp2(p_i + q_j + S_ij),   p, q the potentials at the start of the sweep,            (T2)
+
+by E diag(b 2^v) and its transpose. The log-scalings u, v stay small, so that float32 loses nothing
+by adding them to potentials of hundreds: rounding of E is the same in every iteration.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchgw._triton_operands import Blocks, Operands, launch_options, split_columns
+from torchgw._triton_tiles import exp2_mixed, exponents, load_left, logsumexp_step
+
+__all__ = [
+    "Rule",
+    "Side",
+    "half_step_",
+    "log_sum_exp",
+    "padded",
+    "rule",
+    "side",
+    "softmin_blocks",
+    "update",
+]
+
+# Column vectors are padded to a multiple of the widest tile.
+_PADDING = 1024
+_MINUS_INFINITY = -float("inf")
+
+
+class Rule(NamedTuple):
+    """How a row sum s_i of E diag(b 2^v) changes its log-scaling.
+
+    u <- u + w (shift - tau log2 s - u), with relaxation w and KL damping tau.
+    """
+
+    shift: Tensor  # (n,) (tau - 1) f_i / epsilon log2(e), f the potential at the start
+    control: Tensor  # (2,) tau, w
+
+
+class Side(NamedTuple):
+    """One side of the problem during a sweep, in exponent units."""
+
+    start: Tensor  # (n, padded with -inf) p of (T2)
+    weight: Tensor  # (n,)
+    scaling: Tensor  # (n,) u
+    feed: Tensor  # (n, padded with 0) weight * 2^u: what the other side's sums are weighted by
+
+
+@triton.jit
+def update(
+    total,  # [BLOCK] sums of whole rows
+    place,  # [BLOCK] row numbers
+    inside,  # [BLOCK] which of them exist
+    shift,  # [n] as in Rule
+    control,  # [2]
+    weight,  # [n]
+    scaling,  # [n] read and written
+    feed,  # [n] written
+    bad,  # [1] int32, set to 1 where a sum may have lost digits to over- or underflow
+):
+    """Turn sums into log-scalings."""
+    log_sum = tl.log2(total)
+    # 2^83 is 1e25; NaN compares false
+    tl.store(bad + place * 0, 1, mask=inside & ((tl.abs(log_sum) < 83.0) == 0))
+    old = tl.load(scaling + place, mask=inside, other=0.0)
+    target = tl.load(shift + place, mask=inside, other=0.0) - tl.load(control) * log_sum
+    new = old + tl.load(control + 1) * (target - old)
+    tl.store(scaling + place, new, mask=inside)
+    weighted = tl.load(weight + place, mask=inside, other=0.0) * tl.exp2(new)
+    tl.store(feed + place, weighted, mask=inside)
+
+
+@triton.jit
+def _softmin_kernel(
+    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    bias,  # [m, padded with -inf] column potential; online also plus log weight
+    feed,  # [m, padded with 0] weights of the columns, read if STABLE
+    start,  # [n] row potentials p, read if STABLE
+    shift,  # [n] these six as in update, used if STABLE and SPLITS == 1
+    control,  # [2]
+    weight,  # [n]
+    scaling,  # [n]
+    feed_out,  # [n]
+    bad,  # [1] int32
+    partial,  # [splits, n] log-sum, or sum if STABLE, of each share of the columns
+    n,
+    m,
+    width,  # columns of one split, a multiple of BLOCK_M
+    stride_n,
+    stride_m,
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STABLE: tl.constexpr,
+    POLY: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Reduce a block of rows over one share of the columns."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(1) * width
+    end = tl.minimum(begin + width, m)
+    kind: tl.constexpr = bias.dtype.element_ty
+    leading, trailing = rows, rows
+    if RANK == BLOCK_R:
+        leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
+    if STABLE:
+        own = tl.load(start + rows, mask=rows < n, other=0.0)
+    best = tl.full((BLOCK_N,), -float("inf"), kind)
+    total = tl.zeros((BLOCK_N,), kind)
+    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        columns = column + tl.arange(0, BLOCK_M)
+        x = exponents(
+            first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+        )  # fmt: skip
+        if STABLE:
+            scaled = exp2_mixed(x + own[:, None], POLY) * tl.load(feed + columns)[None, :]
+            total += tl.sum(scaled, 1)
+        else:
+            best, total = logsumexp_step(best, total, x, POLY)
+    if STABLE and SPLITS == 1:
+        update(total, rows, rows < n, shift, control, weight, scaling, feed_out, bad)
+    else:
+        result = total if STABLE else tl.log2(total) + best
+        tl.store(partial + tl.program_id(1).to(tl.int64) * n + rows, result, mask=rows < n)
+
+
+@triton.jit
+def _combine_kernel(
+    partial,  # [splits, n] sums
+    shift,  # [n] these six as in update
+    control,  # [2]
+    weight,  # [n]
+    scaling,  # [n]
+    feed,  # [n]
+    bad,  # [1] int32
+    n,
+    splits,
+    BLOCK: tl.constexpr,
+):
+    """Add the shares of each row in a fixed order."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), partial.dtype.element_ty)
+    for split in range(splits):
+        total += tl.load(partial + tl.cast(split, tl.int64) * n + rows, mask=rows < n, other=0.0)
+    update(total, rows, rows < n, shift, control, weight, scaling, feed, bad)
+
+
+def padded(values: Tensor, fill: float) -> Tensor:
+    """Return a vector padded to whole tiles, so that kernels need no mask."""
+    size = triton.cdiv(len(values), _PADDING) * _PADDING
+    result = values.new_full((size,), fill)
+    result[: len(values)] = values
+    return result
+
+
+def side(potential: Tensor, weight: Tensor) -> Side:
+    """Return a side at the start of a sweep, all scalings one."""
+    start = padded(potential, _MINUS_INFINITY)
+    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
+
+
+def rule(shift: Tensor, tau: float, relaxation: float) -> Rule:
+    """Return a rule, its numbers written by the device: a copy from the host would wait for it."""
+    control = shift.new_full((2,), tau)
+    control[1:] = relaxation
+    return Rule(shift, control)
+
+
+def log_sum_exp(
+    cost: Operands,
+    bias: Tensor,
+    *,
+    poly: int = 0,
+    blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Return log2 sum_j exp2(S_ij + bias_j), shape (n,), following the maximum.
+
+    Parameters
+    ----------
+    cost : Operands, shape (n, m)
+    bias : Tensor, shape (m, padded with -inf)
+        Column potential plus base-2 log weight, exponent units.
+    poly : {0, 4, 8}
+        One of so many exponentials by a polynomial.
+    blocks, splits : optional
+        Overrides of the tables, for measurements and tests.
+    """
+    n, m = cost.shape
+    blocks = blocks or softmin_blocks(cost)
+    splits, width = split_columns(n, m, blocks, bias.device, splits)
+    partial = bias.new_empty((splits, n))
+    # what the kernel does not touch may be any tensor
+    _softmin_kernel[(triton.cdiv(n, blocks.n), splits)](
+        cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
+        n, m, width, *cost.strides, **cost.constants(), STABLE=False, POLY=poly, SPLITS=1,
+        STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
+    )  # fmt: skip
+    if splits == 1:
+        return partial[0]
+    best = partial.amax(0)
+    shift = torch.where(torch.isfinite(best), best, 0.0)
+    return torch.exp2(partial - shift).sum(0).log2() + shift
+
+
+def half_step_(
+    cost: Operands,
+    rows: Side,
+    columns: Side,
+    rule: Rule,
+    bad: Tensor,
+    *,
+    poly: int = 0,
+    blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> None:
+    """Update the scalings of the rows from the sums of E diag(columns.feed), (T2).
+
+    ``bad``, shape (1,), int32, is set to one if a sum left [1e-25, 1e25].
+    """
+    n, m = cost.shape
+    blocks = blocks or softmin_blocks(cost)
+    splits, width = split_columns(n, m, blocks, bad.device, splits)
+    partial = rows.weight.new_empty((splits, n)) if splits > 1 else rows.weight
+    outcome = (*rule, rows.weight, rows.scaling, rows.feed, bad)
+    _softmin_kernel[(triton.cdiv(n, blocks.n), splits)](
+        cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
+        n, m, width, *cost.strides, **cost.constants(), STABLE=True, POLY=poly,
+        SPLITS=min(splits, 2), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
+        **launch_options(blocks),
+    )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(triton.cdiv(n, 256),)](
+            partial, *outcome, n, splits, BLOCK=256, **launch_options(Blocks(256, 1, 4, 1))
+        )
+
+
+def softmin_blocks(cost: Operands) -> Blocks:
+    """Return the tile of a half-step; measurements are in OPTIMIZATION_LOG.md.
+
+    A matrix is read along its contiguous axis. Factored tiles keep exponents in registers: 64 per
+    thread leave room for 16 warps on a multiprocessor, which hide the products behind exponentials.
+    """
+    if cost.rank == 0:
+        return Blocks(4, 1024, 4, 1) if cost.strides[1] == 1 else Blocks(128, 32, 4, 1)
+    if cost.precision == "float64":
+        return Blocks(64, 64, 8, 2)
+    if cost.precision == "float32":
+        return Blocks(64, 128, 8, 3)
+    return Blocks(64, 128, 4, 2) if cost.rank == cost.block_rank else Blocks(128, 128, 8, 3)

@@ -1,0 +1,314 @@
+"""Command line: ``torchgw align`` matches two files, ``torchgw demo`` shows what that looks like.
+
+Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
+is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import torchgw
+from torchgw._console import messages, progress
+from torchgw._errors import InvalidInputError, PlanTooLargeError, TorchGWError, UnsupportedError
+from torchgw._files import read_array, read_weights
+
+if TYPE_CHECKING:
+    from torchgw._result import GWResult
+
+__all__ = ["main"]
+
+EXIT_CONVERGED = 0
+EXIT_INCOMPLETE = 1
+EXIT_REFUSED = 2
+
+_EXIT_CODES = """exit codes:
+  0  converged
+  1  not converged, or without the dense plan that was asked for; the result is written
+  2  bad usage or input, or a solve that was refused; nothing is written
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        The arguments after the program's name; None takes those of the process.
+
+    Returns
+    -------
+    int
+        The exit code. Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        with messages(options.verbose, options.quiet):
+            return int(options.run(options))
+    except TorchGWError as error:
+        print(f"torchgw: error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="torchgw",
+        description="Gromov-Wasserstein optimal transport.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"torchgw {torchgw.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_align(
+        commands.add_parser(
+            "align",
+            help="match the rows of two files",
+            description="Match the rows of two files by the distances inside each.",
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    _add_demo(
+        commands.add_parser(
+            "demo",
+            help="match a spiral with a Swiss roll and draw it",
+            description="Match a spiral with a Swiss roll, print how well, and draw the match.",
+        )
+    )
+    return parser
+
+
+def _add_align(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``torchgw align``."""
+    parser.set_defaults(run=_align)
+    parser.add_argument(
+        "X", help="source: .npy, .npz, file.npz:array, .csv or .tsv; rows are points"
+    )
+    parser.add_argument("Y", help="target, in the same forms")
+    parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
+    parser.add_argument(
+        "--distance-matrices",
+        action="store_true",
+        help="X and Y are square matrices of distances, not points",
+    )
+    parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
+    parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
+    stored = parser.add_argument_group("what else is stored")
+    stored.add_argument("--plan", action="store_true", help="store the dense plan")
+    stored.add_argument(
+        "--sparse-topk",
+        type=_positive,
+        metavar="K",
+        help="store the K largest entries of every row of the plan",
+    )
+    names = _add_solve_options(parser.add_argument_group("solver, as torchgw.solve takes them"))
+    parser.set_defaults(solve_options=names)
+    _add_output_options(parser)
+
+
+def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
+    """Add the options that go to `torchgw.solve`, and return their names there.
+
+    Without a default an option that was not given is absent, so the defaults live in one place.
+    """
+    names = []
+
+    def add(flag: str, **settings: Any) -> None:
+        names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
+
+    add("--distances", type=_pair, help="provider of both sides, or two names: euclidean,cosine")
+    add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
+    add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
+    add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
+    add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
+    add("--gradient", help="auto, dense, factored or sampled")
+    add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
+    add("--max-iter", type=int, help="largest number of outer iterations")
+    add("--tol", type=float, help="tolerance of the outer iterations")
+    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
+    add("--inner-tol", type=float, help="tolerance of the marginals")
+    add("--backend", help="auto, triton, compile or eager")
+    add("--device", help="torch device, such as cpu or cuda:0")
+    add("--precision", help="auto, mixed, float64 or float32")
+    add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
+    return tuple(names)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``torchgw demo``."""
+    parser.set_defaults(run=_demo)
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
+    parser.add_argument("--n", type=_positive, default=400, help="points of the spiral")
+    parser.add_argument("--m", type=_positive, default=500, help="points of the Swiss roll")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
+    _add_output_options(parser)
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how much is reported."""
+    volume = parser.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true", help="report errors only")
+    volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
+
+
+def _align(options: argparse.Namespace) -> int:
+    """Match two files and write the result."""
+    _check_writable(options.output)
+    sides = read_array(options.X), read_array(options.Y)
+    settings = _solve_settings(options)
+    weights: dict[str, Any] = {
+        name: read_weights(file)
+        for name, file in (("a", options.a), ("b", options.b))
+        if file is not None
+    }
+    names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
+    given: dict[str, Any] = dict(zip(names, sides, strict=True))
+    with progress(options.quiet) as report:
+        result = torchgw.solve(**given, **weights, **settings, callback=report)
+    contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
+    complete = _add_plan(contents, result, options)
+    # An open file keeps the name as given; savez would append .npz to another suffix.
+    with options.output.open("wb") as file:
+        np.savez(file, **contents)
+    if not options.quiet:
+        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"value            {float(result.value):.6g}")
+        print(f"marginal error   {float(result.marginal_error):.2e}")
+        print(f"iterations       {result.n_iters}")
+        print(f"written          {options.output}")
+    return EXIT_CONVERGED if result.converged and complete else EXIT_INCOMPLETE
+
+
+def _demo(options: argparse.Namespace) -> int:
+    """Match a spiral with a Swiss roll, report and draw."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "`torchgw demo` draws with matplotlib, which is not installed: "
+            "run `pip install 'torchgw[plot]'`."
+        )
+    from scipy.stats import spearmanr
+
+    from torchgw.datasets import spiral, swiss_roll
+    from torchgw.plotting import plot_demo
+
+    _check_writable(options.output)
+    X, source_angle = spiral(options.n, random_state=options.seed)
+    Y, target_angle = swiss_roll(options.m, random_state=options.seed + 1)
+    start = time.perf_counter()
+    with progress(options.quiet) as report:
+        result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
+    seconds = time.perf_counter() - start
+    matched_angle = target_angle[_array(result.lazy_plan.argmax(axis=1))]
+    correlation = float(spearmanr(source_angle, matched_angle).statistic)
+    plot_demo(result, X, Y, colour=source_angle).savefig(options.output, dpi=130)
+    if not options.quiet:
+        print(f"spiral {options.n} -> Swiss roll {options.m}")
+        print(f"Spearman         {correlation:+.4f}  (matched angle against true angle)")
+        print(f"GW value         {float(result.value):.6g}")
+        print(f"marginal error   {float(result.marginal_error):.2e}")
+        print(f"time             {seconds:.2f} s")
+        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"written          {options.output}")
+    return EXIT_CONVERGED if result.converged else EXIT_INCOMPLETE
+
+
+def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what every output file holds."""
+    resolved = {
+        **settings,
+        "random_state": result.random_state,
+        "gradient_used": result.gradient,
+        "backend_used": result.backend,
+        "precision_used": result.precision,
+        "scale_used": result.scale,
+        "torchgw": torchgw.__version__,
+    }
+    potentials, marginals = result.potentials, result.marginals
+    return {
+        "value": np.asarray(float(result.value)),
+        "f": _array(potentials[0]),
+        "g": _array(potentials[1]),
+        "matching": _array(result.lazy_plan.argmax(axis=1)),
+        "epsilon": np.asarray(float(result.epsilon)),
+        "converged": np.asarray(bool(result.converged)),
+        "status": np.asarray(result.status.name),
+        "advice": np.asarray(result.status.advice),
+        "marginal_error": np.asarray(float(result.marginal_error)),
+        "marginal_a": _array(marginals[0]),
+        "marginal_b": _array(marginals[1]),
+        "n_iters": np.asarray(int(result.n_iters)),
+        "settings": np.asarray(json.dumps(resolved)),
+    }
+
+
+def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Namespace) -> bool:
+    """Add what was asked for of the plan; False if the dense plan would not fit."""
+    if options.sparse_topk is not None:
+        count = min(options.sparse_topk, result.lazy_plan.shape[1])
+        values, indices = result.lazy_plan.topk(count)
+        contents["topk_values"], contents["topk_indices"] = _array(values), _array(indices)
+    if options.plan:
+        # The solve may have taken hours: what there is of its result is worth writing.
+        try:
+            contents["plan"] = _array(result.plan)
+        except PlanTooLargeError as error:
+            print(f"torchgw: the plan is not stored: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `torchgw.solve` that were given."""
+    settings = {
+        name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
+    }
+    if settings.get("scale") == "none":
+        settings["scale"] = None
+    return settings
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a path before the work is done rather than after."""
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"cannot write {path}: there is no directory {path.parent}.")
+    if path.is_dir():
+        raise InvalidInputError(f"cannot write {path}: it is a directory.")
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """Bring a tensor to NumPy."""
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _positive(text: str) -> int:
+    """Read a whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def _number_or_auto(text: str) -> float | str:
+    """Read a number, or the word auto."""
+    return text if text == "auto" else float(text)
+
+
+def _pair(text: str) -> str | tuple[str, str]:
+    """Read one name, or two joined by a comma."""
+    names = text.split(",")
+    if len(names) > 2:
+        raise argparse.ArgumentTypeError(f"one name or two, got {text}")
+    return names[0] if len(names) == 1 else (names[0], names[1])

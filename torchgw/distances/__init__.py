@@ -1,0 +1,40 @@
+"""Distance providers: one side of a problem, read by columns.
+
+Everything here answers for the symmetric (n, n) distances of one space; :class:`DistanceProvider`
+is the contract.
+"""
+
+from torchgw.distances.base import CallableDistance, DistanceProvider, Factors, ScaledDistance
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.factored import FactoredDistance
+from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.graph import (
+    connect,
+    default_n_neighbors,
+    knn_graph,
+    symmetrise,
+    validate_graph,
+)
+from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices, geodesic_matrix
+
+__all__ = [
+    "CallableDistance",
+    "DijkstraDistance",
+    "DistanceProvider",
+    "FactoredDistance",
+    "Factors",
+    "Geodesics",
+    "LandmarkDistance",
+    "PointDistance",
+    "PrecomputedDistance",
+    "ScaledDistance",
+    "connect",
+    "default_n_neighbors",
+    "geodesic_matrices",
+    "geodesic_matrix",
+    "knn_graph",
+    "symmetrise",
+    "validate_graph",
+]

@@ -1,0 +1,247 @@
+"""The contract of a distance provider: one side of a problem, read by columns.
+
+A provider answers for the (n, n) symmetric distance matrix D of one space without having to store
+it. Only ``columns`` is required. What more a provider can do (a stored matrix, factors, products)
+lets the solver use an exact gradient; ``_gradient.py`` holds the rule.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["CallableDistance", "DistanceProvider", "Factors", "ScaledDistance", "resolve_device"]
+
+# Columns fetched at once by the default implementations, in bytes of the (n, s) block.
+_BLOCK_BYTES = 64 * 2**20
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """Return the device with its index, as tensors report it ("cuda" is "cuda:0" there)."""
+    return torch.empty(0, device=device).device
+
+
+class Factors(NamedTuple):
+    """D = matrix @ diag(signs) @ matrix.T."""
+
+    matrix: Tensor  # (n, r)
+    signs: Tensor  # (r,) of any sign; a distance is rarely positive definite
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], shape (n, s)."""
+        return (self.matrix * self.signs) @ self.matrix[index].T
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return D @ values, shape (n, c), in O(n r c)."""
+        return self.matrix @ (self.signs[:, None] * (self.matrix.T @ values))
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Return (D * D) @ weights, shape (n,), in O(n r^2).
+
+        Row i is the quadratic form A_i H A_i with H = diag(s) A.T diag(weights) A diag(s).
+        """
+        form = self.signs[:, None] * (self.matrix.T @ (weights[:, None] * self.matrix)) * self.signs
+        return ((self.matrix @ form) * self.matrix).sum(dim=1).clamp_min(0)
+
+
+class DistanceProvider(ABC):
+    """Symmetric distances among the n points of one side.
+
+    Subclasses set ``n``, ``device`` and ``dtype`` (of the columns that they return) and implement
+    :meth:`columns` and :meth:`to`. The other methods have defaults.
+
+    Attributes
+    ----------
+    n : int
+        Number of points.
+    device, dtype
+        Of everything that the provider returns.
+    cheap_columns : bool
+        Whether all n columns may be asked for (``True``), or each one is costly, as a shortest-path
+        run is (``False``); sums over all points are then estimated from ``sample_size`` columns.
+    """
+
+    n: int
+    device: torch.device
+    dtype: torch.dtype
+    cheap_columns: bool = True
+
+    @abstractmethod
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], shape (n, s), for an int64 index of shape (s,), repeats allowed."""
+
+    @abstractmethod
+    def to(self, device: torch.device, dtype: torch.dtype) -> DistanceProvider:
+        """Return the same distances on another device or in another dtype."""
+
+    def matrix(self) -> Tensor | None:
+        """Return D, shape (n, n), if it is stored; otherwise ``None``."""
+        return None
+
+    def factors(self) -> Factors | None:
+        """Return factors of D if it has them; otherwise ``None``."""
+        return None
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return D @ values, shape (n, c), for values of shape (n, c)."""
+        factors = self.factors()
+        if factors is not None:
+            return factors.apply(values)
+        result = values.new_zeros(self.n, values.shape[1])
+        for index in self._column_blocks():
+            result.addmm_(self.columns(index), values[index])
+        return result
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Return (D * D) @ weights, shape (n,)."""
+        factors = self.factors()
+        if factors is not None:
+            return factors.mean_square(weights)
+        result = weights.new_zeros(self.n)
+        for index in self._column_blocks():
+            result.addmv_(self.columns(index).square(), weights[index])
+        return result
+
+    def maximum(self) -> float:
+        """Return the largest distance."""
+        return max(float(self.columns(index).max()) for index in self._column_blocks())
+
+    def mean(self, weights: Tensor) -> float:
+        """Return weights.T @ D @ weights, the mean distance."""
+        return float(weights @ self.apply(weights[:, None])[:, 0])
+
+    def _column_blocks(self) -> tuple[Tensor, ...]:
+        width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
+        blocks: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
+        return blocks
+
+
+class ScaledDistance(DistanceProvider):
+    """The distances of another provider, each multiplied by one positive number."""
+
+    def __init__(self, provider: DistanceProvider, scale: float) -> None:
+        self.provider = provider
+        self.scale = scale
+        self.n = provider.n
+        self.device = provider.device
+        self.dtype = provider.dtype
+        self.cheap_columns = provider.cheap_columns
+        matrix = provider.matrix()
+        # Scaling a stored matrix once costs less than scaling what is read from it for ever.
+        self._matrix = None if matrix is None else matrix * scale
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return scale * D[:, index]."""
+        if self._matrix is not None:
+            return self._matrix[index].T
+        return self.provider.columns(index) * self.scale
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> ScaledDistance:
+        """Return the same distances on another device or in another dtype."""
+        if (resolve_device(device), dtype) == (self.device, self.dtype):
+            return self
+        return ScaledDistance(self.provider.to(device, dtype), self.scale)
+
+    def matrix(self) -> Tensor | None:
+        """Return scale * D if D is stored."""
+        return self._matrix
+
+    def factors(self) -> Factors | None:
+        """Return the factors of D with the scale in their signs."""
+        factors = self.provider.factors()
+        return None if factors is None else Factors(factors.matrix, factors.signs * self.scale)
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return scale * D @ values."""
+        return self.provider.apply(values) * self.scale
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Return scale^2 * (D * D) @ weights."""
+        return self.provider.mean_square(weights) * self.scale**2
+
+    def maximum(self) -> float:
+        """Return scale times the largest distance."""
+        return self.provider.maximum() * self.scale
+
+
+class CallableDistance(DistanceProvider):
+    """Distances that a function returns on demand.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    function : callable
+        ``function(index)`` takes an int64 tensor of shape (s,), on ``device``, and returns the
+        columns D[:, index], shape (n, s), as a tensor or an array. D must be symmetric.
+    device : torch.device or str, optional
+        Device of the index that the function gets and of the columns that the provider returns.
+        After :meth:`to` the function still gets its index on this device.
+    dtype : torch.dtype, optional
+        Dtype of the columns.
+    cheap_columns : bool, optional
+        ``False`` when a column is too costly for the solver to ask for all n of them.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        function: Callable[[Tensor], Tensor | np.ndarray],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        cheap_columns: bool = True,
+    ) -> None:
+        if not callable(function):
+            raise InvalidTypeError(
+                f"`function` must be callable, index -> (n, s) columns; got "
+                f"{type(function).__name__}. Pass a matrix to PrecomputedDistance instead."
+            )
+        if n < 1:
+            raise InvalidInputError(f"`n` must be at least 1, the number of points; got {n}.")
+        self.n = n
+        self.function = function
+        self.device = resolve_device(device)
+        self.dtype = dtype
+        self.cheap_columns = cheap_columns
+        self._index_device = self.device
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return what the function returns, checked.
+
+        Raises
+        ------
+        InvalidInputError
+            If the columns have another shape than (n, s) or are not finite.
+        """
+        block = torch.as_tensor(self.function(index.to(self._index_device)))
+        expected = (self.n, index.shape[0])
+        if tuple(block.shape) != expected:
+            raise InvalidInputError(
+                f"`function` must return columns of shape (n, s) = {expected}; got "
+                f"{tuple(block.shape)}. Return D[:, index], one column per index."
+            )
+        block = block.to(self.device, self.dtype)
+        if not bool(block.isfinite().all()):
+            raise InvalidInputError(
+                "`function` must return finite distances; got NaN or infinity. Replace unreachable "
+                "pairs by a large finite number, such as 1.5 times the largest distance."
+            )
+        return block
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> CallableDistance:
+        """Return the same distances on another device or in another dtype."""
+        device = resolve_device(device)
+        if (device, dtype) == (self.device, self.dtype):
+            return self
+        moved = copy.copy(self)
+        moved.device, moved.dtype = device, dtype
+        return moved

@@ -1,0 +1,176 @@
+"""Geodesic distances read on demand, with a bounded cache."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError
+from torchgw.distances.base import DistanceProvider, resolve_device
+from torchgw.distances.graph import as_geodesics
+
+__all__ = ["CacheInfo", "DijkstraDistance"]
+
+
+class CacheInfo(NamedTuple):
+    """How the cache of a :class:`DijkstraDistance` has done, in rows."""
+
+    hits: int
+    misses: int
+    size: int
+
+
+class DijkstraDistance(DistanceProvider):
+    """Shortest-path lengths on a graph, one Dijkstra run for each column that is asked for.
+
+    Parameters
+    ----------
+    graph : SciPy sparse array or matrix, or Geodesics
+        Symmetric edge lengths. A graph in several components is given a finite distance between
+        them with a warning; :func:`torchgw.distances.connect` has the choices.
+    device : torch.device or str, optional
+        Device of the columns and of the cache.
+    dtype : torch.dtype, optional
+        Dtype of the columns and of the cache.
+    cache_size : int, optional
+        Rows kept, oldest out first; 0 keeps none. A row is n numbers.
+    cache_bytes : int, optional
+        Bound of the same cache in bytes; the smaller of the two counts.
+    n_jobs : int or None, optional
+        Worker processes for a request with many missing rows; ``None`` takes every core.
+
+    Raises
+    ------
+    InvalidInputError
+        If the graph is not valid or ``cache_size`` is negative.
+    """
+
+    cheap_columns = False
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float64,
+        cache_size: int = 2000,
+        cache_bytes: int = 2 * 2**30,
+        n_jobs: int | None = 1,
+    ) -> None:
+        if cache_size < 0 or cache_bytes < 0:
+            raise InvalidInputError(
+                f"`cache_size` and `cache_bytes` must not be negative; got {cache_size} and "
+                f"{cache_bytes}. Pass `cache_size=0` to keep no rows."
+            )
+        self.geodesics = as_geodesics(graph)
+        self.n = self.geodesics.n
+        self.device = resolve_device(device)
+        self.dtype = dtype
+        self.cache_size = cache_size
+        self.cache_bytes = cache_bytes
+        self.n_jobs = n_jobs
+        row_bytes = self.n * dtype.itemsize
+        capacity = min(cache_size, cache_bytes // row_bytes, self.n)
+        self._cache = _RowCache(capacity, self.n, self.device, dtype)
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index]: rows from the cache, and a Dijkstra run for each one missing."""
+        wanted, inverse = torch.unique(index, return_inverse=True)
+        sources = wanted.cpu().numpy()
+        rows, missing = self._cache.look_up(sources)
+        if missing.any():
+            fresh = self.geodesics.rows(sources[missing], dtype=self.dtype, n_jobs=self.n_jobs)
+            fresh = fresh.to(self.device)
+            rows[torch.from_numpy(missing).to(self.device)] = fresh
+            # The answer is complete before anything is evicted: it may be larger than the cache.
+            self._cache.store(sources[missing], fresh)
+        return rows[inverse.to(self.device)].T
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistance:
+        """Return the same distances on another device or in another dtype, with an empty cache."""
+        if (resolve_device(device), dtype) == (self.device, self.dtype):
+            return self
+        return DijkstraDistance(
+            self.geodesics,
+            device=device,
+            dtype=dtype,
+            cache_size=self.cache_size,
+            cache_bytes=self.cache_bytes,
+            n_jobs=self.n_jobs,
+        )
+
+    def maximum(self) -> float:
+        """Return a lower bound of the largest distance, exact on trees.
+
+        It is the longest path found from four vertices, each the farthest from those before: at
+        least half of the largest one and usually equal to it. Pairs without a path count with the
+        distance that they are given.
+        """
+        return self.geodesics.farthest()
+
+    def cache_info(self) -> CacheInfo:
+        """Return how many distinct rows were found in the cache, computed, and are kept now."""
+        return self._cache.info()
+
+
+class _RowCache:
+    """Rows by vertex, in a ring of slots: the oldest row is overwritten first."""
+
+    def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.capacity = capacity
+        self._n = n
+        self._rows = torch.empty(0, n, device=device, dtype=dtype)
+        # Slot of each vertex and vertex of each slot, -1 for none.
+        self._slot_of = np.full(n, -1, dtype=np.int64)
+        self._owner_of = np.full(capacity, -1, dtype=np.int64)
+        self._next = 0
+        self._hits = 0
+        self._misses = 0
+
+    def look_up(self, vertices: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Return rows, shape (s, n), and which of them are missing, whose content is undefined."""
+        slots = self._slot_of[vertices]
+        missing = slots < 0
+        self._misses += int(missing.sum())
+        self._hits += int((~missing).sum())
+        rows = self._rows.new_empty(len(vertices), self._n)
+        rows[self._tensor(~missing)] = self._rows[self._tensor(slots[~missing])]
+        return rows, missing
+
+    def store(self, vertices: NDArray[np.int64], rows: Tensor) -> None:
+        """Keep rows of vertices that have none, the last of them if not all fit."""
+        kept = min(len(vertices), self.capacity)
+        if kept == 0:
+            return
+        self._grow(min(self.capacity, self._next + kept))
+        slots = np.arange(self._next, self._next + kept) % self.capacity
+        evicted = self._owner_of[slots]
+        self._slot_of[evicted[evicted >= 0]] = -1
+        self._owner_of[slots] = vertices[-kept:]
+        self._slot_of[vertices[-kept:]] = slots
+        self._rows[self._tensor(slots)] = rows[-kept:]
+        self._next = (self._next + kept) % self.capacity
+
+    def info(self) -> CacheInfo:
+        """Return the counts so far."""
+        return CacheInfo(self._hits, self._misses, int((self._owner_of >= 0).sum()))
+
+    def _grow(self, size: int) -> None:
+        """Make room for this many rows, at least doubling what there is."""
+        old = self._rows.shape[0]
+        if size > old:
+            size = min(self.capacity, max(size, 2 * old))
+            self._rows = torch.cat([self._rows, self._rows.new_empty(size - old, self._n)])
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        """Return an index or a mask beside the rows."""
+        return torch.from_numpy(values).to(self._rows.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as an empty cache."""
+        rows = self._rows
+        return _RowCache, (self.capacity, self._n, rows.device, rows.dtype)

@@ -1,0 +1,325 @@
+"""Neighbour graphs: build, check, connect."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix, csr_matrix, issparse
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw.distances.geodesics import Geodesics, largest_path
+from torchgw.distances.neighbours import nearest_others
+from torchgw.distances.stitching import shortest_bridges
+
+__all__ = [
+    "ConnectPolicy",
+    "GraphMetric",
+    "as_geodesics",
+    "connect",
+    "default_n_neighbors",
+    "knn_graph",
+    "symmetrise",
+    "validate_graph",
+]
+
+GraphMetric = Literal["euclidean", "cosine", "correlation"]
+ConnectPolicy = Literal["stitch", "fill"]
+
+# Relative difference of the two weights of an edge that passes for rounding.
+_SYMMETRY_TOLERANCE = 1e-5
+
+
+def default_n_neighbors(n: int) -> int:
+    """Return the number of neighbours for n points: log n, kept within 5 and 15.
+
+    A random neighbour graph becomes connected at a multiple of log n neighbours; few edges keep
+    paths on the surface that the points lie on, and Dijkstra's cost grows with the edges.
+    """
+    return min(n - 1, max(5, min(15, math.ceil(math.log(max(n, 1))))))
+
+
+def knn_graph(
+    points: Tensor | NDArray[Any],
+    n_neighbors: int | None = None,
+    *,
+    metric: GraphMetric = "euclidean",
+) -> csr_matrix:
+    """Build the symmetric nearest-neighbour graph of points.
+
+    Two points are joined when either is among the nearest neighbours of the other.
+
+    Parameters
+    ----------
+    points : Tensor or ndarray, shape (n, d)
+        The search runs on their device.
+    n_neighbors : int or None
+        Neighbours of each point, itself not counted, at most n - 1. ``None`` is log n within 5 and
+        15, see :func:`default_n_neighbors`.
+    metric : {"euclidean", "cosine", "correlation"}
+        Length of the edges; the last two are 1 - cos and 1 - Pearson correlation of two rows.
+
+    Returns
+    -------
+    csr_matrix, shape (n, n), float64
+        Symmetric edge lengths. Duplicated points are joined by explicit zeros, which SciPy's graph
+        functions read as edges of length zero; sparse arithmetic such as ``maximum`` drops them.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``n_neighbors`` is not within 1 and n - 1, or a point has no direction (zero, or constant
+        for "correlation").
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torchgw.distances import knn_graph
+    >>> knn_graph(torch.tensor([[0.0], [1.0], [3.0]]), n_neighbors=1).toarray()
+    array([[0., 1., 0.],
+           [1., 0., 2.],
+           [0., 2., 0.]])
+    """
+    embedded = _embed(points, metric)
+    n = embedded.shape[0]
+    if n_neighbors is None:
+        n_neighbors = default_n_neighbors(n)
+    elif not 1 <= n_neighbors <= max(n - 1, 1):
+        raise InvalidInputError(
+            f"`n_neighbors` must be within 1 and n - 1 = {n - 1}; got {n_neighbors}. "
+            "A point is not its own neighbour; pass `n_neighbors=None` for the default."
+        )
+    if n == 1:
+        return csr_matrix((1, 1))
+    distances, indices = nearest_others(embedded, n_neighbors)
+    ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
+    lengths = _edge_length(distances.ravel(), metric)
+    return symmetrise(csr_matrix((lengths, indices.ravel(), ends), shape=(n, n)))
+
+
+def symmetrise(graph: Any) -> csr_matrix:
+    """Return the union of a directed graph and its reverse, the larger weight where they differ.
+
+    Unlike ``graph.maximum(graph.T)`` it keeps explicit zeros, the edges between duplicates.
+    """
+    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    tiny = np.finfo(np.float64).tiny
+    # A stand-in for zero, because sparse maximum drops explicit zeros.
+    graph.data[graph.data == 0] = tiny
+    graph = csr_matrix(graph.maximum(graph.T))
+    graph.data[graph.data == tiny] = 0
+    graph.sort_indices()
+    return graph
+
+
+def validate_graph(graph: Any) -> csr_matrix:
+    """Return a graph given by the user as symmetric float64 CSR.
+
+    Parameters
+    ----------
+    graph : SciPy sparse array or matrix, shape (n, n)
+        Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``. In
+        others an explicit zero is an edge of length zero, as for SciPy. Repeated COO entries are
+        summed, as SciPy does.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is not sparse.
+    InvalidInputError
+        If it is not square, has a negative or non-finite weight, or is directed.
+    """
+    if not issparse(graph):
+        raise InvalidTypeError(
+            f"`graph` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
+            "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
+        )
+    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
+        raise InvalidInputError(
+            f"`graph` must be square, (n, n) with n >= 1; got {graph.shape}. "
+            "Pass the adjacency of one graph, a row and a column for each vertex."
+        )
+    if graph.dtype.kind not in "buif":
+        raise InvalidInputError(f"`graph` must have real weights; got dtype {graph.dtype}.")
+    unweighted = graph.dtype.kind == "b"
+    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    graph.sum_duplicates()
+    if unweighted:
+        graph.eliminate_zeros()
+        graph.data[:] = 1.0
+    bad = ~np.isfinite(graph.data) | (graph.data < 0)
+    if bad.any():
+        raise InvalidInputError(
+            f"`graph` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
+            f"such as {graph.data[bad][0]}. Leave an edge out rather than give it infinite length; "
+            "turn similarities into distances first."
+        )
+    return _check_symmetric(graph)
+
+
+def connect(
+    graph: Any,
+    points: Tensor | NDArray[Any] | None = None,
+    *,
+    policy: ConnectPolicy = "stitch",
+    fill: float = 1.5,
+    metric: GraphMetric = "euclidean",
+) -> Geodesics:
+    """Make every geodesic distance of a graph finite.
+
+    Parameters
+    ----------
+    graph : SciPy sparse array or matrix, shape (n, n)
+        Symmetric edge lengths, see :func:`validate_graph`.
+    points : Tensor or ndarray, shape (n, d), or None
+        The points that the graph was made from. Without them "stitch" acts as "fill".
+    policy : {"stitch", "fill"}
+        "stitch" joins the components by the shortest edges that do so, a minimum spanning tree over
+        components. "fill" leaves the graph and gives unreachable pairs one distance.
+    fill : float
+        That distance, as a multiple, at least 1, of the largest path length within a component.
+        That length is the lower bound of :func:`torchgw.distances.geodesics.largest_path`; a graph
+        without it (no edges) counts as 1.
+    metric : {"euclidean", "cosine", "correlation"}
+        Length of the added edges.
+
+    Returns
+    -------
+    Geodesics
+        The graph, and the distance of unreachable pairs if any are left.
+
+    Warns
+    -----
+    GraphWarning
+        If the graph was not connected; the message says what was done.
+    """
+    if policy not in get_args(ConnectPolicy):
+        raise InvalidInputError(f"`policy` must be 'stitch' or 'fill'; got {policy!r}.")
+    if not (math.isfinite(fill) and fill >= 1):
+        raise InvalidInputError(
+            f"`fill` must be finite and at least 1, so that unreachable pairs are the farthest; "
+            f"got {fill}."
+        )
+    graph = validate_graph(graph)
+    n_components, labels = connected_components(graph, directed=False)
+    if n_components == 1:
+        return Geodesics(graph)
+    sizes = np.sort(np.bincount(labels))[::-1]
+    shown = ", ".join(map(str, sizes[:5])) + (", ..." if n_components > 5 else "")
+    found = f"the graph has {n_components} components (of {shown} vertices)"
+    if policy == "stitch" and points is not None:
+        return _stitch(graph, points, labels, metric, found)
+    value = fill * (largest_path(graph) or 1.0)
+    why = "" if policy == "fill" else " and no points to join them by"
+    warnings.warn(
+        f"{found}{why}: pairs without a path get the distance {value:.6g}, {fill:g} times the "
+        "largest path length found. Raise `n_neighbors` or pass a connected graph to avoid it.",
+        GraphWarning,
+        stacklevel=2,
+    )
+    return Geodesics(graph, value)
+
+
+def as_geodesics(graph: Any) -> Geodesics:
+    """Return what :func:`connect` returned, or a bare graph connected by the policy "fill"."""
+    return graph if isinstance(graph, Geodesics) else connect(graph)
+
+
+def _stitch(
+    graph: csr_matrix,
+    points: Tensor | NDArray[Any],
+    labels: NDArray[np.int32],
+    metric: GraphMetric,
+    found: str,
+) -> Geodesics:
+    """Add the shortest bridging edges to a graph."""
+    embedded = _embed(points, metric)
+    if embedded.shape[0] != graph.shape[0]:
+        raise InvalidInputError(
+            f"`points` must have one row for each of the {graph.shape[0]} vertices; got "
+            f"{embedded.shape[0]} rows. Pass the points that the graph was made from."
+        )
+    bridges = shortest_bridges(embedded, labels.astype(np.int64))
+    length = _edge_length(bridges.length, metric)
+    rows = np.concatenate([bridges.source, bridges.target])
+    columns = np.concatenate([bridges.target, bridges.source])
+    old = graph.tocoo()
+    # COO keeps explicit zeros, which sparse addition would drop; no bridge repeats an edge.
+    joined = coo_matrix(
+        (
+            np.concatenate([old.data, length, length]),
+            (np.concatenate([old.row, rows]), np.concatenate([old.col, columns])),
+        ),
+        shape=graph.shape,
+    )
+    warnings.warn(
+        f"{found}: joined them by the {len(length)} shortest edges that do so, the longest of "
+        f"length {length.max():.6g}. Raise `n_neighbors` if they should be joined by more.",
+        GraphWarning,
+        stacklevel=3,
+    )
+    return Geodesics(csr_matrix(joined))
+
+
+def _check_symmetric(graph: csr_matrix) -> csr_matrix:
+    """Refuse a directed graph; return the other with its rounding differences averaged."""
+    reverse = csr_matrix(graph.T)
+    reverse.sort_indices()
+    same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
+        graph.indices, reverse.indices
+    )
+    if not same_edges or not np.allclose(graph.data, reverse.data, rtol=_SYMMETRY_TOLERANCE):
+        raise InvalidInputError(
+            "`graph` must be symmetric; got a directed one (a nearest-neighbour graph is directed "
+            "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
+            "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero."
+        )
+    graph.data = (graph.data + reverse.data) / 2
+    return graph
+
+
+def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
+    """Return points whose Euclidean distance grows with the metric."""
+    if metric not in get_args(GraphMetric):
+        raise InvalidInputError(
+            f"`metric` must be one of {', '.join(get_args(GraphMetric))}; got {metric!r}. "
+            "For another metric build a sparse graph and pass that."
+        )
+    points = points.detach() if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
+    if points.ndim != 2 or points.shape[0] == 0:
+        raise InvalidInputError(
+            f"`points` must have shape (n, d) with n >= 1; got {tuple(points.shape)}. "
+            "Pass one row per point."
+        )
+    points = points.double()
+    if not bool(points.isfinite().all()):
+        raise InvalidInputError(
+            "`points` must be finite; got NaN or infinity. Drop or impute those rows."
+        )
+    if metric == "euclidean":
+        return points
+    size = points.norm(dim=1, keepdim=True)
+    if metric == "correlation":
+        points = points - points.mean(dim=1, keepdim=True)
+    length = points.norm(dim=1, keepdim=True)
+    # Subtracting the mean of a constant row can leave rounding.
+    flat = length <= 1e-14 * size
+    if bool(flat.any()):
+        row = int(flat[:, 0].nonzero()[0, 0])
+        what = "zero" if metric == "cosine" else "constant"
+        raise InvalidInputError(
+            f"`points` must have no {what} row when metric={metric!r}; got one in row {row}. "
+            "Drop that row or use metric='euclidean'."
+        )
+    return points.div(length)
+
+
+def _edge_length(distance: NDArray[np.float64], metric: GraphMetric) -> NDArray[np.float64]:
+    """Turn Euclidean distances of embedded points into the metric: 1 - cos is |x - y|^2 / 2."""
+    return distance if metric == "euclidean" else distance**2 / 2

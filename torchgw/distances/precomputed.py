@@ -1,0 +1,157 @@
+"""Stored distance matrices, among them all-pairs geodesics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw.distances.base import DistanceProvider, resolve_device
+from torchgw.distances.geodesics import path_lengths
+from torchgw.distances.graph import as_geodesics
+
+__all__ = ["PrecomputedDistance", "geodesic_matrices", "geodesic_matrix"]
+
+# Bytes of the block of rows that checks and squares work on.
+_BLOCK_BYTES = 64 * 2**20
+# Relative asymmetry that passes: float32 distances from x.x + y.y - 2 x.y have nearly that much.
+_SYMMETRY_TOLERANCE = 1e-3
+
+
+class PrecomputedDistance(DistanceProvider):
+    """A stored (n, n) distance matrix.
+
+    Parameters
+    ----------
+    matrix : Tensor, shape (n, n), float32/64
+        Symmetric and finite. It is kept, not copied. Any symmetric costs will do; nothing else of
+        a distance is used.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the matrix is no tensor.
+    InvalidInputError
+        If it is not square, floating, finite or symmetric.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torchgw.distances import PrecomputedDistance
+    >>> PrecomputedDistance(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).maximum()
+    2.0
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        if not isinstance(matrix, Tensor):
+            raise InvalidTypeError(
+                f"`matrix` must be a torch.Tensor; got {type(matrix).__name__}. "
+                "Pass `torch.as_tensor(matrix)`."
+            )
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
+            raise InvalidInputError(
+                f"`matrix` must have shape (n, n) with n >= 1; got {tuple(matrix.shape)}. "
+                "Pass points to PointDistance."
+            )
+        if matrix.dtype not in (torch.float32, torch.float64):
+            raise InvalidInputError(
+                f"`matrix` must be float32 or float64; got {matrix.dtype}. Pass `matrix.float()`."
+            )
+        self._matrix = matrix
+        self.n = matrix.shape[0]
+        self.device = matrix.device
+        self.dtype = matrix.dtype
+        self._check()
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], a view of gathered rows, which are contiguous."""
+        return self._matrix[index].T
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistance:
+        """Return the same distances on another device or in another dtype."""
+        if (resolve_device(device), dtype) == (self.device, self.dtype):
+            return self
+        moved = copy.copy(self)
+        moved._matrix = self._matrix.to(device, dtype)
+        moved.device, moved.dtype = moved._matrix.device, dtype
+        return moved
+
+    def matrix(self) -> Tensor:
+        """Return D itself."""
+        return self._matrix
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return D @ values."""
+        return self._matrix @ values
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Return (D * D) @ weights, a block of rows at a time."""
+        return torch.cat([block.square() @ weights for block in self._row_blocks()])
+
+    def maximum(self) -> float:
+        """Return the largest entry."""
+        return float(self._matrix.max())
+
+    def _row_blocks(self) -> tuple[Tensor, ...]:
+        rows = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
+        blocks: tuple[Tensor, ...] = self._matrix.split(rows)
+        return blocks
+
+    def _check(self) -> None:
+        """Refuse a non-finite or asymmetric matrix, without a second one in memory."""
+        largest = self._matrix.detach().abs().max()
+        if not bool(largest.isfinite()):
+            raise InvalidInputError(
+                "`matrix` must be finite; got NaN or infinity. Replace unreachable pairs by a "
+                "large finite number, such as 1.5 times the largest distance."
+            )
+        start = 0
+        for block in self._row_blocks():
+            other = self._matrix[:, start : start + block.shape[0]].T
+            gap = (block - other).detach().abs().max()
+            if bool(gap > _SYMMETRY_TOLERANCE * largest):
+                raise InvalidInputError(
+                    f"`matrix` must be symmetric; got entries that differ from their mirror image "
+                    f"by up to {float(gap):.3g}. Pass `(matrix + matrix.T) / 2`."
+                )
+            start += block.shape[0]
+
+
+def geodesic_matrix(graph: Any, *, n_jobs: int | None = None) -> Tensor:
+    """Return the shortest-path lengths of all pairs of vertices.
+
+    Parameters
+    ----------
+    graph : SciPy sparse array or matrix, or Geodesics
+        Symmetric edge lengths, or what :func:`torchgw.distances.connect` returned.
+    n_jobs : int or None
+        Worker processes, see :func:`geodesic_matrices`.
+
+    Returns
+    -------
+    Tensor, shape (n, n), float64, on the CPU
+        For :class:`PrecomputedDistance`.
+    """
+    return geodesic_matrices([graph], n_jobs=n_jobs)[0]
+
+
+def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> list[Tensor]:
+    """Return the all-pairs shortest-path lengths of several graphs, computed side by side.
+
+    Parameters
+    ----------
+    graphs : sequence of SciPy sparse arrays or matrices, or Geodesics
+        Each as in :func:`geodesic_matrix`.
+    n_jobs : int or None
+        Worker processes, which share the sources of all graphs; ``None`` takes every core. SciPy's
+        Dijkstra holds the interpreter lock, so threads would not help. Small graphs are computed in
+        this process, because starting others costs more.
+    """
+    geodesics = [as_geodesics(graph) for graph in graphs]
+    tasks = [(each, np.arange(each.n)) for each in geodesics]
+    return path_lengths(tasks, n_jobs=n_jobs)

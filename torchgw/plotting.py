@@ -1,0 +1,215 @@
+"""Drawings of a match. Needs matplotlib, which ``pip install 'torchgw[plot]'`` brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_demo", "plot_match", "plot_plan", "plot_points"]
+
+_LARGEST_PICTURE = 4_000
+
+
+class _Plan(Protocol):
+    """What the drawings ask of a lazy plan."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def argmax(self, axis: int = 1) -> Tensor: ...
+
+    def rows(self, index: Tensor) -> Tensor: ...
+
+
+class _Result(Protocol):
+    """What the drawings ask of a result."""
+
+    @property
+    def lazy_plan(self) -> _Plan: ...
+
+
+def plot_points(
+    points: Any, *, colour: Any = None, ax: Axes | None = None, size: float = 8.0
+) -> Axes:
+    """Draw a cloud of points in two or three dimensions.
+
+    Parameters
+    ----------
+    points : array-like, shape (n, d)
+        The points. One column is drawn against the index, more than three as the first three.
+    colour : array-like, shape (n,), or None
+        One number per point, shown on a colour scale; None draws all points alike.
+    ax : matplotlib Axes or None
+        Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
+    size : float
+        Area of a marker, in points squared.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    coordinates = _columns(points)
+    if ax is None:
+        ax = _new_axes(len(coordinates))
+    axes: Any = ax
+    if len(coordinates) == 3:
+        axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
+        # From high enough to see into a roll.
+        axes.view_init(elev=50)
+        axes.set_aspect("equal")
+    else:
+        axes.scatter(*coordinates, s=size, c=colour)
+        axes.set_aspect("equal", adjustable="datalim")
+    axes.locator_params(nbins=5)
+    return ax
+
+
+def plot_match(
+    result: _Result,
+    X: Any,
+    Y: Any,
+    *,
+    colour: Any = None,
+    ax: tuple[Axes, Axes] | None = None,
+    size: float = 8.0,
+) -> tuple[Axes, Axes]:
+    """Draw both clouds, each point of Y in the colour of the X point that it matches best.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    X, Y : array-like, shape (n, d) and (m, d')
+        The points that were matched.
+    colour : array-like, shape (n,), or None
+        One number per point of X; None takes the index, which suits points in a known order.
+    ax : pair of matplotlib Axes or None
+        Where to draw X and Y; None makes both in a new figure.
+    size : float
+        Area of a marker, in points squared.
+
+    Returns
+    -------
+    tuple of Axes
+        The axes of X and of Y.
+    """
+    source_colour = np.arange(len(X)) if colour is None else _array(colour)
+    partner = _array(result.lazy_plan.argmax(axis=0))
+    if ax is None:
+        ax = _new_pair(len(_columns(X)), len(_columns(Y)))
+    plot_points(X, colour=source_colour, ax=ax[0], size=size)
+    plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
+    ax[0].set_title("X")
+    ax[1].set_title("Y, coloured by its match in X")
+    return ax
+
+
+def plot_plan(result: _Result, *, ax: Axes | None = None) -> Axes:
+    """Draw the plan as a heat map, rows are points of X and columns points of Y.
+
+    Each row is divided by its largest entry, so that light rows can be seen as well. Plans of more
+    than 4,000 rows or columns are drawn on evenly spaced ones.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    n, m = result.lazy_plan.shape
+    rows = torch.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().long()
+    columns = torch.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().long()
+    # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
+    blocks = [_array(result.lazy_plan.rows(block))[:, columns.numpy()] for block in rows.split(256)]
+    picture = np.concatenate(blocks)
+    largest = picture.max(axis=1, keepdims=True)
+    picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
+    if ax is None:
+        ax = _new_axes(2)
+    extent = (-0.5, m - 0.5, n - 0.5, -0.5)
+    ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
+    ax.set_xlabel("point of Y")
+    ax.set_ylabel("point of X")
+    ax.set_title("plan, each row over its maximum")
+    return ax
+
+
+def plot_demo(result: _Result, X: Any, Y: Any, *, colour: Any = None) -> Figure:
+    """Draw both clouds coloured by the match, and the plan, side by side.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    X, Y : array-like, shape (n, d) and (m, d')
+        The points that were matched.
+    colour : array-like, shape (n,), or None
+        One number per point of X; None takes the index.
+
+    Returns
+    -------
+    Figure
+        The figure; save it with ``figure.savefig(path)``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13.0, 4.2), layout="constrained")
+    grid = figure.add_gridspec(1, 3)
+    source = figure.add_subplot(grid[0], projection=_projection(len(_columns(X))))
+    target = figure.add_subplot(grid[1], projection=_projection(len(_columns(Y))))
+    plot_match(result, X, Y, colour=colour, ax=(source, target))
+    plot_plan(result, ax=figure.add_subplot(grid[2]))
+    return figure
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Bring a tensor or an array-like to NumPy."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _columns(points: Any) -> list[NDArray[Any]]:
+    """Return the two or three coordinates to draw."""
+    array = _array(points)
+    array = array.reshape(len(array), -1)
+    if array.shape[1] == 1:
+        array = np.column_stack([np.arange(len(array)), array])
+    return list(array[:, :3].T)
+
+
+def _projection(dimensions: int) -> str | None:
+    """Return matplotlib's name of the projection."""
+    return "3d" if dimensions == 3 else None
+
+
+def _new_axes(dimensions: int) -> Axes:
+    """Make axes in a new figure."""
+    from matplotlib import pyplot
+
+    axes: Axes = pyplot.figure().add_subplot(projection=_projection(dimensions))
+    return axes
+
+
+def _new_pair(source: int, target: int) -> tuple[Axes, Axes]:
+    """Make the axes of two clouds in a new figure."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(9.0, 4.2), layout="constrained")
+    return (
+        figure.add_subplot(1, 2, 1, projection=_projection(source)),
+        figure.add_subplot(1, 2, 2, projection=_projection(target)),
+    )
