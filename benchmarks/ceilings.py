@@ -164,4 +164,4 @@ def _step(
         return lambda: backend.softmin(cost, marginals.log_b, start.g, epsilon, axis=1)
     if step == "columns":
         return lambda: backend.softmin(cost, marginals.log_a, start.f, epsilon, axis=0)
-    return lambda: backend.sweep(cost, marginals, start, epsilon, _SWEEP)
+    return lambda: backend.sweeper(cost, marginals, start, epsilon)(start, _SWEEP, 1.0)

@@ -3,7 +3,7 @@
 # ruff: noqa: I001 - benchmarks.variants chooses Triton's interpreter, before Triton is imported
 from __future__ import annotations
 
-from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -11,26 +11,50 @@ from benchmarks.variants import DEVICE, EXACT, GPU, factored, measure, weights
 from torchgw import _triton_dense
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import DenseCost
-from torchgw._sinkhorn import EagerBackend, Sweep, softmin
-from torchgw._triton_operands import operands
+from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._sinkhorn import Sweep, softmin
+from torchgw._triton_dense import SweepPlan
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["dense"]
+__all__ = ["dense", "graphs", "plans"]
+
+COUNT = 100 if GPU else 3
+SIZES = [(5001, 6001), (10001, 12001)] if GPU else [(37, 130)]
+DTYPES = (torch.float32, torch.float64)
 
 
-def dense() -> None:
-    """Time 100 iterations over a stored matrix."""
-    sizes = [(5001, 6001), (10001, 12001)] if GPU else [(37, 130)]
-    for n, m in sizes:
-        for dtype in (torch.float32, torch.float64):
-            dense_sweeps(n, m, dtype)
-    if GPU:
-        dense_sweeps(20001, 25001, torch.float32)
+class Problem(NamedTuple):
+    """A stored cost, and three iterations on it in float64."""
+
+    group: str
+    cost: DenseCost
+    marginals: Marginals
+    start: Potentials
+    epsilon: float
+    reference: Sweep
+
+    def error(self, sweep: Sweep) -> float:
+        """Return the largest error of a sweep of three iterations."""
+        if not bool(sweep.ok):
+            return float("nan")
+        pairs = zip(sweep[:3], self.reference[:3], strict=True)
+        return max(float((x.double() - y).abs().max()) for x, y in pairs) / self.epsilon
+
+    def time(self, name: str, backend: object, count: int = COUNT) -> None:
+        """Gate and time one sweep; what all sweeps share is prepared before."""
+        sweeper = backend.sweeper(self.cost, self.marginals, self.start, self.epsilon)
+        measure(
+            self.group,
+            f"{count} iterations, {name}",
+            lambda: sweeper(self.start, count, 1.0),
+            lambda: self.error(sweeper(self.start, 3, 1.0)),
+            limit=EXACT,
+            floor=1e3 * count * self.cost.matrix.nbytes / 4.3e12,
+        )
 
 
-def dense_sweeps(n: int, m: int, dtype: torch.dtype) -> None:
-    count = 100 if GPU else 3
+def problem(n: int, m: int, dtype: torch.dtype) -> Problem:
     factors, epsilon = factored(n, m, 8, torch.float64)
     cost = factors.dense().to(dtype)
     marginals = weights(n, m, dtype)
@@ -40,106 +64,106 @@ def dense_sweeps(n: int, m: int, dtype: torch.dtype) -> None:
     f = exact.softmin(factors, wide.log_b, zero, epsilon, axis=1)
     start = Potentials(f, exact.softmin(factors, wide.log_a, f, epsilon, axis=0))
     # float32 entries differ from the float64 ones by rounding, which epsilon amplifies
-    reference = exact.sweep(cost.to(torch.float64), wide, start, epsilon, 3)
+    reference = exact.sweeper(cost.to(torch.float64), wide, start, epsilon)(start, 3, 1.0)
     start = Potentials(*(part.to(dtype) for part in start))
-    size = n * m * dtype.itemsize
-    floor = 1e3 * count * size / 4.3e12
     group = f"dense {n}x{m} f{dtype.itemsize * 8}"
-    base = _triton_dense.sweep_plan(operands(cost, epsilon))
-    plans = {"default": base} | (plan_variants(base, m, dtype) if GPU else {})
+    return Problem(group, cost, marginals, start, epsilon, reference)
 
-    def close(sweep: object) -> float:
-        if not bool(sweep.ok):
-            return float("nan")
-        pairs = zip(sweep[:3], reference[:3], strict=True)
-        return max(float((x.double() - y).abs().max()) for x, y in pairs) / epsilon
 
-    for name, plan in plans.items():
-        backend = TritonBackend(plan=None if name == "default" else plan)
-        measure(
-            group,
-            f"{count} sweeps {name} {plan_text(plan)}",
-            lambda backend=backend: backend.sweep(cost, marginals, start, epsilon, count),
-            lambda backend=backend: close(backend.sweep(cost, marginals, start, epsilon, 3)),
-            limit=EXACT,
-            floor=floor,
-        )
+def dense() -> None:
+    """Time 100 iterations over a stored matrix, and what surrounds them."""
+    for n, m in SIZES:
+        for dtype in DTYPES:
+            dense_steps(problem(n, m, dtype))
     if GPU:
-        captured = cache(lambda: capture(cost, marginals, start, epsilon, count))
-        measure(group, "default as a CUDA graph", lambda: captured()[0].replay(),
-                lambda: 0.0 if bool(captured()[1].ok) else float("nan"),
-                limit=0.0, floor=floor)  # fmt: skip
+        dense_steps(problem(20001, 25001, torch.float32))
+
+
+def dense_steps(case: Problem) -> None:
+    backend, exact = TritonBackend(), EagerBackend()
+    case.time(f"default {plan_text(_triton_dense.sweep_plan(case.cost))}", backend)
     measure(
-        group,
-        "eager sweep",
-        lambda: exact.sweep(cost, marginals, start, epsilon, count),
-        lambda: close(exact.sweep(cost, marginals, start, epsilon, 3)),
-        limit=EXACT,
-        floor=floor,
+        case.group,
+        "sweeper made and 10 iterations",
+        lambda: backend.sweeper(case.cost, case.marginals, case.start, case.epsilon)(
+            case.start, 10
+        ),
+        lambda: 0.0,
+        limit=0.0,
     )
-    softmins(group, cost, marginals, start, epsilon)
+    case.time("eager", exact)
+    softmins(case)
 
 
-def capture(
-    cost: DenseCost, marginals: Marginals, start: Potentials, epsilon: float, count: int
-) -> tuple[torch.cuda.CUDAGraph, Sweep]:
-    """Return a sweep as a CUDA graph, and the tensors that it writes."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = TritonBackend().sweep(cost, marginals, start, epsilon, count)
-    return graph, result
+def plans() -> None:
+    """Time 100 iterations with other launch shapes than the default."""
+    for (n, m, dtype), variants in PLANS.items() if GPU else ():
+        case = problem(n, m, dtype)
+        for plan in variants:
+            case.time(plan_text(plan), TritonBackend(plan=plan))
+            torch.cuda.empty_cache()
 
 
-def plan_variants(
-    base: _triton_dense.SweepPlan, m: int, dtype: torch.dtype
-) -> dict[str, _triton_dense.SweepPlan]:
-    """Return what to try beside the default: fewer at the smaller size, which only fills gaps."""
-    held = base._replace(reread=False, stored=False)
-    again = base._replace(reread=True, stored=False, stages=1)
-    stored = held._replace(stored=True, keep=0, stages=1)
-    if m > 16384:
-        again = again._replace(keep=1)
-        return {"reread": again, "stored, reread": again._replace(stored=True)}
-    variants = {f"stages {s} keep {k}": held._replace(stages=s, keep=k) for s, k in HELD[dtype]}
-    variants |= {"stored": stored, "stored, 2 stages": stored._replace(stages=2)}
-    if dtype == torch.float32:
-        twice = held._replace(programs=2 * base.programs)
-        variants |= {"unaligned": held._replace(aligned=False), "2 a processor": twice}
-        variants |= {"8 warps, 2 a processor": halved(twice)}
-    if m > 8192:
-        variants |= {
-            "reread": again._replace(keep=0),
-            "reread, weights kept": again._replace(keep=1),
-            "stored, reread": stored._replace(reread=True),
-            "stored, reread, kept": stored._replace(reread=True, keep=1),
-        }
-    elif dtype == torch.float32:
-        variants |= {"8 warps, 3 a processor": halved(held._replace(programs=396, stages=1))}
-    return variants
+def graphs() -> None:
+    """Time 10 iterations with and without a CUDA graph."""
+    for n, m in [(400, 500), (1500, 1500), (4000, 5000)] if GPU else [(20, 30)]:
+        for dtype in DTYPES:
+            case = problem(n, m, dtype)
+            for name, backend in (
+                ("launched", TritonBackend(graphs=False)),
+                ("graph", TritonBackend()),
+                ("eager", EagerBackend()),
+            ):
+                case.time(name, backend, 10)
+                measure(
+                    case.group,
+                    f"sweeper made, {name}",
+                    lambda backend=backend, case=case: backend.sweeper(
+                        case.cost, case.marginals, case.start, case.epsilon
+                    ),
+                    lambda: 0.0,
+                    limit=0.0,
+                )
 
 
-# (stages, column vectors kept) to try where rows are held in registers.
-HELD = {
-    torch.float32: ((1, 2), (1, 0), (2, 2), (2, 0), (3, 1)),
-    torch.float64: ((1, 1), (1, 0), (2, 0)),
+def plan_text(plan: SweepPlan) -> str:
+    return " ".join(f"{name}={value}" for name, value in plan._asdict().items())
+
+
+_WIDE = SweepPlan(width=2048, warps=16, programs=132, ahead=16, held=True)
+_MIDDLE = SweepPlan(width=1024, warps=8, programs=264, ahead=16, held=True)
+_SMALL = SweepPlan(width=512, warps=4, programs=264, ahead=16, held=True)
+_DOUBLE = SweepPlan(width=1024, warps=16, programs=132, ahead=4, held=True)
+# The default first; then what came next to it, or fails it most instructively.
+PLANS = {
+    (10001, 12001, torch.float32): [
+        _WIDE,
+        _WIDE._replace(ahead=0),
+        _WIDE._replace(held=False),
+        _WIDE._replace(width=4096),
+    ],
+    (5001, 6001, torch.float32): [_MIDDLE, _WIDE, _SMALL, _MIDDLE._replace(programs=396)],
+    (10001, 12001, torch.float64): [
+        _DOUBLE,
+        _DOUBLE._replace(ahead=0),
+        _DOUBLE._replace(ahead=8, held=False),
+    ],
+    (5001, 6001, torch.float64): [_DOUBLE._replace(ahead=16), _DOUBLE],
+    (20001, 25001, torch.float32): [
+        _WIDE._replace(ahead=4, held=False),
+        _WIDE._replace(ahead=0, held=False),
+    ],
+    (4000, 5000, torch.float32): [_MIDDLE, _WIDE, _SMALL],
+    (1500, 1500, torch.float32): [_SMALL, _SMALL._replace(programs=528), _MIDDLE],
+    (400, 500, torch.float32): [_SMALL, _SMALL._replace(programs=400)],
 }
 
 
-def halved(plan: _triton_dense.SweepPlan) -> _triton_dense.SweepPlan:
-    """Return the plan with half the warps and tiles of half the width."""
-    return plan._replace(warps=plan.warps // 2, width=plan.width // 2, tiles=plan.tiles * 2)
-
-
-def plan_text(plan: _triton_dense.SweepPlan) -> str:
-    return f"{plan.tiles}x{plan.width} w{plan.warps} p{plan.programs} s{plan.stages} k{plan.keep}"
-
-
-def softmins(
-    group: str, cost: DenseCost, marginals: Marginals, start: Potentials, epsilon: float
-) -> None:
+def softmins(case: Problem) -> None:
     """Time one dense half-step on each axis, and beside it eager and compiled PyTorch."""
+    cost, marginals, start, epsilon = case.cost, case.marginals, case.start, case.epsilon
     # torch.compile takes its time for every dtype and layout: once is enough
-    compiled = [CompiledBackend()] if group == "dense 10001x12001 f32" else []
+    compiled = [CompiledBackend()] if case.group == "dense 10001x12001 f32" else []
     backends = [TritonBackend(), *compiled, EagerBackend()]
     for axis, name in ((1, "rows"), (0, "columns")):
         weight, potential = (marginals.log_b, start.g) if axis == 1 else (marginals.log_a, start.f)
@@ -152,7 +176,7 @@ def softmins(
                 return backend.softmin(cost, weight, potential, epsilon, axis)  # noqa: B023
 
             measure(
-                group,
+                case.group,
                 f"softmin of {name}, {backend.name}",
                 run,
                 lambda run=run: float((run().double() - expected).abs().max() / epsilon),  # noqa: B023

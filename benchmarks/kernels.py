@@ -26,13 +26,22 @@ from benchmarks.variants import (
     some_rows,
     weights,
 )
-from benchmarks.dense_kernels import dense
+from benchmarks.dense_kernels import dense, graphs, plans as dense_plans
 from torchgw import _triton_plan
 from torchgw._cost import Cost
-from torchgw._sinkhorn import EagerBackend, softmin
+from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._plan import TransportPlan
+from torchgw._sinkhorn import softmin
 from torchgw._triton_operands import Blocks, operands, scale_of
 from torchgw._triton_sinkhorn import TritonBackend
-from torchgw._triton_softmin import Rule, half_step_, log_sum_exp, padded, side, softmin_blocks
+from torchgw._triton_softmin import (
+    Rule,
+    Side,
+    half_step_,
+    log_sum_exp,
+    padded,
+    softmin_blocks,
+)
 from torchgw._typing import Marginals, Potentials
 
 import triton
@@ -46,11 +55,17 @@ def exact_rows(
     return softmin(part, marginals.log_b.double(), g.double(), epsilon, axis=1)
 
 
+def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
+    """Return a side at the start of a sweep, all scalings one."""
+    start = padded(potential, -float("inf"))
+    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
+
+
 def streamed() -> None:
     """Time a half-step at 100,000 points."""
     n = 100_000 if GPU else 200
     backend = TritonBackend("tf32x3")
-    for rank in (16, 64, 32):
+    for rank in (16, 64, 32, 128):
         cost, epsilon = factored(n, n, rank, torch.float32)
         marginals = weights(n, n, torch.float32)
         zero = torch.zeros(n, device=DEVICE)
@@ -110,20 +125,18 @@ def half_step_variants(rank: int) -> list[tuple]:
     if rank == 32:
         return variants[:4]
     shapes = [
-        Blocks(64, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 8, 2),
-        Blocks(64, 256, 4, 2), Blocks(128, 256, 8, 2), Blocks(128, 128, 4, 3), Blocks(64, 64, 4, 2),
+        Blocks(64, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 8, 2), Blocks(64, 64, 4, 2),
     ]  # fmt: skip
+    if rank == 128:
+        shapes += [Blocks(128, 128, 8, 3), Blocks(128, 64, 4, 3), Blocks(128, 256, 8, 2)]
+        return [("fp16x3", True, 0, blocks) for blocks in shapes]
     variants += [("fp16x3", True, 0, blocks) for blocks in shapes]
-    polys = shapes[:3] if GPU else []
-    variants += [("fp16x3", True, poly, blocks) for poly in (4, 8) for blocks in polys]
     if GPU:
-        variants += [("fp16x3", False, 4, shapes[0])]
-    if rank == 16:
-        variants += [("float32", True, 0, None)]
+        variants += [("fp16x3", True, 8, shapes[0])]
     return variants
 
 
-def plans() -> None:
+def read_off() -> None:
     """Time what is read off a plan at 100,000 points."""
     n = 100_000 if GPU else 150
     cost, epsilon = factored(n, n, 16, torch.float32)
@@ -139,12 +152,13 @@ def plans() -> None:
     generator = torch.Generator(DEVICE).manual_seed(0)
     scale = scale_of(epsilon)
     for channels in (1, 16, 64, 256):
-        values = torch.randn(n, channels, generator=generator, device=DEVICE)
+        # of one sign, so that a bias of the sums shows
+        values = torch.rand(n, channels, generator=generator, device=DEVICE)
         expected = block @ values.double()
         size = block @ values.double().abs()
         shapes = [None]
         if GPU and channels > 1:
-            shapes += [Blocks(64, 128, 4, 2), Blocks(128, 64, 8, 2), Blocks(128, 128, 8, 2)]
+            shapes += [Blocks(64, 32, 4, 2), Blocks(128, 64, 4, 2)]
         for blocks in shapes:
             parts = operands(cost, epsilon)
 
@@ -170,6 +184,17 @@ def plans() -> None:
     measure("plan 100k R16", "topk 1",
             lambda: _triton_plan.topk(parts, marginals, potentials, scale, 1),
             argmax_error, limit=EXACT)  # fmt: skip
+    for k in (5, 10):
+        measure("plan 100k R16", f"topk {k}",
+                lambda k=k: _triton_plan.topk(parts, marginals, potentials, scale, k),
+                lambda: 0.0, limit=0.0)  # fmt: skip
+    if GPU:
+        plan = TransportPlan(cost, potentials, marginals, epsilon)
+        for k in (1, 10):
+            measure("plan 100k R16", f"topk {k}, eager", lambda k=k: plan.topk(k),
+                    lambda: 0.0, limit=0.0)  # fmt: skip
+        measure("plan 100k R16", "sample 1000, eager", lambda: plan.sample(1000, generator),
+                lambda: 0.0, limit=0.0)  # fmt: skip
     chosen = torch.randint(0, n, (1000,), generator=generator, device=DEVICE)
     measure("plan 100k R16", "sample 1000 rows",
             lambda: _triton_plan.sample(parts, marginals, potentials, scale, chosen, 3),
@@ -202,7 +227,15 @@ def float64() -> None:
                 limit=1e-10)  # fmt: skip
 
 
-GROUPS = {"copy": bandwidth, "half": streamed, "dense": dense, "plan": plans, "float64": float64}
+GROUPS = {
+    "copy": bandwidth,
+    "half": streamed,
+    "dense": dense,
+    "graphs": graphs,
+    "shapes": dense_plans,
+    "plan": read_off,
+    "float64": float64,
+}
 
 
 def main() -> None:

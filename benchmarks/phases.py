@@ -21,9 +21,10 @@ import torch
 from torch.profiler import record_function
 
 from benchmarks.measure import synchronize
-from torchgw import _api, _gradient, _plan, _problem, _sinkhorn, _solver
+from torchgw import _api, _gradient, _plan, _problem, _sinkhorn, _solve, _solver
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw.distances import dijkstra, landmark
 
 __all__ = ["PHASES", "Clock", "Work", "labelled", "targets"]
@@ -73,12 +74,10 @@ def _softmin_work(arguments: dict[str, Any]) -> Work:
     return pass_over(arguments["cost"])
 
 
-def _sweep_work(arguments: dict[str, Any]) -> Work:
-    """Return the work of full iterations, each reading a stored kernel once."""
-    cost, count = arguments["cost"], arguments["count"]
-    if isinstance(cost, FactoredCost):
-        return pass_over(cost).times(count)
-    return pass_over(cost).plus(pass_over(cost, exponentials=False).times(count))
+def _sweeper_work(arguments: dict[str, Any]) -> Work:
+    """Return the work of preparing sweeps: one kernel, if it is stored."""
+    cost = arguments["cost"]
+    return pass_over(cost) if isinstance(cost, DenseCost) else Work()
 
 
 def _apply_work(arguments: dict[str, Any]) -> Work:
@@ -109,18 +108,18 @@ _TARGETS = (
     Target(_api, "build_providers", "distances"),
     Target(landmark.LandmarkDistance, "__init__", "distances"),
     Target(dijkstra.DijkstraDistance, "columns", "distances"),
-    Target(_solver, "make_gradient", "setup"),
-    Target(_solver, "natural_scale", "setup"),
+    Target(_solve, "make_gradient", "setup"),
+    Target(_solve, "natural_scale", "setup"),
     Target(_gradient.DenseGradient, "linearise", "cost", _product_work),
     Target(_gradient.FactoredGradient, "linearise", "cost"),
     Target(_gradient.SampledGradient, "linearise", "cost"),
     Target(FactoredCost, "dense", "cost"),
     Target(_solver, "sinkhorn", "Sinkhorn"),
-    Target(_sinkhorn.EagerBackend, "softmin", "Sinkhorn", _softmin_work),
-    Target(_sinkhorn.EagerBackend, "sweep", "Sinkhorn", _sweep_work),
-    Target(_sinkhorn.EagerBackend, "apply", "apply", _apply_work),
+    Target(EagerBackend, "softmin", "Sinkhorn", _softmin_work),
+    Target(EagerBackend, "sweeper", "Sinkhorn", _sweeper_work),
+    Target(EagerBackend, "apply", "apply", _apply_work),
     Target(CompiledBackend, "softmin", "Sinkhorn", _softmin_work),
-    Target(CompiledBackend, "sweep", "Sinkhorn"),
+    Target(CompiledBackend, "sweeper", "Sinkhorn", _sweeper_work),
     Target(_plan.TransportPlan, "sample", "sampling"),
     Target(_plan.TransportPlan, "to_dense", "apply"),
     Target(_sinkhorn, "column_error", "checks"),
@@ -144,7 +143,7 @@ def targets() -> tuple[Target, ...]:
     return (
         *_TARGETS,
         Target(TritonBackend, "softmin", "Sinkhorn", _softmin_work),
-        Target(TritonBackend, "sweep", "Sinkhorn", _sweep_work),
+        Target(TritonBackend, "sweeper", "Sinkhorn", _sweeper_work),
         Target(TritonBackend, "apply", "apply", _apply_work),
     )
 
@@ -182,11 +181,10 @@ class Clock:
             self._turn()
             self._stack.pop()
 
-    def add_work(self, target: Target, function: Any, args: Any, kwargs: Any) -> None:
-        """Add what the arguments imply, unless an enclosing call has done so."""
-        if target.work is not None and "counted" not in self._stack:
-            bound = inspect.signature(function).bind(*args, **kwargs).arguments
-            self.work[target.phase] = self.work[target.phase].plus(target.work(bound))
+    def add_work(self, name: str, work: Work) -> None:
+        """Add work to a phase, unless an enclosing call has done so."""
+        if "counted" not in self._stack:
+            self.work[name] = self.work[name].plus(work)
 
     def _turn(self) -> None:
         now = self._now()
@@ -201,11 +199,8 @@ class Clock:
         return time.perf_counter()
 
     @contextlib.contextmanager
-    def counted(self, target: Target) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Keep calls inside from adding their work again."""
-        if target.work is None:
-            yield
-            return
         self._stack.append("counted")
         try:
             yield
@@ -229,8 +224,28 @@ def _wrap(function: Callable[..., Any], target: Target, clock: Clock) -> Callabl
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with clock.phase(target.phase):
-            clock.add_work(target, function, args, kwargs)
-            with clock.counted(target):
+            if target.work is None:
                 return function(*args, **kwargs)
+            arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+            clock.add_work(target.phase, target.work(arguments))
+            with clock.counted():
+                result = function(*args, **kwargs)
+        if target.attribute == "sweeper":
+            return _wrap_sweeper(result, arguments["cost"], target.phase, clock)
+        return result
+
+    return run
+
+
+def _wrap_sweeper(
+    sweeper: Callable[..., Any], cost: Cost, phase: str, clock: Clock
+) -> Callable[..., Any]:
+    """Label a sweeper; each of its iterations reads a stored kernel once, or makes it anew."""
+
+    def run(start: Any, count: int, relaxation: float) -> Any:
+        with clock.phase(phase):
+            clock.add_work(phase, pass_over(cost, exponentials=False).times(count))
+            with clock.counted():
+                return sweeper(start, count, relaxation)
 
     return run

@@ -77,7 +77,7 @@ def measure(
         text = str(problem).strip().splitlines() or [""]
         row["failed"] = f"{type(problem).__name__}: {text[-1][:150]}"
         line = f"FAILED  {row['failed']}"
-    LINES.append(f"{group:14s} {name:46s} {line}")
+    LINES.append(f"{group:14s} {name:60s} {line}")
     print(LINES[-1], f"({time.perf_counter() - begin:.1f} s)", flush=True)
     if OUT:
         with Path(OUT, "kernels.jsonl").open("a") as file:

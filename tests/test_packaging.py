@@ -27,6 +27,8 @@ LAYERS = {
     2: {"distances", "_cost"},
     3: {
         "_sinkhorn",
+        "_eager_sinkhorn",
+        "_acceleration",
         "_compiled_sinkhorn",
         "_triton_*",
         "_dispatch",
@@ -35,7 +37,7 @@ LAYERS = {
         "_gradient",
         "_problem",
     },
-    4: {"_schedule", "_solver", "_result", "_autograd", "_multiscale"},
+    4: {"_schedule", "_solver", "_solve", "_result", "_autograd", "_multiscale"},
     5: {"_api", "_batched", "_distributed"},
     6: {""},
     7: {"sklearn", "anndata", "plotting", "cli", "__main__"},

@@ -12,8 +12,9 @@ from problems import linear_problem
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan
 from torchgw import _plan as plan_module
 from torchgw import _sinkhorn as sinkhorn_module
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._plan import StoredPlan
-from torchgw._sinkhorn import EagerBackend, sinkhorn
+from torchgw._sinkhorn import sinkhorn
 from torchgw._typing import Potentials
 
 EPSILON = 0.5

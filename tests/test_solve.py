@@ -66,7 +66,7 @@ def test_precisions_agree(precision):
     tolerance = {"float64": 1e-12, "mixed": 1e-4, "float32": 1e-3}[precision]
     assert float((result.plan.double() - exact.plan).abs().sum()) <= tolerance
     assert result.value == pytest.approx(exact.value, rel=tolerance)
-    marginal = {"float64": 1e-7, "mixed": 1e-7, "float32": 1e-5}[precision]
+    marginal = {"float64": 5e-7, "mixed": 5e-7, "float32": 1e-5}[precision]
     assert result.marginal_error <= marginal
     assert result.marginal_a.dtype == torch.float64
 
@@ -180,7 +180,7 @@ def test_sampled_gradient_is_close_to_the_exact_one(distances):
 @pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
 def test_same_seed_same_bits(gradient):
     x, y, _ = isometric_copy(40, noise=0.1)
-    options = {"distances": "sqeuclidean", "gradient": gradient}
+    options = {"distances": "sqeuclidean", "gradient": gradient, "epsilon": 0.02}
     first = torchgw.solve(x, y, random_state=7, **options)
     again = torchgw.solve(x, y, random_state=first.random_state, **options)
     assert torch.equal(first.plan, again.plan)
@@ -246,12 +246,12 @@ def test_budgets_are_told_apart():
     with pytest.warns(ConvergenceWarning):
         inner = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=1e-3, inner_max_iter=2, max_iter=60)
     assert not inner.converged
-    assert inner.marginal_error > 1e-7
+    assert inner.marginal_error > 5e-7
 
 
 def test_result_is_complete():
     d_x, d_y = distance_matrices(30, 25)
-    result = torchgw.solve(D_X=d_x, D_Y=d_y, random_state=3)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.02, random_state=3)
     assert result.plan.shape == (30, 25)
     assert result.potentials == (result.potential_a, result.potential_b)
     assert result.marginals == (result.marginal_a, result.marginal_b)

@@ -15,7 +15,7 @@ from torchgw._sinkhorn import Sweep, softmin, softmin_sweep
 from torchgw._triton_dense import SweepPlan
 from torchgw._triton_operands import Blocks, interpreted, operands
 from torchgw._triton_sinkhorn import TritonBackend
-from torchgw._triton_softmin import Rule, half_step_, log_sum_exp, padded, side
+from torchgw._triton_softmin import Rule, Side, half_step_, log_sum_exp, padded
 from torchgw._typing import Marginals, Potentials
 
 # The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
@@ -81,6 +81,12 @@ def warm(cost: Cost, marginals: Marginals) -> Potentials:
     f = softmin(exact, weight.log_b, g, EPSILON, axis=1)
     g = softmin(exact, weight.log_a, f, EPSILON, axis=0)
     return Potentials(f.to(cost.dtype), g.to(cost.dtype))
+
+
+def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
+    """Return a side at the start of a sweep, all scalings one."""
+    start = padded(potential, -float("inf"))
+    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -167,7 +173,7 @@ def test_sweep(
     marginals = weights(33, 70, device, dtype)
     start = warm(cost, marginals)
     expected = reference_sweep(cost, marginals, start, 3, relaxation=relaxation, tau=tau)
-    got = TritonBackend().sweep(cost, marginals, start, EPSILON, 3, relaxation, tau)
+    got = TritonBackend().sweeper(cost, marginals, start, EPSILON, tau=tau)(start, 3, relaxation)
     assert_sweeps_close(got, expected, dtype)
 
 
@@ -177,7 +183,9 @@ def test_sweep_equals_softmins(device: torch.device) -> None:
     start = warm(cost, marginals)
     backend = TritonBackend()
     expected = softmin_sweep(backend, cost, marginals, start, EPSILON, 2)
-    assert_sweeps_close(backend.sweep(cost, marginals, start, EPSILON, 2), expected, torch.float64)
+    assert_sweeps_close(
+        backend.sweeper(cost, marginals, start, EPSILON)(start, 2), expected, torch.float64
+    )
 
 
 @pytest.mark.parametrize("kind", ["factored", "dense"])
@@ -189,7 +197,7 @@ def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
         cost = cost.dense()
     marginals, tau = weights(12, 17, device, torch.float64), (0.5, 0.5)
     start = warm(cost, marginals)
-    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 27, 1.0, tau)
+    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON, tau=tau)(start, 27)
     f = tau[0] * softmin(cost, marginals.log_b, sweep.g, EPSILON, axis=1)
     g = tau[1] * softmin(cost, marginals.log_a, f, EPSILON, axis=0)
     assert_close(sweep.f, f, torch.float64)
@@ -254,18 +262,14 @@ def test_splits(device: torch.device, dtype: torch.dtype) -> None:
     assert float(torch.stack(scalings).abs().max()) <= 20 * TOLERANCE[dtype]
 
 
-PLAN = SweepPlan(
-    width=64, tiles=3, warps=4, programs=4, stages=1, aligned=True, reread=False, keep=2,
-    stored=False,
-)  # fmt: skip
+PLAN = SweepPlan(width=64, warps=4, programs=4, ahead=0, held=True)
 PLANS = {
     "held": PLAN,
-    "one tile": PLAN._replace(width=256, tiles=1),
-    "pipelined": PLAN._replace(stages=3, keep=1),
-    "unaligned": PLAN._replace(aligned=False),
-    "reread": PLAN._replace(reread=True, keep=0),
-    "stored": PLAN._replace(stored=True, keep=1),
-    "stored, reread": PLAN._replace(stored=True, reread=True, keep=0),
+    "one tile": PLAN._replace(width=256),
+    "a tile ahead": PLAN._replace(ahead=1),
+    "a row ahead": PLAN._replace(ahead=3),
+    "reread": PLAN._replace(held=False),
+    "reread, two tiles ahead": PLAN._replace(held=False, ahead=2),
 }
 
 
@@ -280,7 +284,7 @@ def test_dense_plans(name: str, n: int, m: int, device: torch.device, dtype: tor
     marginals = weights(n, m, device, dtype)
     start = warm(cost, marginals)
     backend = TritonBackend(plan=PLANS[name])
-    sweep = backend.sweep(cost, marginals, start, EPSILON, 2)
+    sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), dtype)
 
 
@@ -292,7 +296,7 @@ def test_dense_beyond_one_tile(
     cost = DenseCost(cost.matrix.T.contiguous().T)
     marginals = weights(7, 90, device, dtype)
     start = warm(cost, marginals)
-    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 2)
+    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), dtype)
 
 
@@ -305,7 +309,33 @@ def test_cold_start_is_reported(kind: str, shift: float, device: torch.device) -
     marginals = weights(9, 11, device, torch.float32)
     start = warm(cost, marginals)
     cold = Potentials(start.f - shift * EPSILON, start.g)
-    assert not bool(TritonBackend().sweep(cost, marginals, cold, EPSILON, 1).ok)
+    assert not bool(TritonBackend().sweeper(cost, marginals, cold, EPSILON)(cold, 1).ok)
+
+
+def test_drift_is_reported(device: torch.device) -> None:
+    # moving mass from f to g changes no plan, but leaves the kernel far behind
+    cost = factored(9, 11, 2, device, torch.float32).dense()
+    marginals = weights(9, 11, device, torch.float32)
+    start = warm(cost, marginals)
+    sweeper = TritonBackend().sweeper(cost, marginals, start, EPSILON)
+    for nats, ok in ((10.0, True), (25.0, False)):
+        moved = Potentials(start.f + nats * EPSILON, start.g - nats * EPSILON)
+        assert bool(sweeper(moved, 1).ok) == ok
+
+
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+def test_sweeps_go_on(kind: str, device: torch.device) -> None:
+    cost: Cost = factored(20, 30, 2, device, torch.float64)
+    if kind == "dense":
+        cost = cost.dense()
+    marginals = weights(20, 30, device, torch.float64)
+    start = warm(cost, marginals)
+    sweeper = TritonBackend().sweeper(cost, marginals, start, EPSILON)
+    first = sweeper(start, 2)
+    kept = first.g.clone()
+    second = sweeper(first.state, 1)
+    assert torch.equal(first.g, kept)
+    assert_sweeps_close(second, reference_sweep(cost, marginals, start, 3), torch.float64)
 
 
 def test_mixed_dtypes(device: torch.device) -> None:
@@ -313,7 +343,7 @@ def test_mixed_dtypes(device: torch.device) -> None:
     cost = factored(9, 11, 2, device, torch.float32)
     marginals = Marginals(*wide(*weights(9, 11, device, torch.float32)))
     start = Potentials(*wide(*warm(cost, marginals)))
-    sweep = TritonBackend().sweep(cost, marginals, start, EPSILON, 2)
+    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert sweep.f.dtype == torch.float64
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), torch.float32)
 
@@ -334,7 +364,7 @@ def test_polynomial_exponentials(poly: int) -> None:
     cost = factored(300, 500, 7, device, torch.float32)
     marginals = weights(300, 500, device, torch.float32)
     start = warm(cost, marginals)
-    sweep = TritonBackend(poly=poly).sweep(cost, marginals, start, EPSILON, 2)
+    sweep = TritonBackend(poly=poly).sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), torch.float32)
 
 
@@ -351,7 +381,78 @@ def test_more_than_2_to_the_31_entries() -> None:
     expected = softmin(part, *wide(marginals.log_b, zero), EPSILON, axis=1)
     assert_close(f[last], expected, torch.float32)
     g = backend.softmin(cost, marginals.log_a, f, EPSILON, axis=0)
-    sweep = backend.sweep(cost, marginals, Potentials(f, g), EPSILON, 1)
+    start = Potentials(f, g)
+    sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 1)
     assert bool(sweep.ok)
     expected = softmin(part, *wide(marginals.log_b, g), EPSILON, axis=1)
     assert_close(sweep.f[last], expected, torch.float32)
+
+
+def dense_problem(seed: int, dtype: torch.dtype) -> tuple[DenseCost, Marginals, Potentials]:
+    device = torch.device("cuda")
+    cost = factored(300, 400, 2 + seed, device, dtype).dense()
+    marginals = weights(300, 400, device, dtype)
+    return cost, marginals, warm(cost, marginals)
+
+
+def same(got: Sweep, expected: Sweep) -> bool:
+    """Whether two sweeps agree bit by bit."""
+    pairs = zip((*got[:3], *got.state), (*expected[:3], *expected.state), strict=True)
+    return all(torch.equal(part, reference) for part, reference in pairs)
+
+
+@pytest.mark.gpu
+def test_graphs_change_no_bit(dtype: torch.dtype) -> None:
+    # the second sweep of a length is captured, the third replayed; workspaces go from one problem
+    # to the next, and two sweepers at a time do not mix
+    problems = [(*dense_problem(seed, dtype), epsilon) for seed, epsilon in ((0, 0.37), (1, 0.5))]
+    for _ in range(3):
+        sweepers = [
+            [
+                TritonBackend(graphs=graphs).sweeper(cost, marginals, start, epsilon)
+                for graphs in (False, True)
+            ]
+            for cost, marginals, start, epsilon in problems
+        ]
+        states = [start for _, _, start, _ in problems]
+        for count, relaxation in ((4, 1.0), (4, 1.0), (4, 1.3), (4, 1.5), (4, 1.0), (2, 1.0)):
+            for place, (launched, graphed) in enumerate(sweepers):
+                expected = launched(states[place], count, relaxation)
+                got = graphed(states[place], count, relaxation)
+                assert same(got, expected)
+                assert bool(got.ok)
+                states[place] = got.state
+        del sweepers, launched, graphed
+
+
+@pytest.mark.gpu
+def test_sweep_inside_a_graph() -> None:
+    cost, marginals, start = dense_problem(0, torch.float32)
+    backend = TritonBackend()
+    expected = TritonBackend(graphs=False).sweeper(cost, marginals, start, EPSILON)(start, 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 3)
+    # what others do meanwhile must not reach the buffers of the graph
+    for _ in range(3):
+        other, weight, potentials = dense_problem(1, torch.float32)
+        backend.sweeper(other, weight, potentials, EPSILON)(potentials, 3)
+    graph.replay()
+    assert torch.equal(sweep.g_next, expected.g_next)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [16, 100])
+def test_long_sums_have_no_bias(channels: int) -> None:
+    # values of one sign: matrix units that truncate would lose 1e-4 over 60,000 columns
+    device = torch.device("cuda")
+    cost = factored(200, 60_000, 3, device, torch.float32)
+    marginals = weights(200, 60_000, device, torch.float32)
+    potentials = warm(cost, marginals)
+    values = torch.ones(60_000, channels, device=device)
+    got = TritonBackend().apply(cost, marginals, potentials, EPSILON, values)
+    expected = TritonBackend().apply(
+        cost.to(torch.float64), Marginals(*wide(*marginals)), Potentials(*wide(*potentials)),
+        EPSILON, values.double(),
+    )  # fmt: skip
+    assert float(((got - expected).abs() / expected.clamp_min(1e-30)).max()) <= 1e-5

@@ -8,6 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from numbers import Real
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +21,8 @@ from torchgw._inputs import as_weights, check_linear_cost, make_generator, resol
 from torchgw._options import BackendName, GradientName, Options, Precision
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
-from torchgw._solver import Iteration, Outcome, Recorder, entropy_and_linear, solve_problem
+from torchgw._solve import Outcome, entropy_and_linear, solve_problem
+from torchgw._solver import Iteration, Recorder
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
@@ -70,7 +72,7 @@ def solve(
     min_iter: int = 40,
     tol: float = 1e-5,
     inner_max_iter: int = 2000,
-    inner_tol: float = 1e-7,
+    inner_tol: float | None = None,
     backend: BackendName = "auto",
     device: Any = None,
     dtype: torch.dtype | None = None,
@@ -130,8 +132,9 @@ def solve(
         sampled solve.
     tol : float
         Relative change of the plan at which an exact solve has settled.
-    inner_max_iter, inner_tol : int, float
-        Sinkhorn iterations per outer iteration at most, and the L1 column error to reach.
+    inner_max_iter, inner_tol : int, float or None
+        Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
+        5e-7 by default, or 1e-5 where the cost is too large to be stored.
     backend : {"auto", "triton", "compile", "eager"}
         Implementation of the half-step. A backend named here runs or raises.
     device : torch.device or str, optional
@@ -140,7 +143,7 @@ def solve(
         The same as ``precision="float32"`` or ``"float64"``.
     precision : {"auto", "mixed", "float64", "float32"}
         ``"mixed"`` iterates in float32 and settles marginals and values in float64. ``"auto"`` is
-        float64 for small problems on a CPU and mixed otherwise.
+        float64 for small problems and mixed otherwise.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.
     callback : callable, optional
@@ -201,19 +204,28 @@ def solve(
         backend=backend,
         precision=_merge_precision(dtype, precision),
     )
+    if callback is not None and not callable(callback):
+        raise InvalidTypeError(
+            f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
+        )
     distance_options = DistanceOptions(n_neighbors, n_landmarks, scale, disconnected)
     recorder = Recorder(_with_progress(callback) if verbose else callback)
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
-    (source, target), scales = build_providers(
-        (X, Y), (D_X, D_Y), distances, distance_options, where
-    )
-    recorder.time("distances", started)
-    marginals = Marginals(as_weights("a", a, source.n, where), as_weights("b", b, target.n, where))
-    linear = None if M is None else check_linear_cost(M, (source.n, target.n)).to(where).double()
-    problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
-    outcome = solve_problem(problem, options, init, generator, recorder)
-    return _report(outcome, problem, scales, seed)
+    # no autograd graph grows over the iterations, whatever a provider's tensors require
+    with torch.no_grad():
+        (source, target), scales = build_providers(
+            (X, Y), (D_X, D_Y), distances, distance_options, where
+        )
+        recorder.time("distances", started)
+        marginals = Marginals(
+            as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
+        )
+        linear = None if M is None else check_linear_cost(M, (source.n, target.n))
+        linear = None if linear is None else linear.to(where).double()
+        problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
+        outcome = solve_problem(problem, options, init, generator, recorder)
+        return _report(outcome, problem, scales, seed)
 
 
 def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
@@ -232,7 +244,7 @@ def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precisi
 def _check_alpha(alpha: float | None, linear: Tensor | None) -> float:
     if alpha is None:
         return 1.0 if linear is None else 0.5
-    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not 0 <= alpha <= 1:
+    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and linear is None:
         raise InvalidInputError(
@@ -269,6 +281,8 @@ def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], see
         warnings.warn(outcome.status.advice, ConvergenceWarning, stacklevel=4)
     return GWResult(
         lazy_plan=plan,
+        potential_a=outcome.potentials.f,
+        potential_b=outcome.potentials.g,
         value_quad=quadratic,
         value_linear=value_linear,
         marginal_a=outcome.masses.a,

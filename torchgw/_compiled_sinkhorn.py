@@ -10,7 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost, FactoredCost
-from torchgw._sinkhorn import EagerBackend, Sweep, row_blocks, softmin, softmin_sweep
+from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._sinkhorn import Sweep, Sweeper, row_blocks, softmin, softmin_sweep
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["CompiledBackend"]
@@ -82,17 +83,15 @@ class CompiledBackend(EagerBackend):
         parts = [_compiled()[2](block, right, bias, scale) for block in left.tensor_split(count)]
         return torch.cat(parts) - cost.row * scale
 
-    def sweep(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        count: int,
-        relaxation: float = 1.0,
-    ) -> Sweep:
-        """Run full iterations by two compiled softmins each."""
-        return softmin_sweep(self, cost, marginals, start, epsilon, count, relaxation)
+    def sweeper(
+        self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
+    ) -> Sweeper:
+        """Return sweeps by two compiled softmins per iteration."""
+
+        def sweep(start: Potentials, count: int, relaxation: float) -> Sweep:
+            return softmin_sweep(self, cost, marginals, start, epsilon, count, relaxation)
+
+        return sweep
 
 
 # Shapes of a FactoredCost: left, right, row, column.

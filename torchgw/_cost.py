@@ -15,7 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Cost", "DenseCost", "FactoredCost"]
+__all__ = ["Cost", "DenseCost", "FactoredCost", "exp_"]
+
+# Exponents below which exp() is as good as zero. Results near the smallest number of a dtype take a
+# CPU ten times as long.
+_LEAST_EXPONENT = {torch.float32: -70.0, torch.float64: -600.0}
+
+
+def exp_(exponent: Tensor) -> Tensor:
+    """Exponentiate in place; what would underflow becomes a negligible positive number."""
+    return exponent.clamp_(min=_LEAST_EXPONENT[exponent.dtype]).exp_()
 
 
 class DenseCost(NamedTuple):
@@ -81,6 +90,11 @@ class FactoredCost(NamedTuple):
     def dtype(self) -> torch.dtype:
         """Dtype of the factors."""
         return self.left.dtype
+
+    @classmethod
+    def of_products(cls, left: Tensor, right: Tensor) -> FactoredCost:
+        """Return -left @ right.T, without terms of rows or columns alone."""
+        return cls(left, right, left.new_zeros(len(left)), right.new_zeros(len(right)))
 
     @property
     def rank(self) -> int:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 
 from torchgw._compiled_sinkhorn import CompiledBackend
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import BackendUnavailableError, UnsupportedError
 from torchgw._options import BackendName, GradientName, Precision
-from torchgw._sinkhorn import Backend, EagerBackend
+from torchgw._sinkhorn import Backend
 from torchgw.distances.base import DistanceProvider
 
 __all__ = ["choose_backend", "choose_gradient", "choose_precision", "store_cost"]
@@ -33,10 +34,11 @@ _DENSE_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # Entries up to which the cost of one iteration is stored, because scaling a stored kernel reads one
 # number per entry where streaming computes an exponential and a product of length r.
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 400_000_000}
-# Entries up to which float64 throughout costs less than a separate float64 settling.
-_FLOAT64_ENTRIES = 100_000
+# Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
+# launches take the time there, not arithmetic.
+_FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
 # Entries up to which marginals are settled in float64 after a float32 solve.
-_SETTLE_ENTRIES = {"cpu": 1_000_000_000, "cuda": 20_000_000_000}
+_SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 20_000_000_000}
 
 
 def choose_backend(name: BackendName, device: torch.device, dtype: torch.dtype) -> Backend:
@@ -131,10 +133,9 @@ class Steps(NamedTuple):
 def choose_precision(
     name: Precision, device: torch.device, entries: int
 ) -> tuple[Precision, Steps]:
-    """Return the precision and its dtypes; "auto" is float64 for small problems on a CPU."""
+    """Return the precision and its dtypes; "auto" is float64 for small problems."""
     if name == "auto":
-        small = entries <= _FLOAT64_ENTRIES and device.type == "cpu"
-        name = "float64" if small else "mixed"
+        name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
     if name == "float64":
         return name, Steps(torch.float64, torch.float64, again=False)
     if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):

@@ -4,6 +4,10 @@ At a plan P the linear cost is (docs/algorithm.md, equation 2)
 
     C(P) = 2 alpha L(P) + (1 - alpha) M,    L(P)_ij = (DX^2 p)_i + (DY^2 q)_j - 2 (DX P DY)_ij.
 
+The first two terms of L depend on rows or columns alone. A balanced plan does not see them (they
+move into the potentials), and on distances of different size they would swamp the third in float32;
+so linearised costs leave them out, and ``row`` and ``column`` hold them in float64.
+
 Each gradient carries of P only what its cost needs, the *coupling*:
 
     dense      P itself, (n, m)
@@ -82,12 +86,14 @@ class Gradient(Protocol):
 
     name: str
     exact: bool
+    row: Tensor  # (n,) float64, 2 alpha DX^2 a
+    column: Tensor  # (m,) float64, 2 alpha DY^2 b
 
     def start(self) -> Coupling:
         """Return the coupling of the product plan a x b; ``None`` where it has its own cost."""
 
     def linearise(self, coupling: Coupling) -> Cost:
-        """Return the cost C(P) at the coupling of P, for ``None`` at the product plan."""
+        """Return C(P) - row - column at the coupling of P, for ``None`` at the product plan."""
 
     def update(
         self, plan: TransportPlan | StoredPlan, coupling: Coupling, generator: torch.Generator
@@ -103,10 +109,11 @@ class Gradient(Protocol):
         """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
 
 
-def _mean_squares(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return DX^2 a and DY^2 b, the part of L that does not depend on a balanced plan."""
+def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return 2 alpha DX^2 a and 2 alpha DY^2 b, float64."""
     a, b = (weight.to(problem.dtype) for weight in problem.marginals)
-    return problem.source.mean_square(a), problem.target.mean_square(b)
+    squares = problem.source.mean_square(a), problem.target.mean_square(b)
+    return 2 * problem.alpha * squares[0].double(), 2 * problem.alpha * squares[1].double()
 
 
 def _add_linear(cost: Cost, problem: Problem) -> Cost:
@@ -127,7 +134,7 @@ class DenseGradient:
         self.problem = problem
         self._source = stored_matrix(problem.source)
         self._target = stored_matrix(problem.target)
-        self.mean_squares = _mean_squares(problem)
+        self.row, self.column = _own_terms(problem)
 
     def start(self) -> Tensor:
         """Return a x b."""
@@ -138,9 +145,8 @@ class DenseGradient:
         """Return the stored cost at a plan of shape (n, m)."""
         assert coupling is not None
         alpha = self.problem.alpha
-        row, column = (2 * alpha * square for square in self.mean_squares)
         matrix = (self._source @ coupling.to(self.problem.dtype) @ self._target).mul_(-4 * alpha)
-        return _add_linear(DenseCost(matrix.add_(row[:, None]).add_(column)), self.problem)
+        return _add_linear(DenseCost(matrix), self.problem)
 
     def update(
         self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
@@ -205,7 +211,7 @@ class FactoredGradient:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.mean_squares = _mean_squares(problem)
+        self.row, self.column = _own_terms(problem)
         source, target = problem.source.factors(), problem.target.factors()
         # The side of smaller rank carries the streamed products, whose cost is its rank.
         ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]
@@ -232,14 +238,10 @@ class FactoredGradient:
     def linearise(self, coupling: Tensor | None) -> Cost:
         """Return the factored cost at a coupling."""
         assert coupling is not None
-        alpha = self.problem.alpha
-        row, column = (2 * alpha * square for square in self.mean_squares)
         measured = self._left.metric(coupling.to(self.problem.dtype)) * self._factors.signs
-        left = 4 * alpha * self._left.decode(measured)
-        if self._swapped:
-            cost = FactoredCost(self._factors.matrix, left, row, column)
-        else:
-            cost = FactoredCost(left, self._factors.matrix, row, column)
+        left = 4 * self.problem.alpha * self._left.decode(measured)
+        cost = FactoredCost.of_products(left, self._factors.matrix)
+        cost = cost.transpose() if self._swapped else cost
         return _add_linear(cost.centred(), self.problem)
 
     def update(
@@ -284,21 +286,20 @@ class SampledGradient:
         source = _moments(problem.source, problem.marginals.a, generator)
         target = _moments(problem.target, problem.marginals.b, generator)
         self._means = source[0], target[0]
-        self.mean_squares = source[1], target[1]
+        self.row = 2 * problem.alpha * source[1].double()
+        self.column = 2 * problem.alpha * target[1].double()
 
     def start(self) -> None:
         """Return ``None``: the product plan needs no anchors."""
 
     def linearise(self, coupling: Anchors | None) -> Cost:
         """Return the factored cost at the anchors; at a x b it is known exactly, of rank one."""
-        alpha = self.problem.alpha
-        row, column = (2 * alpha * square for square in self.mean_squares)
         if coupling is None:
             left, right = (mean[:, None] for mean in self._means)
         else:
             left = self.problem.source.columns(coupling.source) / self.n_anchors
             right = self.problem.target.columns(coupling.target)
-        cost = FactoredCost(4 * alpha * left, right, row, column)
+        cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return _add_linear(cost.centred(), self.problem)
 
     def update(
@@ -350,7 +351,10 @@ def distance_spread(
     """Return the standard deviation of a distance between two points drawn by weight."""
     mean, square = _moments(provider, weights, generator)
     weights = weights.to(provider.dtype)
-    return float((weights @ square - (weights @ mean) ** 2).clamp_min(0).sqrt())
+    second = weights @ square
+    variance = second - (weights @ mean) ** 2
+    # what rounding leaves of a variance of zero is no scale
+    return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0
 
 
 def make_gradient(

@@ -18,6 +18,7 @@ __all__ = [
     "as_weights",
     "check_distances",
     "check_linear_cost",
+    "check_plan",
     "check_magnitude",
     "check_points",
     "make_generator",
@@ -147,6 +148,21 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
     _check_finite(name, tensor)
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
+
+
+def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
+    """Return a starting plan, non-negative and of total mass exactly one, float64.
+
+    A total within 1e-4 of one is rounding and is normalised, as for weights.
+    """
+    tensor = check_linear_cost(value, shape, name="init").double()
+    total = float(tensor.sum())
+    if float(tensor.min()) < 0 or abs(total - 1) > _MASS_TOLERANCE:
+        raise InvalidInputError(
+            "`init` must be a plan: non-negative entries that sum to 1; its smallest entry is "
+            f"{float(tensor.min()):.3g} and its sum {total:.6g}. Pass init / init.sum()."
+        )
+    return tensor / total
 
 
 def as_weights(name: str, value: Any, n: int, device: torch.device) -> Tensor:

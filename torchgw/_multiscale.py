@@ -70,7 +70,6 @@ def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.G
 def extend(
     sample: Subsample,
     fine: FactoredGradient,
-    coarse: FactoredGradient,
     coupling: Tensor,
     potentials: Potentials,
     epsilon: float,
@@ -78,24 +77,15 @@ def extend(
 ) -> Potentials:
     """Extend the potentials of a subsample to all points, by one half-step each way.
 
-    Both problems share the coupling, hence the factors of the cost; their row and column terms
-    differ by sampling noise, which moves into the coarse potentials.
+    Both problems share the coupling, hence the factors of the cost.
     """
     whole = fine.linearise(coupling)
     assert isinstance(whole, FactoredCost)
-    twice = 2 * sample.problem.alpha
-    row, column = (
-        twice * (all_points[index] - some_points)
-        for all_points, some_points, index in zip(
-            fine.mean_squares, coarse.mean_squares, sample[1:], strict=True
-        )
-    )
-    f, g = potentials.f + row, potentials.g + column
     marginals = sample.problem.marginals
     columns = FactoredCost(
         whole.left, whole.right[sample.target], whole.row, whole.column[sample.target]
     )
     return Potentials(
-        backend.softmin(columns, marginals.log_b, g, epsilon, axis=1),
-        backend.softmin(whole.rows(sample.source), marginals.log_a, f, epsilon, axis=0),
+        backend.softmin(columns, marginals.log_b, potentials.g, epsilon, axis=1),
+        backend.softmin(whole.rows(sample.source), marginals.log_a, potentials.f, epsilon, axis=0),
     )

@@ -28,7 +28,7 @@ class Options:
     min_iter: int = 40
     tol: float = 1e-5
     inner_max_iter: int = 2000
-    inner_tol: float = 1e-7
+    inner_tol: float | None = None
     backend: BackendName = "auto"
     precision: Precision = "auto"
 
@@ -43,8 +43,9 @@ class Options:
             _check_count(name, getattr(self, name))
         if self.n_anchors is not None:
             _check_count("n_anchors", self.n_anchors)
-        for name in ("tol", "inner_tol"):
-            _check_positive(name, getattr(self, name), "small values mean more iterations")
+        _check_positive("tol", self.tol, "small values mean more iterations")
+        if self.inner_tol is not None:
+            _check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
         _check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
         if self.momentum > 1:
             raise InvalidInputError(

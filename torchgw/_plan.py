@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors, sample_categories
-from torchgw._cost import Cost, DenseCost
+from torchgw._cost import Cost, DenseCost, exp_
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import InvalidInputError, PlanTooLargeError
-from torchgw._sinkhorn import Backend, EagerBackend, row_blocks
+from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["StoredPlan", "TransportPlan"]
@@ -153,9 +154,9 @@ class TransportPlan:
         return self._block(index)
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        f, g = (part.to(self.dtype) for part in self.potentials)
+        f, g = (part.to(self.dtype) for part in self.weights.mask(self.potentials))
         a, b = (part.to(self.dtype) for part in self.weights)
-        kernel = self.cost.rows(index).exponent(f[index], g, self.epsilon).exp_()
+        kernel = exp_(self.cost.rows(index).exponent(f[index], g, self.epsilon))
         return kernel.mul_(a[index, None]).mul_(b)
 
     def argmax(self, axis: int = 1) -> Tensor:

@@ -29,6 +29,7 @@ DistanceName = Literal[
     "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
 ]
 ScaleName = Literal["auto", "max", "mean"]
+_GEODESIC = ("dijkstra", "precomputed", "landmark")
 _POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 _ALL_PAIRS_POINTS = 3_000
@@ -96,13 +97,14 @@ def build_providers(
     ]
     largest = max(item.n for item in inputs)
     kinds = [
-        _resolve(spec, largest) if item.provider is None else "given"
+        _resolve(spec, largest, options) if item.provider is None else "given"
         for item, spec in zip(inputs, names, strict=True)
     ]
+    _refuse_unused(inputs, kinds, options)
     graphs = {
         position: _geodesics(item, options)
         for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True))
-        if kind in ("dijkstra", "precomputed", "landmark")
+        if kind in _GEODESIC
     }
     all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
     tables_made = dict(
@@ -206,11 +208,27 @@ def _looks_like_distances(points: Tensor) -> bool:
     return square and bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
-def _resolve(spec: DistanceName, largest: int) -> Any:
+def _resolve(spec: DistanceName, largest: int, options: DistanceOptions) -> Any:
     """Choose what "auto" means for problems of this size."""
     if spec != "auto":
         return spec
-    return "precomputed" if largest <= _ALL_PAIRS_POINTS else "landmark"
+    small = largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None
+    return "precomputed" if small else "landmark"
+
+
+def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOptions) -> None:
+    """Refuse an option that neither side would use."""
+    made = [item for item, kind in zip(inputs, kinds, strict=True) if kind in _GEODESIC]
+    if options.n_landmarks is not None and "landmark" not in kinds:
+        raise InvalidInputError(
+            "`n_landmarks` is used by distances='landmark' only; drop it, or pass "
+            "distances='landmark'."
+        )
+    if options.n_neighbors is not None and all(item.points is None for item in made):
+        raise InvalidInputError(
+            "`n_neighbors` is used for geodesics on the neighbour graph of points only; drop it, "
+            "or pass points with distances='precomputed', 'dijkstra' or 'landmark'."
+        )
 
 
 def _geodesics(item: _Input, options: DistanceOptions) -> Geodesics:

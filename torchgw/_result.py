@@ -24,6 +24,9 @@ class GWResult:
     ----------
     lazy_plan : TransportPlan, shape (n, m)
         The plan as an operator; nothing of its size is stored.
+    potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
+        Dual potentials of the whole linearised cost C(P), in its units. Those in ``lazy_plan``
+        belong to its reduced cost, which leaves out the terms of rows and columns alone.
     value : float
         value_quad + value_linear: the transport objective without the entropy term, on the scale of
         the distances after division by ``scale``. Exact for exact gradients; for the sampled one an
@@ -56,6 +59,8 @@ class GWResult:
     """
 
     lazy_plan: TransportPlan
+    potential_a: Tensor
+    potential_b: Tensor
     value_quad: float
     value_linear: float
     marginal_a: Tensor
@@ -100,16 +105,6 @@ class GWResult:
     def potentials(self) -> tuple[Tensor, Tensor]:
         """Dual potentials (f, g) in cost units."""
         return self.potential_a, self.potential_b
-
-    @property
-    def potential_a(self) -> Tensor:
-        """Source potential f, shape (n,)."""
-        return self.lazy_plan.potentials.f
-
-    @property
-    def potential_b(self) -> Tensor:
-        """Target potential g, shape (m,)."""
-        return self.lazy_plan.potentials.g
 
     @property
     def marginals(self) -> tuple[Tensor, Tensor]:

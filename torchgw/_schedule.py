@@ -18,7 +18,7 @@ class Annealing:
 
     start: float
     target: float
-    decay: float = 0.85
+    decay: float = 0.65
 
     def __call__(self, iteration: int) -> float:
         """Return epsilon at an iteration counted from zero."""

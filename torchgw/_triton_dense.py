@@ -1,16 +1,14 @@
 # mypy: disable-error-code="assignment"
-"""A full Sinkhorn iteration over a stored matrix that reads it once, in Triton.
+"""A full Sinkhorn iteration that reads a stored kernel once, in Triton.
 
-A program holds a row of the kernel E of :mod:`torchgw._triton_softmin` (T2) on chip: its sum gives
-the new row scaling, and the rescaled row is added to column sums that stay in registers over all
-rows of the program. A small second kernel adds the column sums of the programs in a fixed order and
-gives the new column scalings. E is made anew from the cost in every iteration, or stored once
-(``SweepPlan.stored``), which trades the exponentials for one more matrix.
+The kernel E of :mod:`torchgw._triton_softmin` (T2) is made once from a cost matrix. A program then
+holds a row of it on chip: its sum gives the new row scaling, and the rescaled row is added to
+column sums that stay in registers over all rows of the program. A small second kernel adds the
+column sums of the programs in a fixed order and gives the new column scalings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,176 +17,166 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._cost import DenseCost
-from torchgw._triton_operands import Blocks, Operands, launch_options, multiprocessors
-from torchgw._triton_softmin import Rule, Side, update
+from torchgw._triton_operands import Blocks, launch_options, multiprocessors
+from torchgw._triton_softmin import Rule, Side, rescaled, update, usable
 
-__all__ = ["SweepPlan", "fits", "iteration", "sweep_plan"]
+__all__ = ["StoredKernel", "SweepPlan", "fits", "sweep_plan"]
 
-# Widest row whose column sums fit the registers of a multiprocessor beside what a row needs: wider
-# ones spill, and two passes over the matrix are faster.
-_WIDEST = {torch.float32: 16384, torch.float64: 12288}
+# Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
+# cost are faster.
+_WIDEST = {torch.float32: 32768, torch.float64: 16384}
+# Rows of E begin at multiples of so many entries, so that all loads are 16 bytes wide.
+_PITCH = 32
 
 
 class SweepPlan(NamedTuple):
     """How the fused kernel is launched."""
 
     width: int  # columns of a tile
-    tiles: int  # tiles of a row
     warps: int
     programs: int
-    stages: int  # rows in flight through shared memory; 1 loads straight to registers
-    aligned: bool  # read 16 bytes at a time whatever the alignment of the rows
-    reread: bool  # read a row twice (the second time from a cache) instead of holding it
-    keep: int  # how many of the two column vectors (weights, potentials) registers hold
-    stored: bool  # store E instead of making it from the cost
+    ahead: int  # how many tiles of the next row to load while a row is summed, all at most
+    held: bool  # hold a row in registers, or read it twice (the second time from a cache)
 
 
 @triton.jit
-def _row_tile(
-    base,  # pointer to the row, at or up to 3 entries before its first column
-    lane,  # [WIDTH] position in the row of tiles
-    lead,  # entries between base and the first column
+def _store_kernel(
+    matrix,  # (n, m) cost, any strides
+    scale,  # [1] log2(e) / epsilon, float64
+    row,  # [n] row potentials p of (T2)
+    column,  # [m, padded with -inf] column potentials q of (T2)
+    stored,  # [n, pitch]
+    n,
     m,
-    ALIGNED: tl.constexpr,  # entries per 16 bytes if base is aligned to them, else 0
-    EDGE: tl.constexpr,  # whether the tile may reach over an end of the row
+    pitch,
+    stride_n,
+    stride_m,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Store E, zero in the columns from m to the pitch."""
+    kind: tl.constexpr = stored.dtype.element_ty
+    i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    at = matrix + i.to(tl.int64)[:, None] * stride_n + j.to(tl.int64)[None, :] * stride_m
+    cost = tl.load(at, mask=(i < n)[:, None] & (j < m)[None, :], other=0.0)
+    p = tl.load(row + i, mask=i < n, other=0.0)
+    q = tl.load(column + j, mask=j < pitch, other=0.0)
+    entries = tl.exp2((p[:, None] + q[None, :]) - cost * tl.load(scale).to(kind))
+    at = stored + i.to(tl.int64)[:, None] * pitch + j[None, :]
+    tl.store(at, entries, mask=(i < n)[:, None] & (j < pitch)[None, :])
+
+
+@triton.jit
+def _tile(
+    base,  # pointer to a row
+    lane,  # [WIDTH] columns
+    pitch,
+    LAST: tl.constexpr,  # whether the tile may reach beyond the row
     POLICY: tl.constexpr,
 ):
-    """Load a tile of one row; entries outside the row are finite, whatever lies there."""
-    if ALIGNED > 0:
-        # whole 16-byte groups: the mask is constant on a group, so loads stay wide
-        limit = tl.multiple_of(tl.cdiv(lead + m, ALIGNED) * ALIGNED, ALIGNED)
-        x = tl.load(base + lane, mask=lane < limit, other=0.0, eviction_policy=POLICY)
-        if EDGE:
-            x = tl.where((lane >= lead) & (lane < lead + m), x, 0.0)
-        return x
+    """Load a tile of one row."""
+    if POLICY == "cg":
+        return tl.load(base + lane, mask=lane < pitch, other=0.0, cache_modifier=".cg")
+    if LAST:
+        return tl.load(base + lane, mask=lane < pitch, other=0.0, eviction_policy=POLICY)
     else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
-        return tl.load(base + lane, mask=lane < m, other=0.0, eviction_policy=POLICY)
-
-
-@triton.jit
-def _column_tile(
-    values,  # [m]
-    column,  # [WIDTH] column numbers, also outside of [0, m)
-    m,
-    outside: tl.constexpr,
-):
-    """Load a value per column."""
-    return tl.load(values + column, mask=(column >= 0) & (column < m), other=outside)
+        return tl.load(base + lane, eviction_policy=POLICY)
 
 
 @triton.jit
 def _sweep_kernel(
-    matrix,  # (n, m) cost, rows contiguous; E if STORED
-    scale,  # [1] -log2(e) / epsilon
-    start,  # [n] row potentials p of (T2)
-    column_start,  # [m] column potentials q of (T2)
-    column_feed,  # [m] weights of the columns times their scalings
+    stored,  # [n, pitch] E, zero beyond column m
+    column_feed,  # [pitch] weights of the columns times their scalings, zero beyond column m
     shift,  # [n] these six as in update, for the rows
     control,  # [2]
     weight,  # [n]
     scaling,  # [n]
     feed,  # [n]
     bad,  # [1] int32
-    partial,  # [programs, m] column sums of each program
+    partial,  # [programs, pitch] column sums of each program
     n,
-    m,
-    stride,  # of a row, in entries
+    pitch,
     WIDTH: tl.constexpr,
     TILES: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    REREAD: tl.constexpr,
-    KEEP: tl.constexpr,
-    STORED: tl.constexpr,
-    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    HELD: tl.constexpr,
+    BACKWARDS: tl.constexpr,  # from the last row to the first
 ):
     """Update the scalings of the rows pid, pid + programs, ... and add up their columns."""
     first = tl.program_id(0)
     step = tl.num_programs(0)
     kind: tl.constexpr = partial.dtype.element_ty
     lane = tl.arange(0, WIDTH)
-    lead = 0
-    if ALIGNED > 0:
-        # programs is a multiple of ALIGNED, so that all rows of a program have one alignment
-        lead = ((first.to(tl.int64) * stride) % ALIGNED).to(tl.int32)
-    factor = tl.load(scale)
     tau = tl.load(control)
     relaxation = tl.load(control + 1)
-    hidden: tl.constexpr = -float("inf")
-    q = ()
-    w = ()
+    once: tl.constexpr = "evict_first" if HELD else ""
     sums = ()
+    ahead = ()
+    turn = tl.minimum(first, n - 1)
+    row = n - 1 - turn if BACKWARDS else turn
+    base = stored + tl.cast(row, tl.int64) * pitch
     for k in tl.static_range(TILES):
-        if KEEP >= 1:
-            w = w + (_column_tile(column_feed, k * WIDTH + lane - lead, m, 0.0),)
-        if KEEP >= 2 and not STORED:
-            q = q + (_column_tile(column_start, k * WIDTH + lane - lead, m, hidden),)
+        if k < AHEAD:
+            ahead = ahead + (_tile(base, k * WIDTH + lane, pitch, k == TILES - 1, once),)
         sums = sums + (tl.zeros((WIDTH,), kind),)
     unusable = 0
-    own = tl.load(start + first, mask=first < n, other=0.0)
-    old = tl.load(scaling + first, mask=first < n, other=0.0)
-    for row in tl.range(first, n, step, num_stages=STAGES):
-        # loaded one row ahead, so that their latency is hidden
-        following = row + step
-        next_own = tl.load(start + following, mask=following < n, other=0.0)
-        next_old = tl.load(scaling + following, mask=following < n, other=0.0)
-        mass = tl.load(weight + row)
-        moved = tl.load(shift + row)
-        offset = tl.cast(row, tl.int64) * stride - lead
-        if ALIGNED > 0:
-            offset = tl.multiple_of(offset, ALIGNED)
+    old = tl.load(scaling + row)
+    mass = tl.load(weight + row)
+    moved = tl.load(shift + row)
+    for turn in tl.range(first, n, step):
+        row = n - 1 - turn if BACKWARDS else turn
+        base = stored + tl.cast(row, tl.int64) * pitch
         held = ()
         spread = tl.zeros((WIDTH,), kind)
         for k in tl.static_range(TILES):
-            x = _row_tile(
-                matrix + offset, k * WIDTH + lane, lead, m, ALIGNED, k == 0 or k == TILES - 1,
-                "evict_last" if REREAD else "evict_first",
-            )  # fmt: skip
-            if not STORED:
-                qk = (
-                    q[k]
-                    if KEEP >= 2
-                    else _column_tile(column_start, k * WIDTH + lane - lead, m, hidden)
+            x = (
+                ahead[k]
+                if k < AHEAD
+                else _tile(
+                    base, k * WIDTH + lane, pitch, k == TILES - 1,
+                    "evict_first" if HELD else "evict_last",
                 )
-                x = tl.exp2(x * factor + (qk + own))
-            wk = w[k] if KEEP >= 1 else _column_tile(column_feed, k * WIDTH + lane - lead, m, 0.0)
-            spread += x * wk
-            if not REREAD:
+            )  # fmt: skip
+            spread += x * _tile(column_feed, k * WIDTH + lane, pitch, k == TILES - 1, "")
+            if HELD:
                 held = held + (x,)
+        # what the next row needs is loaded before this row's sum is waited for; the last row of a
+        # program loads itself again
+        turn = tl.where(turn + step < n, turn + step, turn)
+        following = n - 1 - turn if BACKWARDS else turn
+        next_base = stored + tl.cast(following, tl.int64) * pitch
+        ahead = ()
+        for k in tl.static_range(AHEAD):
+            ahead = ahead + (_tile(next_base, k * WIDTH + lane, pitch, k == TILES - 1, once),)
+        next_old = tl.load(scaling + following)
+        next_mass = tl.load(weight + following)
+        next_moved = tl.load(shift + following)
         log_sum = tl.log2(tl.sum(spread))
-        unusable |= (tl.abs(log_sum) < 83.0) == 0
-        new = old + relaxation * ((moved - tau * log_sum) - old)
+        new = rescaled(log_sum, old, moved, tau, relaxation)
+        unusable |= usable(log_sum, new) == 0
         share = mass * tl.exp2(new)
         tl.store(scaling + row, new)
         tl.store(feed + row, share)
         added = ()
         for k in tl.static_range(TILES):
-            if REREAD:
-                x = _row_tile(
-                    matrix + offset, k * WIDTH + lane, lead, m, ALIGNED,
-                    k == 0 or k == TILES - 1, "evict_first",
-                )  # fmt: skip
-                if not STORED:
-                    qk = (
-                        q[k]
-                        if KEEP >= 2
-                        else _column_tile(column_start, k * WIDTH + lane - lead, m, hidden)
-                    )
-                    x = tl.exp2(x * factor + (qk + own))
-                added = added + (sums[k] + x * share,)
-            else:
-                added = added + (sums[k] + held[k] * share,)
+            y = (
+                held[k]
+                if HELD
+                else _tile(base, k * WIDTH + lane, pitch, k == TILES - 1, "evict_first")
+            )
+            added = added + (sums[k] + y * share,)
         sums = added
-        own, old = next_own, next_old
+        old, mass, moved = next_old, next_mass, next_moved
     for k in tl.static_range(TILES):
-        column = k * WIDTH + lane - lead
-        inside = (column >= 0) & (column < m)
-        tl.store(partial + first.to(tl.int64) * m + column, sums[k], mask=inside)
+        column = k * WIDTH + lane
+        tl.store(partial + first.to(tl.int64) * pitch + column, sums[k], mask=column < pitch)
     tl.store(bad, 1, mask=unusable > 0)
 
 
 @triton.jit
 def _columns_kernel(
-    partial,  # [programs, m]
+    partial,  # [programs, pitch]
     shift,  # [m] these six as in update, for the columns
     control,  # [2]
     weight,  # [m]
@@ -197,88 +185,81 @@ def _columns_kernel(
     bad,  # [1] int32
     programs,
     m,
+    pitch,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Add the column sums of all programs and update the column scalings."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < m
-    total = tl.zeros((256, BLOCK), partial.dtype.element_ty)
-    for begin in range(0, programs, 256):
-        program = begin + tl.arange(0, 256)
-        at = partial + program.to(tl.int64)[:, None] * m + column[None, :]
-        total += tl.load(at, mask=(program < programs)[:, None] & inside[None, :], other=0.0)
-    update(tl.sum(total, 0), column, inside, shift, control, weight, scaling, feed, bad)
+    total = tl.zeros((ROWS, BLOCK), partial.dtype.element_ty)
+    for begin in range(0, programs, ROWS):
+        program = begin + tl.arange(0, ROWS)
+        at = partial + program.to(tl.int64)[:, None] * pitch + column[None, :]
+        inside = (program < programs)[:, None] & (column < pitch)[None, :]
+        total += tl.load(at, mask=inside, other=0.0)
+    update(tl.sum(total, 0), column, column < m, shift, control, weight, scaling, feed, bad)
 
 
 def fits(cost: DenseCost) -> bool:
     """Whether a row's column sums fit on chip; wider matrices take two passes per iteration."""
-    return cost.shape[1] <= _WIDEST[cost.dtype] - 4
+    return _pitch(cost.shape[1]) <= _WIDEST[cost.dtype]
 
 
-def sweep_plan(cost: Operands) -> SweepPlan:
+def sweep_plan(cost: DenseCost) -> SweepPlan:
     """Return the launch shape for a matrix; measurements are in OPTIMIZATION_LOG.md.
 
-    A tile gives each thread 16 bytes or a multiple, tiles cover a row closely (12,001 columns take
-    three of 4,096), and one program per multiprocessor has all its registers. Programs come in
-    multiples of 4, so that rows of a program are aligned alike.
+    A tile gives each thread 16 bytes. Of the 128 registers per thread that 16 warps leave, a row of
+    64 KiB takes 32 for its column sums, 32 for itself and 32 for the next row. Of wider rows only
+    four tiles are loaded ahead, and from 96 KiB on they are read again from the first-level cache.
     """
-    wide = cost.dtype == torch.float64
-    m = cost.shape[1] + 3
-    unit = 2 if wide else 4
-    warps = 4 if m <= 2048 else 8 if m <= 4096 else 16
-    width = warps * 32 * unit
-    while triton.cdiv(m, width) > 4:
-        width *= 2
-    programs = multiprocessors(cost.first.device) * (16 // warps) // 4 * 4
-    # In float64 exponentials are slow, and a wide row leaves no registers to make them in.
-    stored = wide and m > 8192
+    (n, m), size = cost.shape, cost.dtype.itemsize
+    row = _pitch(m) * size
+    warps = 4 if row <= 2**13 else 8 if row <= 2**15 else 16
     return SweepPlan(
-        width=width,
-        tiles=triton.cdiv(m, width),
+        width=warps * 32 * (16 // size),
         warps=warps,
-        programs=max(4, programs),
-        stages=1 if wide else 2,
-        aligned=cost.first.data_ptr() % 16 == 0,
-        reread=stored,
-        keep=1 if wide else 2,
-        stored=stored,
+        programs=min(n, multiprocessors(cost.device) * (1 if warps == 16 else 2)),
+        ahead=16 if row <= 2**16 else 4,
+        held=row <= 96 * 2**10,
     )
 
 
-def iteration(
-    cost: Operands, f: Side, g: Side, plan: SweepPlan | None = None
-) -> Callable[[Side, Side, Rule, Rule, Tensor], None]:
-    """Return what runs one iteration over a matrix with contiguous rows.
+class StoredKernel:
+    """The kernel E of a matrix, and the iteration over it."""
 
-    Parameters
-    ----------
-    cost : Operands of a matrix, shape (n, m)
-    f, g : Side
-        At the start of the sweep.
-    plan : SweepPlan, optional
-        Override of the table, for measurements and tests.
-    """
-    plan = plan or sweep_plan(cost)
-    n, m = cost.shape
-    partial = cost.second.new_empty((plan.programs, m))
-    matrix, stride = cost.first, cost.strides[0]
-    if plan.stored:
-        matrix = torch.addcmul(f.start[:n, None], matrix, cost.second)
-        matrix = matrix.add_(g.start[:m]).exp2_()
-        stride = m
-    unit = 16 // cost.dtype.itemsize if plan.aligned else 0
-    block = 32
+    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
+        self.plan = plan
+        n, m = cost.shape
+        self.matrix = cost.matrix.new_empty((n, _pitch(m)))
+        self._partial = cost.matrix.new_empty((plan.programs, _pitch(m)))
 
-    def iterate(f: Side, g: Side, rule_f: Rule, rule_g: Rule, bad: Tensor) -> None:
+    def store(self, cost: DenseCost, f: Side, g: Side, scale: Tensor) -> None:
+        """Make E from a cost of the same shape and the potentials where the sweeps begin."""
+        (n, m), pitch = cost.shape, self.matrix.shape[1]
+        _store_kernel[(triton.cdiv(n, 32), triton.cdiv(pitch, 128))](
+            cost.matrix, scale, f.start, g.start, self.matrix, n, m, pitch, *cost.matrix.stride(),
+            BLOCK_N=32, BLOCK_M=128, **launch_options(Blocks(32, 128, 8, 1)),
+        )  # fmt: skip
+
+    def iterate(self, f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
+        """Update both sides.
+
+        Every other ``turn`` goes backwards, and so begins with the rows that the cache still holds.
+        """
+        plan, (n, pitch), m = self.plan, self.matrix.shape, len(g.weight)
+        tiles = triton.cdiv(pitch, plan.width)
         _sweep_kernel[(plan.programs,)](
-            matrix, cost.second, f.start, g.start, g.feed, *rule_f, f.weight, f.scaling, f.feed,
-            bad, partial, n, m, stride, WIDTH=plan.width, TILES=plan.tiles, ALIGNED=unit,
-            REREAD=plan.reread, KEEP=plan.keep, STORED=plan.stored, STAGES=plan.stages,
-            **launch_options(Blocks(1, plan.width, plan.warps, 1)),
+            self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
+            n, pitch, WIDTH=plan.width, TILES=tiles, AHEAD=min(plan.ahead, tiles), HELD=plan.held,
+            BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, plan.width, plan.warps, 1)),
         )  # fmt: skip
+        rows = min(512, triton.next_power_of_2(plan.programs))
+        block = 16 if rows > 256 else 32
         _columns_kernel[(triton.cdiv(m, block),)](
-            partial, *rule_g, g.weight, g.scaling, g.feed, bad, plan.programs, m, BLOCK=block,
-            **launch_options(Blocks(256, block, 8, 1)),
+            self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, plan.programs, m, pitch,
+            ROWS=rows, BLOCK=block, **launch_options(Blocks(rows, block, 8, 1)),
         )  # fmt: skip
 
-    return iterate
+
+def _pitch(m: int) -> int:
+    return _PITCH * int(triton.cdiv(m, _PITCH))

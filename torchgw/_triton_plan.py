@@ -48,7 +48,7 @@ def _apply_kernel(
     second,  # [PARTS, m, RANK] right factors, or [1] -scale
     own,  # [n] row potential, exponent units
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
-    values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 3 bfloat16 parts
+    values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 2 bfloat16 parts
     out,  # [splits, n, c]
     n,
     m,
@@ -93,19 +93,15 @@ def _apply_kernel(
         elif kind == tl.float64:
             total = tl.dot(p, value.T, total, input_precision="ieee", out_dtype=kind)
         else:
-            # three bfloat16 parts of 8 bits each hold a float32, whatever its size; of the nine
-            # products those above rounding are kept, the small ones first
-            middle, low = tl.load(at + plane), tl.load(at + 2 * plane)
+            # two bfloat16 parts hold 16 bits, whatever the size of a number: the error of an
+            # entry is at most 2^-18 of it for p, for the values, and for the product left out.
+            # Matrix units add by truncation, a bias that would grow with m: a tile starts at zero.
+            low = tl.load(at + plane)
             p1 = p.to(tl.bfloat16)
-            rest = p - p1.to(tl.float32)
-            p2 = rest.to(tl.bfloat16)
-            p3 = (rest - p2.to(tl.float32)).to(tl.bfloat16)
-            total = _dot_bfloat16(p1, low, total, EMULATE)
-            total = _dot_bfloat16(p2, middle, total, EMULATE)
-            total = _dot_bfloat16(p3, value, total, EMULATE)
-            total = _dot_bfloat16(p1, middle, total, EMULATE)
-            total = _dot_bfloat16(p2, value, total, EMULATE)
-            total = _dot_bfloat16(p1, value, total, EMULATE)
+            p2 = (p - p1.to(tl.float32)).to(tl.bfloat16)
+            part = _dot_bfloat16(p1, low, tl.zeros((BLOCK_N, BLOCK_C), kind), EMULATE)
+            part = _dot_bfloat16(p2, value, part, EMULATE)
+            total += _dot_bfloat16(p1, value, part, EMULATE)
     row_out = (tl.program_id(1).to(tl.int64) * n + rows)[:, None] * c
     inside = (rows < n)[:, None] & (channel < c)[None, :]
     tl.store(out + row_out + channel[None, :], total, mask=inside)
@@ -207,9 +203,11 @@ def apply(
     """Return plan @ values, shape (n, c), for values of shape (m, c)."""
     (n, m), c = cost.shape, values.shape[1]
     own = ((potentials.f - cost.row) * scale).to(cost.dtype)
-    block_c = 1 if c == 1 else min(64, max(16, triton.next_power_of_2(c)))
+    widest = 64 if cost.dtype == torch.float64 else 128
+    block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
-    blocks = blocks or (Blocks(64, 64, 4, 2) if cost.dtype == torch.float64 else _BLOCKS)
+    # exponents, their two parts and the accumulators share the registers
+    blocks = blocks or Blocks(64, 64, 4, 2)
     splits, width = split_columns(n, m, blocks, own.device, splits)
     bias = _column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
@@ -297,13 +295,9 @@ def _column_bias(
 
 
 def _split_bfloat16(table: Tensor) -> Tensor:
-    """Return three bfloat16 parts, (3, channels, pitch), whose sum is the float32 table."""
-    parts = torch.empty((3, *table.shape), dtype=torch.bfloat16, device=table.device)
+    """Return two bfloat16 parts, (2, channels, pitch), whose sum is the table to 2^-18."""
+    parts = torch.empty((2, *table.shape), dtype=torch.bfloat16, device=table.device)
     for part in parts:
         part.copy_(table)
         table = table - part.to(table.dtype)
     return parts
-
-
-# A tile of exponents, its split into two parts and the accumulator share the registers.
-_BLOCKS = Blocks(64, 64, 4, 2)

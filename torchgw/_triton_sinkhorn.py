@@ -1,13 +1,13 @@
 """The Triton backend: Sinkhorn half-steps, iterations and plan products on a CUDA device.
 
-Half-steps are in :mod:`torchgw._triton_softmin`, a dense iteration that reads the matrix once in
-:mod:`torchgw._triton_dense`, plan products in :mod:`torchgw._triton_plan`.
+Half-steps are in :mod:`torchgw._triton_softmin`, a dense iteration that reads its kernel once in
+:mod:`torchgw._triton_dense`, sweeps of both in :mod:`torchgw._triton_sweeps`, plan products in
+:mod:`torchgw._triton_plan`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -15,23 +15,12 @@ from torch import Tensor
 
 from torchgw import _triton_dense, _triton_plan
 from torchgw._cost import Cost, DenseCost, FactoredCost
-from torchgw._sinkhorn import Sweep
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
-from torchgw._triton_softmin import (
-    Rule,
-    Side,
-    half_step_,
-    log_sum_exp,
-    padded,
-    rule,
-    side,
-)
+from torchgw._triton_softmin import log_sum_exp, padded
+from torchgw._triton_sweeps import Linear, TritonSweeper, dense_sweeper, factored_sweeper
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
-
-# One iteration: updates the scalings of both sides by the rules given for each.
-Iteration = Callable[[Side, Side, Rule, Rule, Tensor], None]
 
 
 class TritonBackend:
@@ -46,6 +35,8 @@ class TritonBackend:
     plan : SweepPlan, optional
         Launch shape of the one-read dense iteration, which is then used at any width; for
         measurements and tests.
+    graphs : bool
+        Whether sweeps over small matrices are replayed as CUDA graphs.
     """
 
     name = "triton"
@@ -55,10 +46,12 @@ class TritonBackend:
         precision: ProductPrecision = "fp16x3",
         poly: int = 0,
         plan: _triton_dense.SweepPlan | None = None,
+        graphs: bool = True,
     ) -> None:
         self.precision = precision
         self.poly = poly
         self.plan = plan
+        self.graphs = graphs
 
     @staticmethod
     @cache
@@ -90,58 +83,26 @@ class TritonBackend:
         log_sum = log_sum_exp(parts, bias, poly=self._poly(parts)).to(potential.dtype)
         return (parts.row - log_sum / scale).to(potential.dtype)
 
-    def sweep(
+    def sweeper(
         self,
         cost: Cost,
         marginals: Marginals,
         start: Potentials,
         epsilon: float,
-        count: int,
-        relaxation: float = 1.0,
+        *,
         tau: tuple[float, float] = (1.0, 1.0),
-    ) -> Sweep:
-        """Run full iterations, reading a matrix once per iteration where a row fits on chip.
+    ) -> TritonSweeper:
+        """Prepare full iterations, reading a matrix once per iteration where a row fits on chip.
 
         With ``tau`` below one the plain iteration is f = tau[0] * softmin(g),
         g = tau[1] * softmin(f): the potentials of marginals relaxed by a KL term.
         """
-        scale = scale_of(epsilon)
-        if isinstance(cost, DenseCost) and cost.matrix.stride(1) != 1:
-            cost = DenseCost(cost.matrix.contiguous())
-        parts = operands(cost, epsilon, self.precision)
-        dtype = parts.dtype
-        f = side(((start.f - parts.row) * scale).to(dtype), marginals.a.to(dtype))
-        g = side(((start.g - parts.column) * scale).to(dtype), marginals.b.to(dtype))
+        problem = Linear(marginals, start, epsilon, tau)
         if isinstance(cost, DenseCost) and (self.plan or _triton_dense.fits(cost)):
-            step = _triton_dense.iteration(parts, f, g, self.plan)
-        else:
-            step = self._two_passes(parts)
-        shifts = [
-            ((factor - 1.0) * scale * potential).to(dtype)
-            for factor, potential in zip(tau, start, strict=True)
-        ]
-        bad = torch.zeros(1, dtype=torch.int32, device=cost.device)
-        relaxed, plain = (
-            (rule(shifts[0], tau[0], factor), rule(shifts[1], tau[1], factor))
-            for factor in (relaxation, 1.0)
-        )
-        for _ in range(count - (relaxation == 1)):
-            step(f, g, *relaxed, bad)
-        before = f.scaling.clone(), g.scaling.clone()
-        step(f, g, *plain, bad)
-
-        def potentials(u: Tensor, v: Tensor) -> Potentials:
-            # in float64, as the rounding of what the kernels started from is part of the result
-            pairs = ((f.start[: len(u)], u, parts.row), (g.start[: len(v)], v, parts.column))
-            return Potentials(
-                *(
-                    ((origin.double() + change.double()) / scale + rest.double()).to(part.dtype)
-                    for (origin, change, rest), part in zip(pairs, start, strict=True)
-                )
-            )
-
-        old, new = potentials(*before), potentials(f.scaling, g.scaling)
-        return Sweep(new.f, old.g, new.g, new if relaxation == 1 else old, (bad == 0).all())
+            plan = self.plan or _triton_dense.sweep_plan(cost)
+            return dense_sweeper(cost, problem, plan, graphs=self.graphs)
+        parts = operands(cost, epsilon, self.precision)
+        return factored_sweeper(parts, problem, self._poly(parts))
 
     def apply(
         self,
@@ -154,16 +115,6 @@ class TritonBackend:
         """Return plan @ values, shape (n, c), without the plan."""
         parts = operands(cost, epsilon, self.precision)
         return _triton_plan.apply(parts, marginals, potentials, scale_of(epsilon), values)
-
-    def _two_passes(self, cost: Operands) -> Iteration:
-        """Return an iteration by two half-steps."""
-        other, poly = cost.transpose(), self._poly(cost)
-
-        def iterate(f: Side, g: Side, rule_f: Rule, rule_g: Rule, bad: Tensor) -> None:
-            half_step_(cost, f, g, rule_f, bad, poly=poly)
-            half_step_(other, g, f, rule_g, bad, poly=poly)
-
-        return iterate
 
     def _poly(self, cost: Operands) -> int:
         return self.poly if cost.dtype == torch.float32 and not interpreted() else 0

@@ -3,7 +3,7 @@
 Two forms of it: the half-step of :func:`torchgw._sinkhorn.softmin`, which follows the maximum, and
 the half-step of a sweep, which scales one fixed kernel
 
-    E_ij = exp2(p_i + q_j + S_ij),   p, q the potentials at the start of the sweep,            (T2)
+    E_ij = exp2(p_i + q_j + S_ij),   p, q the potentials when the sweeper was made,           (T2)
 
 by E diag(b 2^v) and its transpose. The log-scalings u, v stay small, so that float32 loses nothing
 by adding them to potentials of hundreds: rounding of E is the same in every iteration.
@@ -27,15 +27,15 @@ __all__ = [
     "half_step_",
     "log_sum_exp",
     "padded",
-    "rule",
-    "side",
+    "padded_size",
+    "rescaled",
     "softmin_blocks",
     "update",
+    "usable",
 ]
 
 # Column vectors are padded to a multiple of the widest tile.
 _PADDING = 1024
-_MINUS_INFINITY = -float("inf")
 
 
 class Rule(NamedTuple):
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
     u <- u + w (shift - tau log2 s - u), with relaxation w and KL damping tau.
     """
 
-    shift: Tensor  # (n,) (tau - 1) f_i / epsilon log2(e), f the potential at the start
+    shift: Tensor  # (n,) (tau - 1) f_i / epsilon log2(e), f the potential of p
     control: Tensor  # (2,) tau, w
 
 
@@ -53,8 +53,24 @@ class Side(NamedTuple):
 
     start: Tensor  # (n, padded with -inf) p of (T2)
     weight: Tensor  # (n,)
-    scaling: Tensor  # (n,) u
+    scaling: Tensor  # (n,) u, 0 where sweeps start from p
     feed: Tensor  # (n, padded with 0) weight * 2^u: what the other side's sums are weighted by
+
+
+@triton.jit
+def rescaled(log_sum, old, shift, tau, relaxation):
+    """Return the log-scaling that follows from a sum, as Rule says."""
+    return old + relaxation * ((shift - tau * log_sum) - old)
+
+
+@triton.jit
+def usable(log_sum, scaling):
+    """Whether a sum kept its digits, and an update stays near the kernel's own potentials.
+
+    2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
+    leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
+    """
+    return (tl.abs(log_sum) < 83.0) & (tl.abs(scaling) < 29.0)
 
 
 @triton.jit
@@ -67,15 +83,14 @@ def update(
     weight,  # [n]
     scaling,  # [n] read and written
     feed,  # [n] written
-    bad,  # [1] int32, set to 1 where a sum may have lost digits to over- or underflow
+    bad,  # [1] int32, set to 1 where something is not usable
 ):
     """Turn sums into log-scalings."""
     log_sum = tl.log2(total)
-    # 2^83 is 1e25; NaN compares false
-    tl.store(bad + place * 0, 1, mask=inside & ((tl.abs(log_sum) < 83.0) == 0))
     old = tl.load(scaling + place, mask=inside, other=0.0)
-    target = tl.load(shift + place, mask=inside, other=0.0) - tl.load(control) * log_sum
-    new = old + tl.load(control + 1) * (target - old)
+    moved = tl.load(shift + place, mask=inside, other=0.0)
+    new = rescaled(log_sum, old, moved, tl.load(control), tl.load(control + 1))
+    tl.store(bad + place * 0, 1, mask=inside & (usable(log_sum, new) == 0))
     tl.store(scaling + place, new, mask=inside)
     weighted = tl.load(weight + place, mask=inside, other=0.0) * tl.exp2(new)
     tl.store(feed + place, weighted, mask=inside)
@@ -162,25 +177,16 @@ def _combine_kernel(
     update(total, rows, rows < n, shift, control, weight, scaling, feed, bad)
 
 
+def padded_size(size: int) -> int:
+    """Return the size of a column vector padded to whole tiles, so that kernels need no mask."""
+    return _PADDING * int(triton.cdiv(size, _PADDING))
+
+
 def padded(values: Tensor, fill: float) -> Tensor:
-    """Return a vector padded to whole tiles, so that kernels need no mask."""
-    size = triton.cdiv(len(values), _PADDING) * _PADDING
-    result = values.new_full((size,), fill)
+    """Return a vector padded to whole tiles."""
+    result = values.new_full((padded_size(len(values)),), fill)
     result[: len(values)] = values
     return result
-
-
-def side(potential: Tensor, weight: Tensor) -> Side:
-    """Return a side at the start of a sweep, all scalings one."""
-    start = padded(potential, _MINUS_INFINITY)
-    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
-
-
-def rule(shift: Tensor, tau: float, relaxation: float) -> Rule:
-    """Return a rule, its numbers written by the device: a copy from the host would wait for it."""
-    control = shift.new_full((2,), tau)
-    control[1:] = relaxation
-    return Rule(shift, control)
 
 
 def log_sum_exp(
@@ -233,7 +239,7 @@ def half_step_(
 ) -> None:
     """Update the scalings of the rows from the sums of E diag(columns.feed), (T2).
 
-    ``bad``, shape (1,), int32, is set to one if a sum left [1e-25, 1e25].
+    ``bad``, shape (1,), int32, is set to one if a sum or a scaling is not ``usable``.
     """
     n, m = cost.shape
     blocks = blocks or softmin_blocks(cost)
@@ -264,4 +270,6 @@ def softmin_blocks(cost: Operands) -> Blocks:
         return Blocks(64, 64, 8, 2)
     if cost.precision == "float32":
         return Blocks(64, 128, 8, 3)
-    return Blocks(64, 128, 4, 2) if cost.rank == cost.block_rank else Blocks(128, 128, 8, 3)
+    if cost.rank > cost.block_rank:
+        return Blocks(128, 256, 8, 2) if cost.precision == "fp16x3" else Blocks(128, 128, 8, 3)
+    return Blocks(128, 128, 4, 2) if cost.rank == 64 else Blocks(64, 128, 4, 2)

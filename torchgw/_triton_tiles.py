@@ -95,10 +95,12 @@ def load_left(
 ):
     """Load [BLOCK_N, BLOCK_R] of the leading and of the trailing part (the same if only one)."""
     column = start + tl.arange(0, BLOCK_R)
-    at = first + rows.to(tl.int64)[:, None] * RANK + column[None, :]
-    leading = tl.load(at, mask=(rows < n)[:, None], other=0.0)
+    row = rows.to(tl.int64)[:, None]
+    inside = (rows < n)[:, None]
+    leading = tl.load(first + row * RANK + column[None, :], mask=inside, other=0.0)
     if PARTS == 2:
-        return leading, tl.load(at + n.to(tl.int64) * RANK, mask=(rows < n)[:, None], other=0.0)
+        # n may be a compile-time number, which has no dtype to widen: the row carries 64 bits
+        return leading, tl.load(first + (row + n) * RANK + column[None, :], mask=inside, other=0.0)
     else:  # noqa: RET505
         return leading, leading
 

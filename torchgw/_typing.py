@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 __all__ = ["Marginals", "Potentials"]
@@ -29,6 +30,17 @@ class Marginals(NamedTuple):
     def log_a(self) -> Tensor:
         """Logarithm of a; -inf where a weight is zero, which empties that row of the plan."""
         return self.a.log()
+
+    def mask(self, potentials: Potentials) -> Potentials:
+        """Return the potentials with -inf where a weight is zero.
+
+        An exponential whose entry has two zero weights is bounded by nothing, and infinity times
+        zero is not zero.
+        """
+        return Potentials(
+            torch.where(self.a > 0, potentials.f, -torch.inf),
+            torch.where(self.b > 0, potentials.g, -torch.inf),
+        )
 
     @property
     def log_b(self) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix, random_array
 from scipy.sparse.csgraph import dijkstra
+
 from torchgw.distances import relaxation as module
 from torchgw.distances.relaxation import Relaxation
 
@@ -52,3 +53,23 @@ def test_an_explicit_zero_is_an_edge(device):
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
     got = Relaxation(graph, torch.device(device)).columns(torch.tensor([0], device=device))
     assert got[:, 0].tolist() == [0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("sources", [1, 5, 40])
+def test_the_kernel_equals_dijkstra(sources, device):
+    """The Triton pass, by the interpreter on a CPU."""
+    from torchgw.distances._triton_relaxation import relax_
+
+    graph = csr_matrix(path_graph(50) + random_graph(50, 0.05))
+    layout = Relaxation(graph, device)
+    distance = torch.full((50, sources), torch.inf, dtype=torch.float64, device=device)
+    distance[torch.arange(sources), torch.arange(sources)] = 0
+    changed = torch.ones(1, dtype=torch.int32, device=device)
+    passes = 0
+    while int(changed):
+        changed.zero_()
+        relax_(distance, layout._neighbour, layout._length, changed)
+        passes += 1
+    expected = dijkstra(graph, directed=True, indices=np.arange(sources)).T
+    np.testing.assert_allclose(distance.cpu().numpy(), expected, rtol=1e-13)
+    assert passes > 1

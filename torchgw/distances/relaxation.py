@@ -7,6 +7,9 @@ passes over a table of a few megabytes, each of which takes microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
+
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
@@ -54,6 +57,12 @@ class Relaxation:
             torch.from_numpy(graph.indices[more].astype(np.int64)).to(device),
             torch.from_numpy(graph.data[more]).to(device)[:, None],
         )
+        self._plans: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
+        self._kernel = None
+        if device.type == "cuda" and not more.any() and find_spec("triton") is not None:
+            from torchgw.distances._triton_relaxation import relax_
+
+            self._kernel = relax_
 
     def columns(self, sources: Tensor) -> Tensor:
         """Return D[:, sources], shape (n, s), float64; infinite where there is no path."""
@@ -62,34 +71,47 @@ class Relaxation:
         return torch.cat([self._solve(part) for part in sources.split(most)], dim=1)
 
     def _solve(self, sources: Tensor) -> Tensor:
-        shape = (self.n, len(sources))
-        distance = torch.full(shape, torch.inf, dtype=torch.float64, device=self.device)
-        distance[sources, torch.arange(len(sources), device=self.device)] = 0
-        changed = torch.ones((), dtype=torch.bool, device=self.device)
+        count = len(sources)
+        if count not in self._plans:
+            self._plans[count] = self._prepare(count)
+        distance, changed, advance = self._plans[count]
+        distance.fill_(torch.inf)
+        distance[sources, torch.arange(count, device=self.device)] = 0
+        changed.fill_(1)
+        while int(changed):
+            advance()
+        return distance.clone()
+
+    def _prepare(self, count: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        """Return a table of path lengths, a flag, and what makes some passes over the table."""
+        shape = (self.n, count)
+        distance = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        changed = torch.ones(1, dtype=torch.int32, device=self.device)
 
         def passes() -> None:
-            before = distance.clone()
+            changed.zero_()
             for _ in range(_PASSES):
-                self._relax_(distance)
-            changed.copy_((distance < before).any())
+                self._relax_(distance, changed)
 
-        advance = passes
-        if self.device.type == "cuda":
-            # launching a pass from Python costs several times what the pass does
+        if self.device.type != "cuda":
+            return distance, changed, passes
+        # Launching a pass from Python costs several times what the pass does. The first passes,
+        # which are not recorded, compile it.
+        passes()
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
             passes()
-            recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded):
-                passes()
-            advance = recorded.replay
-        while bool(changed):
-            advance()
-        return distance
+        return distance, changed, recorded.replay
 
-    def _relax_(self, distance: Tensor) -> None:
-        """Shorten every path by its best last edge."""
+    def _relax_(self, distance: Tensor, changed: Tensor) -> None:
+        """Shorten every path by its best last edge, and note whether any became so."""
+        if self._kernel is not None:
+            self._kernel(distance, self._neighbour, self._length, changed)
+            return
         shorter = (distance[self._neighbour] + self._length).amin(dim=1)
         vertex, neighbour, length = self._extra
         if len(vertex):
             index = vertex[:, None].expand(-1, distance.shape[1])
             shorter.scatter_reduce_(0, index, distance[neighbour] + length, "amin")
+        changed.logical_or_((shorter < distance).any())
         torch.minimum(distance, shorter, out=distance)

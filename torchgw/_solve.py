@@ -1,0 +1,244 @@
+"""A whole solve: choose how, run the loop, settle the marginals, evaluate the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from torchgw._cost import exp_
+from torchgw._dispatch import choose_backend, choose_gradient, choose_precision, store_cost
+from torchgw._errors import InvalidInputError
+from torchgw._gradient import (
+    Coupling,
+    FactoredGradient,
+    Gradient,
+    Problem,
+    QuadraticValue,
+    distance_spread,
+    make_gradient,
+)
+from torchgw._inputs import check_plan
+from torchgw._multiscale import draw_subsample, extend
+from torchgw._options import Options
+from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._schedule import Annealing, Status
+from torchgw._sinkhorn import row_blocks
+from torchgw._solver import (
+    LoopState,
+    Recorder,
+    Setting,
+    check_finite,
+    inner_tolerance,
+    iterate,
+    settle,
+)
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Outcome", "entropy_and_linear", "solve_problem"]
+
+# epsilon="auto" and the start of annealing, as shares of natural_scale().
+_AUTO_EPSILON = 0.0025
+_ANNEAL_START = 1.0
+# Entries (n * m) above which a factored solve begins on a subsample, and its points per side: as
+# many as give the coupling to a few percent within a second.
+_COARSE_ENTRIES = 9_000_000
+_COARSE_POINTS = 1_500
+# Change of the plan at which a mixed-precision solve goes over from float32 to float64.
+_HANDOVER_TOLERANCE = 1e-3
+# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
+# look alike is a saddle point that exact arithmetic would never leave.
+_START_NOISE = 1e-6
+
+
+class Outcome(NamedTuple):
+    """Everything that a result is made from."""
+
+    plan: TransportPlan
+    masses: Marginals  # row and column sums of the plan, float64
+    potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
+    quadratic: QuadraticValue
+    status: Status
+    gradient: str
+    backend: str
+    precision: str
+    n_anchors: int | None
+    recorder: Recorder
+
+
+def solve_problem(
+    problem: Problem, options: Options, init: Any, generator: torch.Generator, recorder: Recorder
+) -> Outcome:
+    """Choose how to solve, run the loop, settle the marginals and evaluate the plan."""
+    clock = perf_counter()
+    n, m, device = problem.source.n, problem.target.n, problem.source.device
+    name = choose_gradient(options.gradient, problem.source, problem.target)
+    precision, steps = choose_precision(options.precision, device, n * m)
+    n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
+    scale = natural_scale(problem, generator)
+    target = _AUTO_EPSILON * scale if options.epsilon == "auto" else float(options.epsilon)
+    start = max(target, _ANNEAL_START * scale) if init is None else target
+
+    def rounding(dtype: torch.dtype) -> float:
+        return 4 * scale / target * torch.finfo(dtype).eps
+
+    def setting_in(dtype: torch.dtype, tol: float) -> Setting:
+        gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum, generator)
+        return Setting(
+            gradient=gradient,
+            marginals=problem.marginals,
+            anneal=Annealing(start, target),
+            options=options,
+            backend=choose_backend(options.backend, device, dtype),
+            generator=generator,
+            recorder=recorder,
+            store=store_cost(device, n * m),
+            # the plan cannot settle below the rounding of its exponents
+            tol=max(tol, rounding(dtype)),
+            rounding=rounding(dtype),
+        )
+
+    handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
+    setting = setting_in(steps.loop, handover)
+    if init is None and can_start_coarse(setting.gradient, n * m):
+        state = start_coarse(setting)
+        setting = replace(setting, anneal=Annealing(target, target))
+        start = target
+    else:
+        state = starting_point(setting, init, (n, m))
+    recorder.time("setup", clock)
+    state = iterate(setting, state)
+    if setting.gradient.exact and steps.settle != steps.loop:
+        setting = setting_in(steps.settle, options.tol)
+        if steps.again and state.status.converged:
+            state = iterate(setting, state)
+    plan, status = settle(setting, state, steps.settle)
+
+    clock = perf_counter()
+    gradient = setting.gradient
+    masses = Marginals(*plan.marginals())
+    quadratic = gradient.evaluate(plan, masses, generator)
+    error = max(
+        float((mass - weight).abs().sum())
+        for mass, weight in zip(masses, problem.marginals, strict=True)
+    )
+    check_finite(quadratic.value, error, target)
+    # what the iteration believes of the column marginal is checked against the plan itself
+    if status.converged and error > 10 * inner_tolerance(setting):
+        status = Status.INNER_LIMIT
+    recorder.time("evaluation", clock)
+    return Outcome(
+        plan=plan,
+        masses=masses,
+        potentials=Potentials(
+            plan.potentials.f + gradient.row, plan.potentials.g + gradient.column
+        ),
+        quadratic=quadratic,
+        status=status,
+        gradient=name,
+        backend=setting.backend.name,
+        precision=precision,
+        n_anchors=None if gradient.exact else n_anchors,
+        recorder=recorder,
+    )
+
+
+def can_start_coarse(gradient: Gradient, entries: int) -> bool:
+    """Whether a subsample is worth solving first, and can be."""
+    if not isinstance(gradient, FactoredGradient) or gradient.problem.linear is not None:
+        return False
+    sides = (gradient.problem.source, gradient.problem.target)
+    both = all(side.factors() is not None for side in sides)
+    return both and entries > _COARSE_ENTRIES
+
+
+def start_coarse(setting: Setting) -> LoopState:
+    """Anneal on a subsample; return its coupling, and its potentials extended to all points."""
+    gradient = setting.gradient
+    assert isinstance(gradient, FactoredGradient)
+    sample = draw_subsample(gradient.problem, _COARSE_POINTS, setting.generator)
+    coarse = FactoredGradient(sample.problem)
+    small = replace(
+        setting,
+        gradient=coarse,
+        marginals=sample.problem.marginals,
+        store=True,
+        tol=max(setting.tol, _HANDOVER_TOLERANCE),
+    )
+    shape = (len(sample.source), len(sample.target))
+    state = iterate(small, starting_point(small, None, shape))
+    potentials = extend(
+        sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
+    )  # fmt: skip
+    return LoopState(state.coupling, potentials, state.status)
+
+
+def natural_scale(problem: Problem, generator: torch.Generator) -> float:
+    """Return the spread of the cost at a concentrated plan.
+
+    4 alpha std(DX) std(DY) + (1 - alpha) std(M). The spread at a x b itself would not do: it
+    vanishes on homogeneous spaces, where all points have the same mean distance.
+    """
+    a, b = problem.marginals
+    source = distance_spread(problem.source, a, generator)
+    scale = 4 * problem.alpha * source * distance_spread(problem.target, b, generator)
+    if problem.linear is not None:
+        scale += (1 - problem.alpha) * float(problem.linear.std(correction=0))
+    # All points coincide on one side: every plan costs the same and any epsilon will do.
+    return scale or 1.0
+
+
+def starting_point(setting: Setting, init: Any, shape: tuple[int, int]) -> LoopState:
+    """Return the state to start from: of the product plan, or of ``init``."""
+    a, b = setting.marginals
+    gradient, generator = setting.gradient, setting.generator
+    zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
+    if init is None:
+        return LoopState(_perturb(gradient.start()), zero)
+    plan = getattr(init, "lazy_plan", init)
+    if isinstance(plan, TransportPlan):
+        _check_plan_shape(plan.shape, shape)
+        return LoopState(gradient.update(plan, None, generator), plan.potentials)
+    matrix = check_plan(plan, shape).to(a.device, torch.float64)
+    return LoopState(gradient.update(StoredPlan(matrix), None, generator), zero)
+
+
+def _perturb(coupling: Coupling) -> Coupling:
+    """Add a little noise to a coupling that is a tensor; sampled ones have their own.
+
+    The noise is always the same, so that exact solves do not depend on a seed.
+    """
+    if not isinstance(coupling, torch.Tensor):
+        return coupling
+    generator = torch.Generator(device=coupling.device).manual_seed(0)
+    noise = torch.randn(
+        coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
+    )
+    return coupling * (1 + _START_NOISE * noise)
+
+
+def _check_plan_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
+    if got != expected:
+        raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
+
+
+def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:
+    """Return KL(P | a x b) and <M, P>, block by block.
+
+    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that.
+    """
+    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
+    a, b = plan.weights
+    kl = linear = 0.0
+    for rows in row_blocks(plan.cost):
+        exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
+        density = exp_(exponent)
+        block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
+        # 0 log 0 is 0, for entries that no mass uses
+        kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
+        if problem.linear is not None:
+            linear += float((block * problem.linear[rows]).sum(dtype=torch.float64))
+    return kl, linear

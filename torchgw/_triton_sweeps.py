@@ -1,0 +1,270 @@
+"""Sweeps by Triton kernels: their buffers, the order of an iteration, and CUDA graphs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._cost import DenseCost
+from torchgw._sinkhorn import Sweep
+from torchgw._triton_dense import StoredKernel, SweepPlan
+from torchgw._triton_operands import Operands, scale_of
+from torchgw._triton_softmin import Rule, Side, half_step_, padded_size
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Linear", "TritonSweeper", "dense_sweeper", "factored_sweeper"]
+
+# Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
+Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
+
+# Bytes of a kernel up to which sweeps are replayed as graphs. Reading as much takes as long as the
+# two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
+# another sweeper of its shape holds no more than this altogether, until the process ends.
+_GRAPH_BYTES = 2**28
+# Stands for the potential of a padding entry, where a difference with -inf must be -inf.
+_LOWEST = -1e300
+
+
+class Linear(NamedTuple):
+    """The part of a linear problem that does not depend on the kind of its cost."""
+
+    marginals: Marginals
+    start: Potentials  # where the kernel is made
+    epsilon: float
+    tau: tuple[float, float]  # KL damping of f and g; (1, 1) is balanced
+
+
+class Workspace:
+    """Everything a sweep reads and writes on the device, so that a graph of it can be replayed.
+
+    A vector holds both sides, each padded to whole tiles so that both are aligned.
+    """
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        n, m = shape
+        split = padded_size(n)
+        length = split + padded_size(m)
+        self.sides = slice(0, n), slice(split, split + m)
+        exact = partial(torch.zeros, dtype=torch.float64, device=device)
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        self.scale = exact(1)  # cost units to exponents
+        self.given = exact(length).fill_(-torch.inf)  # potentials to go on from, cost units
+        self.origin = exact(length)  # potentials of the kernel as it was rounded, cost units
+        self.rest = exact(length)  # part of the cost outside the products
+        self.scratch = exact(length)
+        self.result = exact(2, length)  # potentials before and after the last iteration
+        self.start = zeros(length)
+        self.weight = zeros(length)
+        self.feed = zeros(length)
+        self.shift = zeros(length)
+        self.scalings = zeros(2, length)  # before and after the last iteration
+        # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
+        self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
+        self._tau, self._relaxation = (1.0, 1.0), 1.0
+        self.bad = torch.zeros(1, dtype=torch.int32, device=device)
+        self.f, self.g = (
+            Side(self.start[whole], self.weight[part], self.scalings[1, part], self.feed[whole])
+            for whole, part in zip((slice(0, split), slice(split, length)), self.sides, strict=True)
+        )
+        self.relaxed, self.plain = (
+            (Rule(self.shift[self.sides[0]], f[:2]), Rule(self.shift[self.sides[1]], g[:2]))
+            for f, g in self.control
+        )
+
+    def read(self, potentials: Potentials) -> None:
+        """Take the potentials to go on from."""
+        for part, potential in zip(self.sides, potentials, strict=True):
+            self.given[part].copy_(potential)
+
+    def prepare(self, problem: Linear, rest: tuple[Tensor, Tensor] | None) -> None:
+        """Set what all sweeps of a problem share."""
+        self.scale.fill_(scale_of(problem.epsilon))
+        self.read(problem.start)
+        for part, weight in zip(self.sides, problem.marginals, strict=True):
+            self.weight[part].copy_(weight)
+        if rest is None:
+            torch.mul(self.given, self.scale, out=self.start)
+        else:
+            for part, values in zip(self.sides, rest, strict=True):
+                self.rest[part].copy_(values)
+            torch.sub(self.given, self.rest, out=self.scratch)
+            torch.mul(self.scratch, self.scale, out=self.start)
+        # from the rounded potentials, as their rounding is part of the kernel
+        torch.div(self.start, self.scale, out=self.origin)
+        if rest is not None:
+            self.origin.add_(self.rest)
+        self.origin.clamp_(min=_LOWEST)
+        if problem.tau != self._tau or problem.tau != (1.0, 1.0):
+            self._tau = problem.tau
+            for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
+                self.control[:, index, 0] = tau
+                self.shift[part] = (tau - 1.0) * self.scale * self.origin[part]
+
+    def relax(self, relaxation: float) -> None:
+        """Set how far the relaxed iterations move."""
+        if relaxation != self._relaxation:
+            self._relaxation = relaxation
+            self.control[0, :, 1] = relaxation
+
+    def iterate(self, step: Iteration, relaxed: int) -> None:
+        """Run relaxed iterations and a plain one from ``given``; write ``result`` and ``bad``."""
+        torch.sub(self.given, self.origin, out=self.scratch).mul_(self.scale)
+        before, after = self.scalings
+        after.copy_(self.scratch)
+        torch.exp2(after, out=self.feed).mul_(self.weight)
+        self.bad.zero_()
+        for turn in range(relaxed):
+            step(self.f, self.g, self.relaxed, self.bad, turn)
+        before.copy_(after)
+        step(self.f, self.g, self.plain, self.bad, relaxed)
+        torch.div(self.scalings, self.scale, out=self.result).add_(self.origin)
+
+
+class TritonSweeper:
+    """Sweeps of one linear problem, on a workspace."""
+
+    def __init__(self, workspace: Workspace, step: Iteration) -> None:
+        self._workspace = workspace
+        self._step = step
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run ``count`` full iterations from ``start``."""
+        work = self._workspace
+        work.read(start)
+        work.relax(relaxation)
+        self._run(count - (relaxation == 1))
+        # one copy, as the next sweep writes there again
+        old, new = (
+            Potentials(*(row[part].to(x.dtype) for part, x in zip(work.sides, start, strict=True)))
+            for row in work.result.clone()
+        )
+        ok = (work.bad == 0).reshape(())
+        return Sweep(new.f, old.g, new.g, new if relaxation == 1 else old, ok)
+
+    def _run(self, relaxed: int) -> None:
+        self._workspace.iterate(self._step, relaxed)
+
+
+def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSweeper:
+    """Return sweeps by two half-steps per iteration, for any cost."""
+    other = cost.transpose()
+    workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
+    workspace.prepare(problem, None if cost.rank == 0 else (cost.row, cost.column))
+
+    def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
+        half_step_(cost, f, g, rules[0], bad, poly=poly)
+        half_step_(other, g, f, rules[1], bad, poly=poly)
+
+    return TritonSweeper(workspace, step)
+
+
+def dense_sweeper(
+    cost: DenseCost, problem: Linear, plan: SweepPlan, *, graphs: bool = True
+) -> TritonSweeper:
+    """Return sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
+    device = cost.device
+    graphs = graphs and device.type == "cuda" and cost.matrix.nbytes <= _GRAPH_BYTES
+    if not graphs or torch.cuda.is_current_stream_capturing():
+        replay = _Replay(cost, plan)
+        replay.prepare(cost, problem)
+        return TritonSweeper(replay.workspace, replay.kernel.iterate)
+    key = (cost.shape, cost.dtype, plan, device, torch.cuda.current_stream(device).cuda_stream)
+    replay = _idle.take(key) or _Replay(cost, plan)
+    replay.prepare(cost, problem)
+    return _GraphedSweeper(replay, key)
+
+
+class _Replay:
+    """A workspace, its kernel, and graphs of sweeps on them."""
+
+    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
+        self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
+        self.kernel = StoredKernel(cost, plan)
+        # by number of relaxed iterations; None once such a sweep has run without one
+        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+
+    def prepare(self, cost: DenseCost, problem: Linear) -> None:
+        """Make the kernel of a problem."""
+        work = self.workspace
+        work.prepare(problem, None)
+        self.kernel.store(cost, work.f, work.g, work.scale)
+
+    def run(self, relaxed: int) -> None:
+        """Run a sweep; the second one of its length is captured, and replayed from then on."""
+        if relaxed not in self.graphs:
+            # this also compiles the kernels, which a capture must not
+            self.graphs[relaxed] = None
+            self.workspace.iterate(self.kernel.iterate, relaxed)
+            return
+        graph = self.graphs[relaxed]
+        if graph is None:
+            graph = self.graphs[relaxed] = self._capture(relaxed)
+        graph.replay()
+
+    def _capture(self, relaxed: int) -> torch.cuda.CUDAGraph:
+        # torch.cuda.graph would also synchronise and give all cached memory back
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.workspace.bad.device)
+        stream.wait_stream(torch.cuda.current_stream(self.workspace.bad.device))
+        with _capturing, torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.workspace.iterate(self.kernel.iterate, relaxed)
+            finally:
+                graph.capture_end()
+        return graph
+
+
+class _GraphedSweeper(TritonSweeper):
+    """Replays graphs; gives its workspace to the next sweeper of this shape when it is gone."""
+
+    def __init__(self, replay: _Replay, key: Hashable) -> None:
+        super().__init__(replay.workspace, replay.kernel.iterate)
+        self._replay = replay
+        self._return = weakref.finalize(self, _idle.put, key, replay)
+        self._return.atexit = False
+
+    def _run(self, relaxed: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            # the caller's graph will go on using the buffers
+            self._return.detach()
+            super()._run(relaxed)
+        else:
+            self._replay.run(relaxed)
+
+
+class _Idle:
+    """What waits to be used again, the longest unused going first when there are too many.
+
+    A sweeper owns its workspace, so that sweepers of one shape, or in other threads, do not mix;
+    the key names the stream, on which use follows use.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Hashable, _Replay]] = []
+        # re-entrant, as a garbage collection inside may finalise a sweeper
+        self._lock = threading.RLock()
+
+    def take(self, key: Hashable) -> _Replay | None:
+        with self._lock:
+            for place, (known, _) in reversed(list(enumerate(self._entries))):
+                if known == key:
+                    return self._entries.pop(place)[1]
+        return None
+
+    def put(self, key: Hashable, replay: _Replay) -> None:
+        with self._lock:
+            self._entries.append((key, replay))
+            while sum(kept.kernel.matrix.nbytes for _, kept in self._entries) > _GRAPH_BYTES:
+                del self._entries[0]
+
+
+_idle = _Idle()
+# PyTorch can capture one graph at a time.
+_capturing = threading.Lock()
