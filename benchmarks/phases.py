@@ -21,7 +21,16 @@ import torch
 from torch.profiler import record_function
 
 from benchmarks.measure import synchronize
-from torchgw import _api, _gradient, _plan, _problem, _sinkhorn, _solve, _solver
+from torchgw import (
+    _api,
+    _gradient,
+    _plan,
+    _problem,
+    _sampled_gradient,
+    _sinkhorn,
+    _solve,
+    _solver,
+)
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
@@ -112,7 +121,7 @@ _TARGETS = (
     Target(_solve, "natural_scale", "setup"),
     Target(_gradient.DenseGradient, "linearise", "cost", _product_work),
     Target(_gradient.FactoredGradient, "linearise", "cost"),
-    Target(_gradient.SampledGradient, "linearise", "cost"),
+    Target(_sampled_gradient.SampledGradient, "linearise", "cost"),
     Target(FactoredCost, "dense", "cost"),
     Target(_solver, "sinkhorn", "Sinkhorn"),
     Target(EagerBackend, "softmin", "Sinkhorn", _softmin_work),
@@ -129,7 +138,7 @@ _TARGETS = (
     Target(_gradient.FactoredGradient, "change", "checks"),
     Target(_gradient.DenseGradient, "evaluate", "evaluation"),
     Target(_gradient.FactoredGradient, "evaluate", "evaluation"),
-    Target(_gradient.SampledGradient, "evaluate", "evaluation"),
+    Target(_sampled_gradient.SampledGradient, "evaluate", "evaluation"),
     Target(_api, "entropy_and_linear", "evaluation"),
 )
 

@@ -11,8 +11,9 @@ from scipy.spatial.distance import cdist
 
 from torchgw._anchors import Anchors, redraw, sample_categories
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._gradient import DenseGradient, FactoredGradient, Problem, SampledGradient
+from torchgw._gradient import DenseGradient, FactoredGradient, Problem
 from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._sampled_gradient import SampledGradient
 from torchgw._sinkhorn import sinkhorn
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance

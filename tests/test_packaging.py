@@ -35,6 +35,7 @@ LAYERS = {
         "_plan",
         "_anchors",
         "_gradient",
+        "_sampled_gradient",
         "_problem",
     },
     4: {"_schedule", "_solver", "_solve", "_result", "_autograd", "_multiscale"},

@@ -11,6 +11,7 @@ from test_triton_sinkhorn import DEVICES, EPSILON, factored, warm, weights, wide
 
 from torchgw import _triton_plan
 from torchgw._cost import Cost, DenseCost
+from torchgw._plan import TransportPlan
 from torchgw._triton_operands import operands, scale_of
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
@@ -134,3 +135,27 @@ def test_sample(kind: str, device: torch.device) -> None:
         # five standard deviations of a binomial count, and one draw for the rare ones
         assert bool(((drawn - expected).abs() <= 5 * expected.sqrt() + 1).all())
         assert drawn[4] == 0
+
+
+def test_plan_reads_by_the_backend(device: torch.device) -> None:
+    cost, marginals, potentials, plan = problem(33, 200, "factored", device, torch.float32)
+    lazy = TransportPlan(cost, potentials, marginals, EPSILON, TritonBackend())
+    used = marginals.a > 0
+    assert torch.equal(lazy.argmax()[used], plan[used].argmax(1))
+    # more than a few are sorted, with the same outcome
+    for k in (3, 20):
+        values, columns = lazy.topk(k)
+        expected = plan.topk(k, dim=1)
+        assert torch.equal(columns[used], expected.indices[used])
+        exact = expected.values
+        assert bool(((values - exact).abs() <= TOLERANCE[torch.float32] * exact)[used].all())
+
+    def draw(seed: int) -> list[list[int]]:
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = [lazy.sample(50, generator) for _ in range(2)]
+        return [part.target.tolist() for part in drawn]
+
+    first = draw(1)
+    assert first == draw(1)
+    assert first != draw(2)
+    assert first[0] != first[1]

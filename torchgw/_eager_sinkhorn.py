@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchgw._anchors import sample_categories
 from torchgw._cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn import Sweep, Sweeper, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend"]
+__all__ = ["EagerBackend", "plan_rows"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 _SMALLEST_SUM = 1e-25
@@ -59,6 +60,52 @@ class EagerBackend:
             for rows in row_blocks(cost)
         ]
         return torch.cat(blocks).to(values.dtype) * marginals.a[:, None]
+
+    def topk(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sort block by block, conditional rows."""
+        ones = Marginals(torch.ones_like(marginals.a), marginals.b)
+        best = [
+            plan_rows(cost, ones, potentials, epsilon, rows).topk(k, dim=1)
+            for rows in row_blocks(cost)
+        ]
+        values = torch.cat([part.values for part in best])
+        values *= marginals.a.to(values.dtype)[:, None]
+        return values, torch.cat([part.indices for part in best])
+
+    def draw(
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        potentials: Potentials,
+        epsilon: float,
+        rows: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draw block by block by torch.multinomial."""
+        height = max(1, next(row_blocks(cost)).stop)
+        columns = [
+            sample_categories(plan_rows(cost, marginals, potentials, epsilon, part), 1, generator)[
+                :, 0
+            ]
+            for part in rows.split(height)
+        ]
+        return torch.cat(columns)
+
+
+def plan_rows(
+    cost: Cost,
+    marginals: Marginals,
+    potentials: Potentials,
+    epsilon: float,
+    index: Tensor | slice,
+) -> Tensor:
+    """Return rows of the plan, shape (s, m), a new tensor."""
+    f, g = (part.to(cost.dtype) for part in marginals.mask(potentials))
+    a, b = (part.to(cost.dtype) for part in marginals)
+    kernel = exp_(cost.rows(index).exponent(f[index], g, epsilon))
+    return kernel.mul_(a[index, None]).mul_(b)
 
 
 class _StoredKernel:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._anchors import Anchors, redraw, sample_categories
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._typing import Marginals
@@ -35,13 +34,9 @@ __all__ = [
     "Gradient",
     "Problem",
     "QuadraticValue",
-    "SampledGradient",
-    "distance_spread",
-    "make_gradient",
+    "add_linear",
+    "stored_matrix",
 ]
-
-# Columns used to estimate a sum over all points where each column is a shortest-path run.
-_ESTIMATE_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return 2 * problem.alpha * squares[0].double(), 2 * problem.alpha * squares[1].double()
 
 
-def _add_linear(cost: Cost, problem: Problem) -> Cost:
+def add_linear(cost: Cost, problem: Problem) -> Cost:
     """Add (1 - alpha) M, which is stored, so that the sum is stored too."""
     if problem.linear is None:
         return cost
@@ -146,7 +141,7 @@ class DenseGradient:
         assert coupling is not None
         alpha = self.problem.alpha
         matrix = (self._source @ coupling.to(self.problem.dtype) @ self._target).mul_(-4 * alpha)
-        return _add_linear(DenseCost(matrix), self.problem)
+        return add_linear(DenseCost(matrix), self.problem)
 
     def update(
         self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
@@ -242,7 +237,7 @@ class FactoredGradient:
         left = 4 * self.problem.alpha * self._left.decode(measured)
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
-        return _add_linear(cost.centred(), self.problem)
+        return add_linear(cost.centred(), self.problem)
 
     def update(
         self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
@@ -265,104 +260,3 @@ class FactoredGradient:
         measured = self._left.metric(coupling) * self._factors.signs
         cross = torch.sum(measured.double() * coupling.double())
         return QuadraticValue(float(square.double() - 2 * cross), 0.0)
-
-
-class SampledGradient:
-    """Unbiased, from distance columns at anchor pairs drawn from the plan.
-
-    Q = (4 alpha / s) DX[:, k] and K = DY[:, l] for s anchors (k, l) ~ P. Momentum keeps a share
-    1 - ``momentum`` of the anchors from one iteration to the next.
-    """
-
-    name = "sampled"
-    exact = False
-
-    def __init__(
-        self, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
-    ) -> None:
-        self.problem = problem
-        self.n_anchors = n_anchors
-        self.momentum = momentum
-        source = _moments(problem.source, problem.marginals.a, generator)
-        target = _moments(problem.target, problem.marginals.b, generator)
-        self._means = source[0], target[0]
-        self.row = 2 * problem.alpha * source[1].double()
-        self.column = 2 * problem.alpha * target[1].double()
-
-    def start(self) -> None:
-        """Return ``None``: the product plan needs no anchors."""
-
-    def linearise(self, coupling: Anchors | None) -> Cost:
-        """Return the factored cost at the anchors; at a x b it is known exactly, of rank one."""
-        if coupling is None:
-            left, right = (mean[:, None] for mean in self._means)
-        else:
-            left = self.problem.source.columns(coupling.source) / self.n_anchors
-            right = self.problem.target.columns(coupling.target)
-        cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
-        return _add_linear(cost.centred(), self.problem)
-
-    def update(
-        self, plan: TransportPlan | StoredPlan, coupling: Anchors | None, generator: torch.Generator
-    ) -> Anchors:
-        """Redraw a share ``momentum`` of the anchors from the plan."""
-        if coupling is None:
-            return plan.sample(self.n_anchors, generator)
-        count = max(1, round(self.momentum * self.n_anchors))
-        return redraw(coupling, plan.sample(count, generator), generator)
-
-    def change(self, coupling: Anchors, previous: Anchors | None) -> float:
-        """Return NaN: two samples of one plan differ."""
-        return float("nan")
-
-    def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
-    ) -> QuadraticValue:
-        """Estimate the value from fresh anchors.
-
-        Given an anchor (k, l) ~ P the mean of (DX_ik - DY_jl)^2 over (i, j) ~ P is computed
-        exactly, so the anchors' values are independent and their mean is unbiased.
-        """
-        anchors = plan.sample(self.n_anchors, generator)
-        left = self.problem.source.columns(anchors.source).double()
-        right = self.problem.target.columns(anchors.target).double()
-        p, q = masses
-        cross = (left * (plan @ right)).sum(0)
-        values = p @ left.square() + q @ right.square() - 2 * cross
-        if self.n_anchors == 1:
-            return QuadraticValue(float(values), float("nan"))
-        return QuadraticValue(float(values.mean()), float(values.std() / self.n_anchors**0.5))
-
-
-def _moments(
-    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return D w and (D * D) w, exact where columns are cheap, otherwise from a sample of them."""
-    weights = weights.to(provider.dtype)
-    if provider.cheap_columns:
-        return provider.apply(weights[:, None])[:, 0], provider.mean_square(weights)
-    columns = provider.columns(sample_categories(weights, _ESTIMATE_COLUMNS, generator))
-    return columns.mean(1), columns.square().mean(1)
-
-
-def distance_spread(
-    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
-) -> float:
-    """Return the standard deviation of a distance between two points drawn by weight."""
-    mean, square = _moments(provider, weights, generator)
-    weights = weights.to(provider.dtype)
-    second = weights @ square
-    variance = second - (weights @ mean) ** 2
-    # what rounding leaves of a variance of zero is no scale
-    return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0
-
-
-def make_gradient(
-    name: str, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
-) -> Gradient:
-    """Build a gradient by name."""
-    if name == "dense":
-        return DenseGradient(problem)
-    if name == "factored":
-        return FactoredGradient(problem)
-    return SampledGradient(problem, n_anchors, momentum, generator)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors, sample_categories
-from torchgw._cost import Cost, DenseCost, exp_
-from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._cost import Cost, DenseCost
+from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError, PlanTooLargeError
 from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
@@ -34,7 +34,7 @@ class TransportPlan:
         The weights a, b of the formula.
     epsilon : float
     backend : Backend, optional
-        What computes ``plan @ V``; PyTorch operations unless given.
+        What computes ``plan @ V``, partners and samples; PyTorch operations unless given.
     """
 
     def __init__(
@@ -154,10 +154,7 @@ class TransportPlan:
         return self._block(index)
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        f, g = (part.to(self.dtype) for part in self.weights.mask(self.potentials))
-        a, b = (part.to(self.dtype) for part in self.weights)
-        kernel = exp_(self.cost.rows(index).exponent(f[index], g, self.epsilon))
-        return kernel.mul_(a[index, None]).mul_(b)
+        return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
 
     def argmax(self, axis: int = 1) -> Tensor:
         """Return the most likely partner of each source (axis 1) or target (axis 0) point."""
@@ -169,17 +166,7 @@ class TransportPlan:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
         if not 1 <= k <= self.shape[1]:
             raise InvalidInputError(f"`k` must be between 1 and {self.shape[1]}; got {k}.")
-        # conditional rows, so that a source point of weight zero still has its best partners
-        plan = TransportPlan(
-            self.cost,
-            self.potentials,
-            Marginals(torch.ones_like(self.weights.a), self.weights.b),
-            self.epsilon,
-        )
-        best = [plan._block(rows).topk(k, dim=1) for rows in row_blocks(self.cost)]
-        values = torch.cat([part.values for part in best])
-        values *= self.weights.a.to(values.dtype)[:, None]
-        return values, torch.cat([part.indices for part in best])
+        return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
 
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the plan, with repetition.
@@ -191,12 +178,10 @@ class TransportPlan:
             On the device of the plan.
         """
         source = sample_categories(self.weights.a, count, generator)
-        height = max(1, next(row_blocks(self.cost)).stop)
-        target = [
-            sample_categories(self._block(part), 1, generator)[:, 0]
-            for part in source.split(height)
-        ]
-        return Anchors(source, torch.cat(target))
+        target = self._backend.draw(
+            self.cost, self.weights, self.potentials, self.epsilon, source, generator
+        )
+        return Anchors(source, target)
 
     def to_dense(self) -> Tensor:
         """Build the (n, m) matrix.

@@ -84,6 +84,25 @@ class Backend(Protocol):
     ) -> Tensor:
         """Return plan @ values, shape (n, c)."""
 
+    def topk(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row, values (n, k), and their columns (n, k).
+
+        A row of weight zero has the columns of its conditional plan.
+        """
+
+    def draw(
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        potentials: Potentials,
+        epsilon: float,
+        rows: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draw one column from each of ``rows``, shape (s,); none may have weight zero."""
+
 
 def row_blocks(cost: Cost) -> Iterator[slice]:
     """Split the rows so that one (rows, m) block stays within the memory of its device."""

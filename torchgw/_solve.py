@@ -18,13 +18,12 @@ from torchgw._gradient import (
     Gradient,
     Problem,
     QuadraticValue,
-    distance_spread,
-    make_gradient,
 )
 from torchgw._inputs import check_plan
 from torchgw._multiscale import draw_subsample, extend
 from torchgw._options import Options
 from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._sampled_gradient import distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
 from torchgw._sinkhorn import row_blocks
 from torchgw._solver import (

@@ -152,9 +152,9 @@ def _sweep_kernel(
         next_old = tl.load(scaling + following)
         next_mass = tl.load(weight + following)
         next_moved = tl.load(shift + following)
-        log_sum = tl.log2(tl.sum(spread))
+        log_sum = tl.log2(tl.where(mass > 0, tl.sum(spread), 1.0))
         new = rescaled(log_sum, old, moved, tau, relaxation)
-        unusable |= usable(log_sum, new) == 0
+        unusable |= (mass > 0) & (usable(log_sum, new) == 0)
         share = mass * tl.exp2(new)
         tl.store(scaling + row, new)
         tl.store(feed + row, share)

@@ -128,7 +128,8 @@ def _log_exponential(
     return tl.log2(tl.where(uniform < 1e-4, near, -0.6931471805599453 * tl.log2(1.0 - uniform)))
 
 
-@triton.jit
+# every seed would otherwise be compiled anew as 1, as a multiple of 16, and as another number
+@triton.jit(do_not_specialize=["seed"])
 def _best_kernel(
     first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
     second,  # [PARTS, m, RANK] right factors, or [1] -scale
@@ -202,7 +203,7 @@ def apply(
 ) -> Tensor:
     """Return plan @ values, shape (n, c), for values of shape (m, c)."""
     (n, m), c = cost.shape, values.shape[1]
-    own = ((potentials.f - cost.row) * scale).to(cost.dtype)
+    own = _row_potential(cost, marginals, potentials, scale)
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
@@ -238,7 +239,7 @@ def topk(
         previous = _best(cost, bias, previous=previous)
         scores.append(previous[0])
         columns.append(previous[1])
-    own = ((potentials.f - cost.row) * scale).to(cost.dtype)
+    own = _row_potential(cost, marginals, potentials, scale)
     values = torch.exp2(torch.stack(scores, 1) + own[:, None])
     return values * marginals.a[:, None].to(cost.dtype), torch.stack(columns, 1)
 
@@ -284,6 +285,14 @@ def _best(
     )  # fmt: skip
     top = score.amax(0)
     return top, torch.where(score == top, column, m).amin(0)
+
+
+def _row_potential(
+    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
+) -> Tensor:
+    """Return the potential of the rows, exponent units; a row without mass stays zero."""
+    potential = torch.where(marginals.a > 0, potentials.f - cost.row, -torch.inf)
+    return (potential * scale).to(cost.dtype)
 
 
 def _column_bias(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchgw import _triton_dense, _triton_plan
 from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
 from torchgw._triton_softmin import log_sum_exp, padded
 from torchgw._triton_sweeps import Linear, TritonSweeper, dense_sweeper, factored_sweeper
@@ -116,9 +117,34 @@ class TritonBackend:
         parts = operands(cost, epsilon, self.precision)
         return _triton_plan.apply(parts, marginals, potentials, scale_of(epsilon), values)
 
+    def topk(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row, by a pass each while that is faster."""
+        if k > _MOST_PASSES:
+            return EagerBackend().topk(cost, marginals, potentials, epsilon, k)
+        parts = operands(cost, epsilon, self.precision)
+        return _triton_plan.topk(parts, marginals, potentials, scale_of(epsilon), k)
+
+    def draw(
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        potentials: Potentials,
+        epsilon: float,
+        rows: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draw one column from each row, shape (s,); the generator gives the seed."""
+        seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
+        parts = operands(cost, epsilon, self.precision)
+        return _triton_plan.sample(parts, marginals, potentials, scale_of(epsilon), rows, int(seed))
+
     def _poly(self, cost: Operands) -> int:
         return self.poly if cost.dtype == torch.float32 and not interpreted() else 0
 
 
+# Passes over a plan that take less time than sorting its rows once.
+_MOST_PASSES = 16
 # Shapes of a FactoredCost: left, right, row, column.
 _PROBE = ((8, 2), (8, 2), (8,), (8,))

@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 class Side(NamedTuple):
     """One side of the problem during a sweep, in exponent units."""
 
-    start: Tensor  # (n, padded with -inf) p of (T2)
+    start: Tensor  # (n, padded with -inf) p of (T2), -inf too where the weight is zero
     weight: Tensor  # (n,)
     scaling: Tensor  # (n,) u, 0 where sweeps start from p
     feed: Tensor  # (n, padded with 0) weight * 2^u: what the other side's sums are weighted by
@@ -85,15 +85,15 @@ def update(
     feed,  # [n] written
     bad,  # [1] int32, set to 1 where something is not usable
 ):
-    """Turn sums into log-scalings."""
-    log_sum = tl.log2(total)
+    """Turn sums into log-scalings; a point without mass, whose sum is empty, stays put."""
+    mass = tl.load(weight + place, mask=inside, other=0.0)
+    log_sum = tl.log2(tl.where(mass > 0, total, 1.0))
     old = tl.load(scaling + place, mask=inside, other=0.0)
     moved = tl.load(shift + place, mask=inside, other=0.0)
     new = rescaled(log_sum, old, moved, tl.load(control), tl.load(control + 1))
-    tl.store(bad + place * 0, 1, mask=inside & (usable(log_sum, new) == 0))
+    tl.store(bad + place * 0, 1, mask=(mass > 0) & (usable(log_sum, new) == 0))
     tl.store(scaling + place, new, mask=inside)
-    weighted = tl.load(weight + place, mask=inside, other=0.0) * tl.exp2(new)
-    tl.store(feed + place, weighted, mask=inside)
+    tl.store(feed + place, mass * tl.exp2(new), mask=inside)
 
 
 @triton.jit

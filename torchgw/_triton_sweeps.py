@@ -27,8 +27,6 @@ Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
 # two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
 # another sweeper of its shape holds no more than this altogether, until the process ends.
 _GRAPH_BYTES = 2**28
-# Stands for the potential of a padding entry, where a difference with -inf must be -inf.
-_LOWEST = -1e300
 
 
 class Linear(NamedTuple):
@@ -43,7 +41,8 @@ class Linear(NamedTuple):
 class Workspace:
     """Everything a sweep reads and writes on the device, so that a graph of it can be replayed.
 
-    A vector holds both sides, each padded to whole tiles so that both are aligned.
+    A vector holds both sides, each padded by points of weight zero to whole tiles, so that both
+    are aligned.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -54,7 +53,7 @@ class Workspace:
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
         zeros = partial(torch.zeros, dtype=dtype, device=device)
         self.scale = exact(1)  # cost units to exponents
-        self.given = exact(length).fill_(-torch.inf)  # potentials to go on from, cost units
+        self.given = exact(length)  # potentials to go on from, cost units
         self.origin = exact(length)  # potentials of the kernel as it was rounded, cost units
         self.rest = exact(length)  # part of the cost outside the products
         self.scratch = exact(length)
@@ -99,7 +98,8 @@ class Workspace:
         torch.div(self.start, self.scale, out=self.origin)
         if rest is not None:
             self.origin.add_(self.rest)
-        self.origin.clamp_(min=_LOWEST)
+        # no sum meets the exponential of a point without mass, which nothing bounds
+        self.start.masked_fill_(self.weight == 0, -torch.inf)
         if problem.tau != self._tau or problem.tau != (1.0, 1.0):
             self._tau = problem.tau
             for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
