@@ -131,7 +131,7 @@ _TARGETS = (
     Target(CompiledBackend, "sweeper", "Sinkhorn", _sweeper_work),
     Target(_plan.TransportPlan, "sample", "sampling"),
     Target(_plan.TransportPlan, "to_dense", "apply"),
-    Target(_sinkhorn, "column_error", "checks"),
+    Target(_sinkhorn, "read", "checks"),
     Target(_solver, "dual_value", "checks"),
     Target(_solver, "check_finite", "checks"),
     Target(_gradient.DenseGradient, "change", "checks"),

@@ -38,7 +38,7 @@ _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 400_000_000}
 # launches take the time there, not arithmetic.
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
 # Entries up to which marginals are settled in float64 after a float32 solve.
-_SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 20_000_000_000}
+_SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
 def choose_backend(name: BackendName, device: torch.device, dtype: torch.dtype) -> Backend:

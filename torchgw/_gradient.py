@@ -95,8 +95,8 @@ class Gradient(Protocol):
     ) -> Coupling:
         """Return the coupling of a plan."""
 
-    def change(self, coupling: Coupling, previous: Coupling) -> float:
-        """Return the relative change between two couplings; NaN where it has no meaning."""
+    def change(self, coupling: Coupling, previous: Coupling) -> Tensor:
+        """Return the relative change between two couplings, (), float64; NaN for samples."""
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
@@ -147,18 +147,18 @@ class DenseGradient:
         self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
     ) -> Tensor:
         """Return the plan as a matrix."""
-        return plan.to_dense()
+        return plan.stored()
 
-    def change(self, coupling: Tensor, previous: Tensor | None) -> float:
+    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the L1 distance of two plans, which have mass one."""
         assert previous is not None
-        return float((coupling - previous).abs_().sum(dtype=torch.float64))
+        return (coupling - previous).abs_().sum(dtype=torch.float64)
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
         """Return the value by matrix products."""
-        dense = plan.to_dense().to(self.problem.dtype)
+        dense = plan.stored().to(self.problem.dtype)
         p, q = (mass.to(self.problem.dtype) for mass in masses)
         square = p @ self.problem.source.mean_square(p) + q @ self.problem.target.mean_square(q)
         cross = torch.sum(self._source @ dense @ self._target * dense, dtype=torch.float64)
@@ -245,10 +245,12 @@ class FactoredGradient:
         """Return the coupling of a plan, by one streamed product."""
         return self._left.encode(self._oriented(plan) @ self._factors.matrix)
 
-    def change(self, coupling: Tensor, previous: Tensor | None) -> float:
+    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the relative change in the Frobenius norm."""
         assert previous is not None
-        return float((coupling - previous).norm() / coupling.norm().clamp_min(1e-300))
+        size = coupling.norm().clamp_min(1e-300)
+        relative: Tensor = (coupling - previous).norm() / size
+        return relative.double()
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator

@@ -199,6 +199,10 @@ class TransportPlan:
                 f"{free:,} are free on {self.device}. Use `lazy_plan` (`plan @ V`, `topk`, "
                 "`barycentric`) or `lazy_plan.to_sparse(k)`, which never store it."
             )
+        return self.stored()
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
         return torch.cat([self._block(rows) for rows in row_blocks(self.cost)])
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
@@ -261,7 +265,7 @@ class StoredPlan:
         """Return plan @ values."""
         return self.matrix.to(values.dtype) @ values
 
-    def to_dense(self) -> Tensor:
+    def stored(self) -> Tensor:
         """Return the matrix."""
         return self.matrix
 

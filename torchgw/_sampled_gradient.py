@@ -69,9 +69,9 @@ class SampledGradient:
         count = max(1, round(self.momentum * self.n_anchors))
         return redraw(coupling, plan.sample(count, generator), generator)
 
-    def change(self, coupling: Anchors, previous: Anchors | None) -> float:
+    def change(self, coupling: Anchors, previous: Anchors | None) -> Tensor:
         """Return NaN: two samples of one plan differ."""
-        return float("nan")
+        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator

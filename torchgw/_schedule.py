@@ -18,7 +18,7 @@ class Annealing:
 
     start: float
     target: float
-    decay: float = 0.65
+    decay: float = 0.6
 
     def __call__(self, iteration: int) -> float:
         """Return epsilon at an iteration counted from zero."""

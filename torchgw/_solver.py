@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchgw._acceleration import Anderson
 from torchgw._cost import Cost
@@ -138,15 +139,16 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         clock = recorder.time("sinkhorn", clock)
         plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
         coupling = gradient.update(plan, state.coupling, setting.generator)
-        change = gradient.change(coupling, state.coupling)
+        change, objective = torch.stack(
+            [gradient.change(coupling, state.coupling), dual_value(inner.potentials, setting)]
+        ).tolist()
+        check_finite(objective, inner.error, epsilon)
         if gradient.exact and at_target and change < _ACCELERATION_START:
             coupling = acceleration.next(state.coupling, coupling)
         state = LoopState(coupling, inner.potentials)
         settled = at_target and gradient.exact and change <= setting.tol
         recorder.time("coupling", clock)
 
-        objective = dual_value(inner.potentials, setting)
-        check_finite(objective, inner.error, epsilon)
         entry = Iteration(
             iteration, epsilon, objective, inner.error, change, inner.n_iters, cost.shape
         )
@@ -176,7 +178,7 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
         max_iter=options.inner_max_iter,
         tol=inner_tolerance(setting),
     )
-    check_finite(dual_value(inner.potentials, setting), inner.error, epsilon)
+    check_finite(float(dual_value(inner.potentials, setting)), inner.error, epsilon)
     setting.recorder.time("settle", clock)
     status = state.status
     if status.converged and not inner.converged:
@@ -206,14 +208,14 @@ def inner_tolerance(setting: Setting) -> float:
     return max(asked, _ROUNDING_SHARE * setting.rounding)
 
 
-def dual_value(potentials: Potentials, setting: Setting) -> float:
+def dual_value(potentials: Potentials, setting: Setting) -> Tensor:
     """Return <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
 
     The terms that the linearised cost leaves out are part of f and g here.
     """
     a, b = setting.marginals
     f, g = potentials.f + setting.gradient.row, potentials.g + setting.gradient.column
-    return float(a @ f + b @ g)
+    return a @ f + b @ g
 
 
 def check_finite(objective: float, error: float, epsilon: float) -> None:

@@ -95,9 +95,9 @@ class Relaxation:
 
         if self.device.type != "cuda":
             return distance, changed, passes
-        # Launching a pass from Python costs several times what the pass does. The first passes,
-        # which are not recorded, compile it.
-        passes()
+        # Launching a pass from Python costs several times what the pass does. The first one, which
+        # is not recorded, compiles it.
+        self._relax_(distance, changed)
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
             passes()
