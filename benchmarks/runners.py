@@ -167,4 +167,8 @@ def load_packages(runner: Runner) -> dict[str, str]:
     present = {module: name for module, name in runner.packages.items() if find_spec(module)}
     for module in present:
         importlib.import_module(module)
-    return {name: importlib.metadata.version(name) for name in present.values()}
+    # ours may be a checkout that is not installed
+    return {
+        name: torchgw.__version__ if name == "torchgw" else importlib.metadata.version(name)
+        for name in present.values()
+    }
