@@ -101,7 +101,7 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
             inner = sinkhorn(
                 cost,
                 marginals,
-                zero,
+                None,
                 epsilon,
                 backend=backend,
                 max_iter=count,

@@ -184,7 +184,7 @@ class SinkhornResult(NamedTuple):
 def sinkhorn(
     cost: Cost,
     marginals: Marginals,
-    start: Potentials,
+    start: Potentials | None,
     epsilon: float,
     *,
     backend: Backend,
@@ -204,8 +204,8 @@ def sinkhorn(
     ----------
     cost : DenseCost or FactoredCost, shape (n, m)
     marginals : Marginals
-    start : Potentials
-        Warm start in cost units.
+    start : Potentials or None
+        Warm start in cost units; ``None`` begins with an exact half-step each way.
     epsilon : float
     backend : Backend
     max_iter : int
@@ -226,9 +226,9 @@ def sinkhorn(
     .. [2] A. Thibault, L. Chizat, C. Dossal, N. Papadakis. Overrelaxed Sinkhorn-Knopp algorithm for
        regularized optimal transport. Algorithms 2021.
     """
-    current = start
+    current = start or stabilise(cost, marginals, torch.zeros_like(marginals.b), epsilon, backend)
     tol = max(tol, _ROUNDING * torch.finfo(cost.dtype).eps)
-    sweeper = backend.sweeper(cost, marginals, start, epsilon)
+    sweeper = backend.sweeper(cost, marginals, current, epsilon)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     while done < max_iter:
         count = min(check_every, max_iter - done)
@@ -236,9 +236,7 @@ def sinkhorn(
         sweep = sweeper(current, count, relaxation)
         ok, error = read(sweep, marginals.b, epsilon)
         if not ok:
-            # one exact half-step each way makes almost any start a stabiliser
-            f = backend.softmin(cost, marginals.log_b, current.g, epsilon, axis=1)
-            current = Potentials(f, backend.softmin(cost, marginals.log_a, f, epsilon, axis=0))
+            current = stabilise(cost, marginals, current.g, epsilon, backend)
             # the old kernel goes before the new one comes: either may be as large as the cost
             del sweeper
             sweeper = backend.sweeper(cost, marginals, current, epsilon)
@@ -256,6 +254,14 @@ def sinkhorn(
             break
         relaxation = next_relaxation(relaxation, error / previous, count)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
+
+
+def stabilise(
+    cost: Cost, marginals: Marginals, g: Tensor, epsilon: float, backend: Backend
+) -> Potentials:
+    """Return potentials after an exact half-step each way: sweeps can start from almost any."""
+    f = backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+    return Potentials(f, backend.softmin(cost, marginals.log_a, f, epsilon, axis=0))
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:

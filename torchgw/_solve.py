@@ -169,6 +169,7 @@ def start_coarse(setting: Setting) -> LoopState:
     )
     shape = (len(sample.source), len(sample.target))
     state = iterate(small, starting_point(small, None, shape))
+    assert state.potentials is not None
     potentials = extend(
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
     )  # fmt: skip
@@ -192,17 +193,15 @@ def natural_scale(problem: Problem, generator: torch.Generator) -> float:
 
 def starting_point(setting: Setting, init: Any, shape: tuple[int, int]) -> LoopState:
     """Return the state to start from: of the product plan, or of ``init``."""
-    a, b = setting.marginals
     gradient, generator = setting.gradient, setting.generator
-    zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
     if init is None:
-        return LoopState(_perturb(gradient.start()), zero)
+        return LoopState(_perturb(gradient.start()), None)
     plan = getattr(init, "lazy_plan", init)
     if isinstance(plan, TransportPlan):
         _check_plan_shape(plan.shape, shape)
         return LoopState(gradient.update(plan, None, generator), plan.potentials)
-    matrix = check_plan(plan, shape).to(a.device, torch.float64)
-    return LoopState(gradient.update(StoredPlan(matrix), None, generator), zero)
+    matrix = check_plan(plan, shape).to(generator.device, torch.float64)
+    return LoopState(gradient.update(StoredPlan(matrix), None, generator), None)
 
 
 def _perturb(coupling: Coupling) -> Coupling:

@@ -103,7 +103,7 @@ class LoopState(NamedTuple):
     """What flows through the loop."""
 
     coupling: Coupling
-    potentials: Potentials  # cost units
+    potentials: Potentials | None  # cost units; None before the first linear problem
     status: Status = Status.OUTER_LIMIT
 
 
