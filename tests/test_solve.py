@@ -275,3 +275,14 @@ def test_compiled_backend_solves_the_same_problem():
     compiled = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, backend="compile", tol=1e-9)
     assert compiled.backend == "compile"
     torch.testing.assert_close(eager.plan, compiled.plan, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("gradient", ["factored", "sampled"])
+def test_stored_and_streamed_costs_give_one_plan(gradient):
+    x, y, _ = isometric_copy(40, noise=0.1)
+    options = {"distances": "sqeuclidean", "epsilon": 0.02, "gradient": gradient, "random_state": 0}
+    # the same tolerances: a streamed cost has looser ones by default
+    options |= {"tol": 1e-9, "inner_tol": 1e-9}
+    stored = torchgw.solve(x, y, storage="stored", **options)
+    streamed = torchgw.solve(x, y, storage="streamed", **options)
+    torch.testing.assert_close(stored.plan, streamed.plan, atol=1e-7, rtol=0)

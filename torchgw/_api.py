@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
-from torchgw._options import BackendName, GradientName, Options, Precision
+from torchgw._options import BackendName, GradientName, Options, Precision, Storage
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, entropy_and_linear, solve_problem
@@ -77,6 +77,7 @@ def solve(
     device: Any = None,
     dtype: torch.dtype | None = None,
     precision: Precision = "auto",
+    storage: Storage = "auto",
     random_state: int | torch.Generator | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
@@ -144,6 +145,10 @@ def solve(
     precision : {"auto", "mixed", "float64", "float32"}
         ``"mixed"`` iterates in float32 and settles marginals and values in float64. ``"auto"`` is
         float64 for small problems and mixed otherwise.
+    storage : {"auto", "stored", "streamed"}
+        Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
+        read. ``"auto"`` stores up to 25 million entries on a CPU and 400 million on a GPU. The
+        dense gradient and ``M`` have stored costs in any case.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.
     callback : callable, optional
@@ -203,6 +208,7 @@ def solve(
         inner_tol=inner_tol,
         backend=backend,
         precision=_merge_precision(dtype, precision),
+        storage=storage,
     )
     if callback is not None and not callable(callback):
         raise InvalidTypeError(

@@ -16,7 +16,7 @@ import torch
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import BackendUnavailableError, UnsupportedError
-from torchgw._options import BackendName, GradientName, Precision
+from torchgw._options import BackendName, GradientName, Precision, Storage
 from torchgw._sinkhorn import Backend
 from torchgw.distances.base import DistanceProvider
 
@@ -139,10 +139,14 @@ def choose_precision(
     if name == "float64":
         return name, Steps(torch.float64, torch.float64, again=False)
     if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
-        return name, Steps(torch.float32, torch.float64, again=store_cost(device, entries))
+        return name, Steps(
+            torch.float32, torch.float64, again=entries <= _STORED_ENTRIES.get(device.type, 0)
+        )
     return name, Steps(torch.float32, torch.float32, again=False)
 
 
-def store_cost(device: torch.device, entries: int) -> bool:
+def store_cost(name: Storage, device: torch.device, entries: int) -> bool:
     """Whether to store the cost of an iteration instead of streaming its factors."""
+    if name != "auto":
+        return name == "stored"
     return entries <= _STORED_ENTRIES.get(device.type, 0)

@@ -9,11 +9,12 @@ from typing import Literal, get_args
 
 from torchgw._errors import InvalidInputError
 
-__all__ = ["BackendName", "GradientName", "Options", "Precision"]
+__all__ = ["BackendName", "GradientName", "Options", "Precision", "Storage"]
 
 GradientName = Literal["auto", "dense", "factored", "sampled"]
 BackendName = Literal["auto", "triton", "compile", "eager"]
 Precision = Literal["auto", "mixed", "float64", "float32"]
+Storage = Literal["auto", "stored", "streamed"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Options:
     inner_tol: float | None = None
     backend: BackendName = "auto"
     precision: Precision = "auto"
+    storage: Storage = "auto"
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
@@ -39,6 +41,7 @@ class Options:
         _check_choice("gradient", self.gradient, get_args(GradientName))
         _check_choice("backend", self.backend, get_args(BackendName))
         _check_choice("precision", self.precision, get_args(Precision))
+        _check_choice("storage", self.storage, get_args(Storage))
         for name in ("max_iter", "min_iter", "inner_max_iter"):
             _check_count(name, getattr(self, name))
         if self.n_anchors is not None:

@@ -94,7 +94,7 @@ def solve_problem(
             backend=choose_backend(options.backend, device, dtype),
             generator=generator,
             recorder=recorder,
-            store=store_cost(device, n * m),
+            store=store_cost(options.storage, device, n * m),
             # the plan cannot settle below the rounding of its exponents
             tol=max(tol, rounding(dtype)),
             rounding=rounding(dtype),
