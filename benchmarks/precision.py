@@ -73,7 +73,7 @@ def _products(precision: str | None) -> Any:
     from torchgw._triton_sinkhorn import TritonBackend
 
     backend = TritonBackend(precision)
-    return mock.patch.object(_solve, "choose_backend", lambda *_: backend)
+    return mock.patch.object(_solve, "choose_backend", return_value=backend)
 
 
 if __name__ == "__main__":

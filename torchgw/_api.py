@@ -147,7 +147,7 @@ def solve(
         float64 for small problems and mixed otherwise.
     storage : {"auto", "stored", "streamed"}
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
-        read. ``"auto"`` stores up to 25 million entries on a CPU and 400 million on a GPU. The
+        read. ``"auto"`` stores up to 25 million entries on a CPU and 200 million on a GPU. The
         dense gradient and ``M`` have stored costs in any case.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.

@@ -33,7 +33,7 @@ _ORDER = {"cuda": ("triton", "compile", "eager"), "cpu": ("eager",)}
 _DENSE_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # Entries up to which the cost of one iteration is stored, because scaling a stored kernel reads one
 # number per entry where streaming computes an exponential and a product of length r.
-_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 400_000_000}
+_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
 # launches take the time there, not arithmetic.
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
