@@ -34,6 +34,7 @@ from torchgw._typing import Potentials
 from torchgw.distances import (
     CallableDistance,
     DijkstraDistance,
+    FactoredDistance,
     PrecomputedDistance,
     geodesic_matrix,
     knn_graph,
@@ -495,3 +496,39 @@ def test_options_without_effect_are_refused():
     with pytest.raises(InvalidInputError, match="n_neighbors"):
         torchgw.solve(points, points, distances="euclidean", n_neighbors=4)
     assert torchgw.solve(points, points, n_neighbors=4, n_landmarks=8).gradient == "factored"
+
+
+def _coarse(monkeypatch):
+    monkeypatch.setattr("torchgw._solve._COARSE_ENTRIES", 1)
+    monkeypatch.setattr("torchgw._solve._COARSE_POINTS", 12)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_spent_budget_is_never_converged(monkeypatch, coarse):
+    """Each stage of a solve has its own convergence; only the last one's is the solve's."""
+    if coarse:
+        _coarse(monkeypatch)
+    options = {"gradient": "factored", "precision": "mixed"}
+    whole = solve(**options)
+    assert whole.converged
+    if coarse:
+        assert whole.history[0].shape == (12, 12)
+    for budget in range(1, whole.n_iters):
+        with pytest.warns(ConvergenceWarning):
+            assert not solve(max_iter=budget, **options).converged
+
+
+def test_a_stop_during_the_coarse_start_stops_the_solve(monkeypatch):
+    _coarse(monkeypatch)
+    with pytest.warns(ConvergenceWarning, match="callback"):
+        result = solve(gradient="factored", callback=lambda entry: entry.iteration == 0)
+    assert result.n_iters == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_factors_of_zero_settle(precision):
+    """A change relative to nothing: a guard of 1e-300 would be zero in float32."""
+    zero = FactoredDistance(torch.zeros(6, 2), torch.ones(2))
+    result = torchgw.solve(zero, zero, epsilon=0.1, precision=precision)
+    assert result.converged
+    assert result.value == 0

@@ -277,10 +277,6 @@ def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], see
     """Assemble the result and warn if it has not converged."""
     plan, recorder = outcome.plan, outcome.recorder
     kl, linear = entropy_and_linear(plan, problem)
-    row_error, column_error = (
-        float((mass - weight).abs().sum())
-        for mass, weight in zip(outcome.masses, problem.marginals, strict=True)
-    )
     quadratic = problem.alpha * outcome.quadratic.value
     value_linear = (1 - problem.alpha) * linear
     if not outcome.status.converged:
@@ -293,7 +289,7 @@ def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], see
         value_linear=value_linear,
         marginal_a=outcome.masses.a,
         marginal_b=outcome.masses.b,
-        marginal_error=max(row_error, column_error),
+        marginal_error=outcome.marginal_error,
         status=outcome.status,
         epsilon=plan.epsilon,
         alpha=problem.alpha,

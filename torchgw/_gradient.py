@@ -248,7 +248,7 @@ class FactoredGradient:
     def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the relative change in the Frobenius norm."""
         assert previous is not None
-        size = coupling.norm().clamp_min(1e-300)
+        size = coupling.norm().clamp_min(torch.finfo(coupling.dtype).tiny)
         relative: Tensor = (coupling - previous).norm() / size
         return relative.double()
 

@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
 
     plan: TransportPlan
     masses: Marginals  # row and column sums of the plan, float64
+    marginal_error: float  # larger of their L1 distances to the weights
     potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
     quadratic: QuadraticValue
     status: Status
@@ -104,15 +105,13 @@ def solve_problem(
     setting = setting_in(steps.loop, handover)
     if init is None and can_start_coarse(setting.gradient, n * m):
         state = start_coarse(setting)
-        setting = replace(setting, anneal=Annealing(target, target))
-        start = target
     else:
         state = starting_point(setting, init, (n, m))
     recorder.time("setup", clock)
     state = iterate(setting, state)
     if setting.gradient.exact and steps.settle != steps.loop:
         setting = setting_in(steps.settle, options.tol)
-        if steps.again and state.status.converged:
+        if steps.again:
             state = iterate(setting, state)
     plan, status = settle(setting, state, steps.settle)
 
@@ -132,6 +131,7 @@ def solve_problem(
     return Outcome(
         plan=plan,
         masses=masses,
+        marginal_error=error,
         potentials=Potentials(
             plan.potentials.f + gradient.row, plan.potentials.g + gradient.column
         ),

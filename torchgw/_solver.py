@@ -111,8 +111,12 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     """Run outer iterations until the coupling settles or the budget is spent.
 
     One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
-    potentials, take the coupling of its plan.
+    potentials, take the coupling of its plan. The status that comes back is that of this run,
+    whatever the stage before it reached; only a solve that was stopped stays so.
     """
+    if state.status is Status.STOPPED:
+        return state
+    state = state._replace(status=Status.OUTER_LIMIT)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     settled = False
