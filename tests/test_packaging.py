@@ -38,7 +38,7 @@ LAYERS = {
         "_sampled_gradient",
         "_problem",
     },
-    4: {"_schedule", "_solver", "_solve", "_result", "_autograd", "_multiscale"},
+    4: {"_schedule", "_solver", "_solve", "_result", "_autograd", "_multiscale", "_extension"},
     5: {"_api", "_batched", "_distributed"},
     6: {""},
     7: {"sklearn", "anndata", "plotting", "cli", "__main__"},

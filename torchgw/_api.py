@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
+from torchgw._extension import Extension
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
 from torchgw._options import BackendName, GradientName, Options, Precision, Storage
@@ -25,6 +26,7 @@ from torchgw._solve import Outcome, entropy_and_linear, solve_problem
 from torchgw._solver import Iteration, Recorder
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.cross import Space
 
 __all__ = ["solve"]
 
@@ -220,7 +222,7 @@ def solve(
     generator, seed = make_generator(random_state, where)
     # no autograd graph grows over the iterations, whatever a provider's tensors require
     with torch.no_grad():
-        (source, target), scales = build_providers(
+        (source, target), spaces = build_providers(
             (X, Y), (D_X, D_Y), distances, distance_options, where
         )
         recorder.time("distances", started)
@@ -231,7 +233,7 @@ def solve(
         linear = None if linear is None else linear.to(where).double()
         problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
         outcome = solve_problem(problem, options, init, generator, recorder)
-        return _report(outcome, problem, scales, seed)
+        return _report(outcome, problem, spaces, seed)
 
 
 def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
@@ -273,7 +275,7 @@ def _with_progress(callback: Callable[[Iteration], Any] | None) -> Callable[[Ite
     return report
 
 
-def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], seed: int) -> GWResult:
+def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], seed: int) -> GWResult:
     """Assemble the result and warn if it has not converged."""
     plan, recorder = outcome.plan, outcome.recorder
     kl, linear = entropy_and_linear(plan, problem)
@@ -293,7 +295,7 @@ def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], see
         status=outcome.status,
         epsilon=plan.epsilon,
         alpha=problem.alpha,
-        scale=scales,
+        scale=(spaces[0].scale, spaces[1].scale),
         gradient=outcome.gradient,
         backend=outcome.backend,
         precision=outcome.precision,
@@ -307,4 +309,5 @@ def _report(outcome: Outcome, problem: Problem, scales: tuple[float, float], see
             "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
             "n_anchors": outcome.n_anchors,
         },
+        extension=Extension.of(outcome.gradient, outcome.linearised, outcome.coupling, spaces),
     )

@@ -81,6 +81,7 @@ class Gradient(Protocol):
 
     name: str
     exact: bool
+    problem: Problem
     row: Tensor  # (n,) float64, 2 alpha DX^2 a
     column: Tensor  # (m,) float64, 2 alpha DY^2 b
 

@@ -148,6 +148,22 @@ class TransportPlan:
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return product[:, :-1] / product[:, -1:]
 
+    def extend(self, cost: Cost) -> TransportPlan:
+        """Return the plan of other source points, whose potentials are one half-step.
+
+        Parameters
+        ----------
+        cost : DenseCost or FactoredCost, shape (q, m)
+            Of the other points. They get equal weights; conditional plans, such as
+            :meth:`barycentric` reads, do not depend on them.
+        """
+        g = self.potentials.g
+        f = self._backend.softmin(cost, self.weights.log_b, g, self.epsilon, axis=1)
+        equal = torch.full_like(f, 1 / len(f))
+        return TransportPlan(
+            cost, Potentials(f, g), Marginals(equal, self.weights.b), self.epsilon, self._backend
+        )
+
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
         index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.device))

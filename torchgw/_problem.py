@@ -14,9 +14,10 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._inputs import as_graph, check_distances, check_magnitude, check_points
 from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.cross import Space
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.graph import connect, knn_graph
+from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices
@@ -88,8 +89,8 @@ def build_providers(
     distances: Any,
     options: DistanceOptions,
     device: torch.device,
-) -> tuple[tuple[DistanceProvider, DistanceProvider], tuple[float, float]]:
-    """Build the providers of both sides, scaled, and return them with their two factors."""
+) -> tuple[tuple[DistanceProvider, DistanceProvider], tuple[Space, Space]]:
+    """Build the providers of both sides, scaled, and say what they were made from."""
     names = _pair_of_distances(distances)
     inputs = [
         _recognise(name, side, table, spec)
@@ -130,8 +131,22 @@ def build_providers(
         _scale(provider, item.points, options.scale, computed=kind != "given")
         for provider, item, kind in zip(providers, inputs, kinds, strict=True)
     ]
-    (source, source_scale), (target, target_scale) = scaled
-    return (source, target), (source_scale, target_scale)
+    spaces = [
+        _space(item, kind, graphs.get(position), options, factor)
+        for position, (item, kind, (_, factor)) in enumerate(
+            zip(inputs, kinds, scaled, strict=True)
+        )
+    ]
+    return (scaled[0][0], scaled[1][0]), (spaces[0].to(device), spaces[1].to(device))
+
+
+def _space(
+    item: _Input, kind: Any, geodesics: Geodesics | None, options: DistanceOptions, scale: float
+) -> Space:
+    """Return what new points of a side need to know of it."""
+    metric = kind if kind in _POINT_METRICS else None
+    n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
+    return Space(item.points, metric, geodesics, n_neighbors, scale)
 
 
 def _all_pairs(graphs: list[Geodesics], device: torch.device) -> list[Tensor]:

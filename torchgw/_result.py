@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import scipy.sparse
+import torch
 from torch import Tensor
 
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._extension import Extension
+from torchgw._inputs import check_points
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
@@ -56,6 +60,8 @@ class GWResult:
     log : dict
         value_standard_error, kl (KL of the plan to a x b), objective (value + epsilon * kl),
         inner_iterations, n_anchors.
+    extension : Extension or None
+        What :meth:`transform` maps new points by.
     """
 
     lazy_plan: TransportPlan
@@ -77,6 +83,7 @@ class GWResult:
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
+    extension: Extension | None = None
 
     @property
     def value(self) -> float:
@@ -121,6 +128,70 @@ class GWResult:
         """Outer iterations."""
         return len(self.history)
 
+    def transform(
+        self,
+        X_new: Any = None,  # noqa: N803 - the names of the field
+        *,
+        values: Any = None,
+        D_new: Any = None,  # noqa: N803
+        M_new: Any = None,  # noqa: N803
+    ) -> Tensor:
+        """Map new source points to the target without solving again.
+
+        The potentials of the solve give a new point x the row P_xj of the plan, up to its mass, by
+        one half-step; the point goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X
+        goes where ``lazy_plan.barycentric`` sends it.
+
+        Parameters
+        ----------
+        X_new : array-like, shape (q, d), optional
+            New points, in the coordinates of X. Point metrics are computed; a geodesic distance
+            goes through the nearest points of X, which lengthens it where X is sparse.
+        values : array-like, shape (m, c), optional
+            What is averaged: Y itself by default, or coordinates, or indicators of labels.
+        D_new : array-like, shape (q, n), optional
+            Distances to the points of X, in the units of ``D_X``, in place of ``X_new``; for
+            matrices, graphs and providers.
+        M_new : array-like, shape (q, m), optional
+            Linear cost of the new points, if the solve had one.
+
+        Returns
+        -------
+        Tensor, shape (q, c), float64
+            Computed a block at a time; memory does not grow with q times n.
+
+        Raises
+        ------
+        InvalidInputError
+            If the input does not fit the solve; the message says what does.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(60, 3))
+        >>> result = torchgw.solve(X, X + 5, distances="euclidean", random_state=0)
+        >>> moved = result.transform(X[:2])
+        >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
+        True
+        """
+        return _map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new), values)
+
+    def inverse_transform(
+        self,
+        Y_new: Any = None,  # noqa: N803
+        *,
+        values: Any = None,
+        D_new: Any = None,  # noqa: N803
+        M_new: Any = None,  # noqa: N803
+    ) -> Tensor:
+        """Map new target points to the source, see :meth:`transform`.
+
+        ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
+        (q, n).
+        """
+        turned = None if self.extension is None else self.extension.T
+        return _map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new), values)
+
     def __repr__(self) -> str:
         """Summarise in a few lines."""
         n, m = self.lazy_plan.shape
@@ -133,3 +204,32 @@ class GWResult:
             f"{self.n_iters} iterations in {sum(self.timings.values()):.2f} s\n"
             f"  {self.status.advice}"
         )
+
+
+def _map_new(
+    extension: Extension | None, plan: TransportPlan, given: tuple[Any, Any, Any], values: Any
+) -> Tensor:
+    """Map new points of the source side of a plan."""
+    if extension is None:
+        raise UnsupportedError("This result does not hold what new points are mapped by.")
+    if values is None:
+        values = extension.target.space.points
+        if values is None:
+            raise InvalidInputError(
+                f"{extension.target.name} was not given as points: pass `values` of shape "
+                f"({plan.shape[1]}, c), one row per point of {extension.target.name}."
+            )
+    with torch.no_grad():
+        table = check_values(values, plan.shape[1]).to(plan.device)
+        return extension.map(plan, extension.new_points(*given), table)
+
+
+def check_values(values: Any, count: int) -> Tensor:
+    """Return values to average, shape (count, c), finite."""
+    table = check_points("values", values)
+    if table.shape[0] != count:
+        raise InvalidInputError(
+            f"`values` must have shape ({count}, c), one row per point of the side mapped to; got "
+            f"{tuple(table.shape)}."
+        )
+    return table

@@ -67,6 +67,8 @@ class Outcome(NamedTuple):
     precision: str
     n_anchors: int | None
     recorder: Recorder
+    linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
+    coupling: Coupling
 
 
 def solve_problem(
@@ -142,6 +144,8 @@ def solve_problem(
         precision=precision,
         n_anchors=None if gradient.exact else n_anchors,
         recorder=recorder,
+        linearised=gradient.problem,
+        coupling=state.coupling,
     )
 
 

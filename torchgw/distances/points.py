@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors, resolve_device
 
-__all__ = ["PointDistance", "PointMetric"]
+__all__ = ["PointDistance", "PointMetric", "pairwise_distances"]
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine"]
 
@@ -71,7 +71,7 @@ class PointDistance(DistanceProvider):
 
     def columns(self, index: Tensor) -> Tensor:
         """Return D[:, index], with exact zeros where a point meets itself."""
-        return self._between(self._points, self._points[index])
+        return _between(self._points, self._points[index], self.metric)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PointDistance:
         """Return the same distances on another device or in another dtype."""
@@ -123,12 +123,21 @@ class PointDistance(DistanceProvider):
             self.metric
         ]
 
-    def _between(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the distances of two sets of prepared points from their differences."""
-        distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-        if self.metric == "euclidean":
-            return distance
-        return distance.square() if self.metric == "sqeuclidean" else distance.square() / 2
+
+def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
+    """Return the distances of two sets of points, shape (q, n)."""
+    if metric == "cosine":
+        return _between(_unit(x), _unit(y), metric)
+    centre = y.mean(dim=0)
+    return _between(x - centre, y - centre, metric)
+
+
+def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
+    """Return the distances of two sets of prepared points from their differences."""
+    distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    if metric == "euclidean":
+        return distance
+    return distance.square() if metric == "sqeuclidean" else distance.square() / 2
 
 
 def _check_points(points: Tensor) -> None:

@@ -1,0 +1,256 @@
+"""Mapping points that a solve has not seen, without solving again.
+
+The cost (2) at a plan P is linear in the distances of a source point: its row needs d(x, .) alone,
+
+    C(x, j) = -4 alpha sum_kl d(x, k) P_kl DY_lj + (1 - alpha) M(x, j)
+
+up to a term of the row, which no conditional plan sees. One half-step against the potentials g of
+the solve then gives the new row of the plan (docs/algorithm.md, equation 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw._anchors import Anchors
+from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._gradient import Coupling, Problem
+from torchgw._inputs import check_linear_cost, check_points
+from torchgw._plan import TransportPlan
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.cross import CrossDistance, Space, factor_reference, factor_rows
+
+__all__ = ["Extension", "NewPoints", "Side"]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a solved problem.
+
+    Attributes
+    ----------
+    name : {"X", "Y"}
+    space : Space
+        What it was made from.
+    provider : DistanceProvider or None
+        Scaled distances as the last linearisation read them; ``None`` if a file did not hold them.
+    encoded : bool
+        Whether the coupling is in the factors of the provider rather than in its points.
+    """
+
+    name: str
+    space: Space
+    provider: DistanceProvider | None
+    encoded: bool
+
+    @property
+    def distances(self) -> DistanceProvider:
+        """The provider.
+
+        Raises
+        ------
+        UnsupportedError
+            If the result was loaded from a file that does not hold it.
+        """
+        if self.provider is None:
+            raise UnsupportedError(
+                f"The distances of {self.name} were given as a matrix or a function, and the file "
+                "does not hold them. Save with `result.save(path, dense=True)`, which stores "
+                "matrices."
+            )
+        return self.provider
+
+
+@dataclass(frozen=True, eq=False)
+class NewPoints:
+    """New points of one side as a user gives them, checked.
+
+    Attributes
+    ----------
+    distances : CrossDistance
+        To the known points of their side.
+    linear : Tensor of shape (q, m) or None
+        Their linear cost.
+    """
+
+    distances: CrossDistance
+    linear: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """What is left of a solve that new points are mapped by.
+
+    Attributes
+    ----------
+    source, target : Side
+    coupling : Tensor or Anchors
+        Of the plan that the final cost was linearised at. A tensor has the points or factors of the
+        source along its rows, those of the target along its columns.
+    alpha : float
+        Weight of the quadratic term.
+    linear : bool
+        Whether there was a linear cost.
+    """
+
+    source: Side
+    target: Side
+    coupling: Coupling
+    alpha: float
+    linear: bool
+
+    @classmethod
+    def of(
+        cls, gradient: str, problem: Problem, coupling: Coupling, spaces: tuple[Space, Space]
+    ) -> Extension:
+        """Return the extension of a solved problem."""
+        providers = problem.source, problem.target
+        factored = gradient == "factored"
+        sides = [
+            Side(name, space, provider, factored and provider.factors() is not None)
+            for name, space, provider in zip("XY", spaces, providers, strict=True)
+        ]
+        if factored and not isinstance(coupling, Anchors):
+            sizes = [_size(side) for side in sides]
+            # the gradient keeps the side of smaller rank on the right
+            swapped = sides[0].encoded and (
+                not sides[1].encoded or _rank(sides[0]) < _rank(sides[1])
+            )
+            coupling = coupling.T if swapped else coupling
+            assert tuple(coupling.shape) == tuple(sizes)
+        return cls(sides[0], sides[1], coupling, problem.alpha, problem.linear is not None)
+
+    @property
+    def T(self) -> Extension:  # noqa: N802 - the name of every array library
+        """The extension from target to source."""
+        coupling = self.coupling
+        turned = Anchors(*coupling[::-1]) if isinstance(coupling, Anchors) else coupling.T
+        return replace(self, source=self.target, target=self.source, coupling=turned)
+
+    def new_points(self, points: Any, table: Any, linear: Any) -> NewPoints:
+        """Check what a user gives of new source points."""
+        side, target_n = self.source, self.target.distances.n
+        name = side.name
+        if (points is None) == (table is None):
+            what = "neither was" if points is None else "both were"
+            raise InvalidInputError(
+                f"Pass exactly one of `{name}_new` (points) and `D_new` (their distances to the "
+                f"points of {name}); {what} given."
+            )
+        if table is None:
+            known = side.space.points
+            if known is None:
+                raise InvalidInputError(
+                    f"{name} was not given as points, so new ones are given by their distances: "
+                    f"pass `D_new` of shape (q, {side.distances.n}), in the units of {name}'s."
+                )
+            points = check_points(f"{name}_new", points).to(known.device)
+            if points.shape[1] != known.shape[1]:
+                raise InvalidInputError(
+                    f"`{name}_new` must have {known.shape[1]} columns, as {name} has; got "
+                    f"{points.shape[1]}."
+                )
+        else:
+            table = check_table(table, side.distances.n).to(side.distances.device)
+        cross = CrossDistance(side.space, side.distances, points, table)
+        if self.linear and linear is None:
+            raise InvalidInputError(
+                "The solve had a linear cost: pass `M_new` of shape "
+                f"({cross.n_new}, {target_n}), the linear cost of the new points."
+            )
+        if linear is not None and not self.linear:
+            raise InvalidInputError("`M_new` was given, and the solve had no linear cost. Drop it.")
+        if linear is not None:
+            linear = check_linear_cost(linear, (cross.n_new, target_n), name="M_new")
+        return NewPoints(cross, linear)
+
+    def map(self, plan: TransportPlan, new: NewPoints, values: Tensor) -> Tensor:
+        """Return the plan-weighted mean of ``values``, shape (m, c), at each new point, (q, c)."""
+        cost_of, width = self._cost_function(plan)
+        cross = new.distances
+        step = cross.block_size(width)
+        mapped = []
+        for start in range(0, cross.n_new, step):
+            block = slice(start, min(start + step, cross.n_new))
+            cost = cost_of(cross, block)
+            if new.linear is not None:
+                linear = new.linear[block].to(cost.device, cost.dtype)
+                cost = DenseCost(cost.dense().matrix.add(linear, alpha=1 - self.alpha))
+            mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
+        return torch.cat(mapped)
+
+    def _cost_function(self, plan: TransportPlan) -> tuple[Any, int]:
+        """Return a function from a block of new points to its cost, and distances read of each."""
+        source, target, coupling = self.source, self.target.distances, self.coupling
+        weight = 4 * self.alpha
+        index: Tensor | None
+        turn: Tensor | float
+        if isinstance(coupling, Anchors):
+            index, right = coupling.source, target.columns(coupling.target)
+            turn = weight / len(index)
+        elif source.encoded:
+            index = factor_reference(source.distances)
+            factors = source.distances.factors()
+            assert factors is not None
+            turn = weight * factor_rows(source.distances, index) * factors.signs.double()
+        else:
+            index, turn = None, weight
+        width = source.distances.n if index is None else len(index)
+
+        def left_of(cross: CrossDistance, block: slice) -> Tensor:
+            rows = cross.rows(block, index)
+            return rows @ turn if isinstance(turn, Tensor) else rows * turn
+
+        if not isinstance(coupling, Anchors):
+            coupling = coupling.double()
+            if self.target.encoded:
+                factors = target.factors()
+                assert factors is not None
+                right = factors.matrix
+                coupling = coupling * factors.signs.double()
+            elif source.encoded:
+                right = target.apply(coupling.T.to(target.dtype))
+                coupling = None
+            else:
+                return lambda cross, block: _dense(left_of(cross, block) @ coupling, target), width
+
+        def factored(cross: CrossDistance, block: slice) -> Cost:
+            left = left_of(cross, block)
+            if isinstance(coupling, Tensor):
+                left = left @ coupling
+            return FactoredCost.of_products(left, right.double()).centred()
+
+        return factored, width
+
+
+def check_table(value: Any, n: int) -> Tensor:
+    """Return given distances of new points, shape (q, n), non-negative and finite."""
+    shape = tuple(getattr(value, "shape", ()))
+    if len(shape) != 2 or shape[0] == 0 or shape[1] != n:
+        raise InvalidInputError(
+            f"`D_new` must have shape (q, {n}), one row of distances per new point; got {shape}."
+        )
+    table = check_linear_cost(value, (shape[0], n), name="D_new")
+    if table.numel() and float(table.min()) < 0:
+        raise InvalidInputError(
+            f"`D_new` must be non-negative; its smallest entry is {float(table.min()):.3g}."
+        )
+    return table
+
+
+def _dense(left: Tensor, target: DistanceProvider) -> DenseCost:
+    return DenseCost(-target.apply(left.T.to(target.dtype)).T.double())
+
+
+def _rank(side: Side) -> int:
+    factors = side.distances.factors()
+    return 0 if factors is None else factors.signs.numel()
+
+
+def _size(side: Side) -> int:
+    return _rank(side) if side.encoded else side.distances.n
