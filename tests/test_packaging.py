@@ -23,7 +23,7 @@ PACKAGE = Path(torchgw.__file__).parent
 # Imports go down or sideways, never up, and never round in a circle.
 LAYERS = {
     0: {"_errors", "_typing"},
-    1: {"_options", "_inputs", "_files", "_console", "datasets"},
+    1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets"},
     2: {"distances", "_cost"},
     3: {
         "_sinkhorn",
@@ -33,12 +33,22 @@ LAYERS = {
         "_triton_*",
         "_dispatch",
         "_plan",
+        "_sparse_plan",
         "_anchors",
         "_gradient",
         "_sampled_gradient",
         "_problem",
     },
-    4: {"_schedule", "_solver", "_solve", "_result", "_autograd", "_multiscale", "_extension"},
+    4: {
+        "_schedule",
+        "_solver",
+        "_solve",
+        "_result",
+        "_autograd",
+        "_multiscale",
+        "_extension",
+        "_storage",
+    },
     5: {"_api", "_batched", "_distributed"},
     6: {""},
     7: {"sklearn", "anndata", "plotting", "cli", "__main__"},

@@ -119,6 +119,6 @@ def test_stored_plan_reads_like_the_implicit_one(pair):
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
     plan, _ = pair
-    monkeypatch.setattr(plan_module, "_free_memory", lambda device: 100)
+    monkeypatch.setattr(plan_module, "free_memory", lambda device: 100)
     with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
         plan.to_dense()

@@ -14,6 +14,7 @@ from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
 from torchgw._plan import TransportPlan as TransportPlan
 from torchgw._result import GWResult as GWResult
+from torchgw._result import load as load
 from torchgw._schedule import Status as Status
 from torchgw._solver import Iteration as Iteration
 

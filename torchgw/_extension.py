@@ -39,14 +39,20 @@ class Side:
         What it was made from.
     provider : DistanceProvider or None
         Scaled distances as the last linearisation read them; ``None`` if a file did not hold them.
-    encoded : bool
-        Whether the coupling is in the factors of the provider rather than in its points.
+    reference : Tensor of shape (s,) or None
+        If the coupling is in the factors of the provider rather than in its points: the points
+        whose distances determine the factors of a new one.
     """
 
     name: str
     space: Space
     provider: DistanceProvider | None
-    encoded: bool
+    reference: Tensor | None
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the coupling is in the factors of the provider."""
+        return self.reference is not None
 
     @property
     def distances(self) -> DistanceProvider:
@@ -112,7 +118,12 @@ class Extension:
         providers = problem.source, problem.target
         factored = gradient == "factored"
         sides = [
-            Side(name, space, provider, factored and provider.factors() is not None)
+            Side(
+                name,
+                space,
+                provider,
+                factor_reference(provider) if factored and provider.factors() is not None else None,
+            )
             for name, space, provider in zip("XY", spaces, providers, strict=True)
         ]
         if factored and not isinstance(coupling, Anchors):
@@ -193,8 +204,8 @@ class Extension:
         if isinstance(coupling, Anchors):
             index, right = coupling.source, target.columns(coupling.target)
             turn = weight / len(index)
-        elif source.encoded:
-            index = factor_reference(source.distances)
+        elif source.reference is not None:
+            index = source.reference
             factors = source.distances.factors()
             assert factors is not None
             turn = weight * factor_rows(source.distances, index) * factors.signs.double()
@@ -217,7 +228,8 @@ class Extension:
                 right = target.apply(coupling.T.to(target.dtype))
                 coupling = None
             else:
-                return lambda cross, block: _dense(left_of(cross, block) @ coupling, target), width
+                turned = coupling.T
+                return lambda cross, block: _dense(turned @ left_of(cross, block).T, target), width
 
         def factored(cross: CrossDistance, block: slice) -> Cost:
             left = left_of(cross, block)
@@ -243,8 +255,9 @@ def check_table(value: Any, n: int) -> Tensor:
     return table
 
 
-def _dense(left: Tensor, target: DistanceProvider) -> DenseCost:
-    return DenseCost(-target.apply(left.T.to(target.dtype)).T.double())
+def _dense(right: Tensor, target: DistanceProvider) -> DenseCost:
+    """Return the cost whose transpose is -DY @ right; ``coupling.T`` may be sparse."""
+    return DenseCost(-target.apply(right.to(target.dtype)).T.double())
 
 
 def _rank(side: Side) -> int:

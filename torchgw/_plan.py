@@ -16,7 +16,7 @@ from torchgw._errors import InvalidInputError, PlanTooLargeError
 from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["StoredPlan", "TransportPlan"]
+__all__ = ["StoredPlan", "TransportPlan", "free_memory"]
 
 
 class TransportPlan:
@@ -208,7 +208,7 @@ class TransportPlan:
             If it would take more than the free memory of its device.
         """
         needed = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        free = _free_memory(self.device)
+        free = free_memory(self.device)
         if needed > free:
             raise PlanTooLargeError(
                 f"The dense plan of shape {self.shape} needs {needed:,} bytes and "
@@ -251,7 +251,7 @@ class TransportPlan:
         return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -1,0 +1,232 @@
+"""Results in files: everything comes back, nothing is pickled, damage is noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from problems import distance_matrices
+from scipy.spatial.distance import cdist
+from test_transform import DISTANCES, curves, solve  # noqa: F401
+
+import torchgw
+from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError, _archive
+from torchgw.distances import CallableDistance
+
+
+def equal(first, second):
+    """Whether two trees hold the same numbers."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return set(first) == set(second) and all(equal(first[k], second[k]) for k in first)
+    if isinstance(first, tuple):
+        return type(first) is type(second) and all(map(equal, first, second))
+    return first == second or (first != first and second != second)
+
+
+def round_trip(result, tmp_path, **settings):
+    result.save(tmp_path / "result.npz", **settings)
+    return torchgw.load(tmp_path / "result.npz")
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+@pytest.mark.parametrize("distances", DISTANCES, ids=str)
+def test_everything_comes_back(curves, distances, gradient, tmp_path):  # noqa: F811
+    X, Y = curves
+    try:
+        result = solve(
+            X, Y, epsilon=5e-3, distances=distances, gradient=gradient, n_anchors=32, a=None
+        )
+    except UnsupportedError:
+        pytest.skip("no factors on either side")
+    again = round_trip(result, tmp_path)
+    for item in dataclasses.fields(result):
+        if item.name not in ("lazy_plan", "extension"):
+            assert equal(getattr(result, item.name), getattr(again, item.name)), item.name
+    # entries below 1e-12 of a row are left out
+    np.testing.assert_allclose(again.plan.numpy(), result.plan.numpy(), atol=1e-10)
+    np.testing.assert_array_equal(again.lazy_plan.argmax(), result.lazy_plan.argmax())
+    np.testing.assert_allclose(again.transform(X[:9]), result.transform(X[:9]), atol=1e-8)
+    back = result.inverse_transform(Y[:9])
+    np.testing.assert_allclose(again.inverse_transform(Y[:9]), back, atol=1e-8)
+    assert str(again.status) == str(result.status)
+    assert repr(again) == repr(result)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_plan_operations(curves, tmp_path, dense):  # noqa: F811
+    X, Y = curves
+    result = solve(X, Y, epsilon=5e-3, distances="euclidean")
+    plan = round_trip(result, tmp_path, dense=dense).lazy_plan
+    exact = result.lazy_plan
+    V, U = np.random.default_rng(0).normal(size=(110, 3)), np.arange(90.0)
+    np.testing.assert_allclose(plan @ V, exact @ V, atol=1e-10)
+    np.testing.assert_allclose(plan.T @ U, exact.T @ U, atol=1e-10)
+    np.testing.assert_allclose(plan.push(U), exact.push(U), atol=1e-10)
+    np.testing.assert_allclose(plan.pull(V), exact.pull(V), atol=1e-10)
+    np.testing.assert_allclose(plan.barycentric(Y), exact.barycentric(Y), atol=1e-8)
+    np.testing.assert_allclose(plan.rows([3, 3, 80]), exact.rows([3, 3, 80]), atol=1e-10)
+    np.testing.assert_array_equal(plan.argmax(axis=0), exact.argmax(axis=0))
+    for got, expected in zip(plan.topk(4), exact.topk(4), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-10)
+    for arguments in ({}, {"k": 3}, {"threshold": 0.1}):
+        difference = plan.to_sparse(**arguments) - exact.to_sparse(**arguments)
+        assert abs(difference).max() < 1e-10
+    for got, expected in zip(plan.marginals(), exact.marginals(), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-10)
+    drawn = plan.sample(20_000, torch.Generator().manual_seed(0))
+    counts = np.bincount(drawn.source, minlength=90) / 20_000
+    # each of 90 shares is 1 / 90 with a standard deviation of 7e-4
+    np.testing.assert_allclose(counts, 1 / 90, atol=5e-3)
+    with pytest.raises(InvalidInputError, match=r"values of shape \(110,\)"):
+        plan @ np.ones(3)
+    init = solve(X, Y, distances="euclidean", init=round_trip(result, tmp_path, dense=dense))
+    assert init.value == pytest.approx(result.value, abs=0.05)
+
+
+def test_dense_is_exact(curves, tmp_path):  # noqa: F811
+    result = solve(*curves, epsilon=0.1, distances="euclidean")
+    again = round_trip(result, tmp_path, dense=True)
+    assert torch.equal(again.plan, result.plan)
+
+
+def test_wide_plans_are_shortened_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchgw._storage._ENTRIES_PER_ROW", 10)
+    d_x, d_y = distance_matrices(40, 30)
+    result = solve(D_X=d_x, D_Y=d_y, epsilon=10.0)
+    with pytest.warns(TorchGWWarning, match="leave out 0.6.* of its mass. Pass `dense=True`"):
+        result.save(tmp_path / "wide.npz")
+    assert torchgw.load(tmp_path / "wide.npz").plan.count_nonzero() == 400
+
+
+def test_given_matrices_are_stored_when_asked_for(tmp_path):
+    d_x, d_y = distance_matrices(40, 30)
+    result = solve(D_X=d_x, D_Y=d_y, epsilon=5e-3)
+    values = np.eye(30)
+    expected = result.transform(D_new=d_x[:3], values=values)
+    again = round_trip(result, tmp_path, dense=True)
+    np.testing.assert_allclose(again.transform(D_new=d_x[:3], values=values), expected)
+    again = round_trip(result, tmp_path)
+    with pytest.raises(UnsupportedError, match=r"save\(path, dense=True\)"):
+        again.transform(D_new=d_x[:3], values=values)
+
+
+def test_file_is_small_where_the_cost_has_factors(tmp_path):
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(900, 3)), rng.normal(size=(800, 2))
+    result = solve(X, Y, distances="sqeuclidean")
+    result.save(tmp_path / "small.npz")
+    # factors, potentials and points, a few dozen numbers per point
+    assert (tmp_path / "small.npz").stat().st_size < 1700 * 8 * 40
+    assert (tmp_path / "small.npz").stat().st_size < 900 * 800 * 8 / 5
+
+
+def test_graphs_and_functions(tmp_path):
+    import networkx as nx
+
+    graph = nx.path_graph(25)
+    hops = np.abs(np.subtract.outer(np.arange(25), np.arange(25)))
+    Y = np.linspace(0, 1, 30)[:, None] ** 1.1
+    result = solve(graph, Y, epsilon=2e-3)
+    again = round_trip(result, tmp_path)
+    np.testing.assert_allclose(
+        again.transform(D_new=hops[:4]), result.transform(D_new=hops[:4]), atol=1e-8
+    )
+    table = torch.from_numpy(cdist(Y, Y))
+    provider = CallableDistance(30, lambda index: table[:, index], dtype=torch.float64)
+    again = round_trip(solve(graph, provider, epsilon=2e-3), tmp_path, dense=True)
+    with pytest.raises(UnsupportedError, match="does not hold them"):
+        again.transform(D_new=hops[:4], values=Y)
+
+
+def test_damage_is_noticed(curves, tmp_path):  # noqa: F811
+    path = tmp_path / "result.npz"
+    solve(*curves, distances="sqeuclidean").save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInputError, match="not a torchgw result.*damaged or cut short"):
+        torchgw.load(path)
+    for place in (len(whole) // 3, len(whole) // 2):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(InvalidInputError, match="damaged"):
+            torchgw.load(path)
+
+
+def test_a_changed_number_is_noticed(curves, tmp_path):  # noqa: F811
+    """A file that is a good archive, in which somebody changed one array."""
+    path = tmp_path / "result.npz"
+    solve(*curves, distances="sqeuclidean").save(path)
+    with np.load(path) as stored:
+        members = dict(stored)
+    name = next(key for key in members if key.endswith("potential_a"))
+    members[name] = members[name] + 1e-9
+    np.savez(path, **members)
+    with pytest.raises(InvalidInputError, match="do not match their checksum"):
+        torchgw.load(path)
+
+
+def test_foreign_files(tmp_path):
+    path = tmp_path / "file.npz"
+    with pytest.raises(InvalidInputError, match="no such file"):
+        torchgw.load(path)
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(InvalidInputError, match="not a torchgw result"):
+        torchgw.load(path)
+    np.savez(path, a=np.ones(3))
+    with pytest.raises(InvalidInputError, match="not a torchgw result"):
+        torchgw.load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata", "{}")
+    with pytest.raises(InvalidInputError, match="not a torchgw result"):
+        torchgw.load(path)
+    np.savez(path, metadata=np.array([{"a": 1}], dtype=object), checksum=np.array("x"))
+    with pytest.raises(InvalidInputError, match="damaged"):
+        torchgw.load(path)
+
+
+def test_other_versions_and_kinds(tmp_path, monkeypatch):
+    path = tmp_path / "file.npz"
+    _archive.write_archive(path, {"kind": "Barycenter", "fields": {}}, {})
+    with pytest.raises(InvalidInputError, match="holds a Barycenter"):
+        torchgw.load(path)
+    _archive.write_archive(path, {"kind": "GWResult", "fields": {"colour": 1}}, {})
+    with pytest.raises(InvalidInputError, match="does not know: colour"):
+        torchgw.load(path)
+    monkeypatch.setattr(_archive, "_VERSION", 99)
+    _archive.write_archive(path, {"kind": "GWResult", "fields": {}}, {})
+    monkeypatch.undo()
+    with pytest.raises(InvalidInputError, match="version 99 of the format"):
+        torchgw.load(path)
+
+
+def test_places_that_cannot_be_written(curves, tmp_path):  # noqa: F811
+    result = solve(*curves, distances="sqeuclidean")
+    with pytest.raises(InvalidInputError, match="no directory"):
+        result.save(tmp_path / "absent" / "result.npz")
+    with pytest.raises(InvalidInputError, match="it is a directory"):
+        result.save(tmp_path)
+    odd = dataclasses.replace(result, log={"extra": object()})
+    with pytest.raises(UnsupportedError, match=r"`log.extra` is a object"):
+        odd.save(tmp_path / "odd.npz")
+    odd = dataclasses.replace(result, log={"extra": np.array([{}], dtype=object)})
+    with pytest.raises(UnsupportedError, match=r"`log.extra` is a ndarray"):
+        odd.save(tmp_path / "odd.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tree_is_readable_by_others(curves, tmp_path):  # noqa: F811
+    path = tmp_path / "result.npz"
+    result = solve(*curves, distances="sqeuclidean")
+    result.save(path)
+    with np.load(path, allow_pickle=False) as stored:
+        header = json.loads(stored["metadata"].tobytes())
+        fields = header["tree"]["fields"]
+        np.testing.assert_array_equal(
+            stored[fields["potential_a"]["tensor"]], result.potential_a.numpy()
+        )
+    assert fields["epsilon"] == result.epsilon

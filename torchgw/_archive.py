@@ -1,0 +1,172 @@
+"""Trees of plain values and arrays in one file: NumPy's npz, described by JSON, never pickled.
+
+The member ``metadata`` is UTF-8 JSON: the format, its version, and a tree whose leaves are plain
+values or names of array members. The member ``checksum`` is the SHA-256 of all the others. Members
+of other names are for readers that know nothing of the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, UnsupportedError
+
+__all__ = ["Decode", "Encode", "decode", "encode", "read_archive", "write_archive"]
+
+_FORMAT = "torchgw result"
+_VERSION = 1
+_METADATA, _CHECKSUM = "metadata", "checksum"
+
+# What a tree may hold besides plain values: its name, its parts, and how to build it from them.
+Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
+Decode = Callable[[str, "dict[str, Any]"], Any]
+
+
+def encode(value: Any, name: str, parts_of: Encode, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Turn a value into JSON, and put its arrays into ``arrays``.
+
+    Raises
+    ------
+    UnsupportedError
+        For a value that is neither plain nor known to ``parts_of``; it is named.
+    """
+
+    def inner(part: Any, label: object) -> Any:
+        return encode(part, f"{name}.{label}", parts_of, arrays)
+
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return inner(value.item(), "item")
+    # an array of objects would be pickled
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        kind = "tensor" if isinstance(value, Tensor) else "array"
+        key = f"{len(arrays)}:{name}"
+        arrays[key] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        return {kind: key}
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise UnsupportedError(f"`{name}` has keys that are not strings and cannot be saved.")
+        return {"dict": {key: inner(part, key) for key, part in value.items()}}
+    # a NamedTuple is a tuple: those that have a name come first
+    known = parts_of(value)
+    if known is not None:
+        kind, parts = known
+        return {"type": kind, "parts": {key: inner(part, key) for key, part in parts.items()}}
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [inner(part, place) for place, part in enumerate(value)]}
+    raise UnsupportedError(
+        f"`{name}` is a {type(value).__name__}, which has no form in a file; drop it with "
+        "dataclasses.replace before saving."
+    )
+
+
+def decode(node: Any, arrays: dict[str, NDArray[Any]], device: torch.device, build: Decode) -> Any:
+    """Turn JSON and its arrays back into the value."""
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return torch.from_numpy(arrays[node["tensor"]]).to(device)
+    if "array" in node:
+        return arrays[node["array"]]
+    if "dict" in node:
+        return {key: decode(part, arrays, device, build) for key, part in node["dict"].items()}
+    if "type" in node:
+        parts = {key: decode(part, arrays, device, build) for key, part in node["parts"].items()}
+        return build(node["type"], parts)
+    kind = "tuple" if "tuple" in node else "list"
+    items = [decode(part, arrays, device, build) for part in node[kind]]
+    return tuple(items) if kind == "tuple" else items
+
+
+def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write a tree and its arrays; the file appears whole or not at all."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InvalidInputError(f"cannot write {target}: there is no directory {target.parent}.")
+    if target.is_dir():
+        raise InvalidInputError(f"cannot write {target}: it is a directory.")
+    text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
+    members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
+    members[_CHECKSUM] = np.asarray(_digest(members))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **members)
+        # mkstemp makes files that nobody else may read
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Read a tree and its arrays, verified.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no such file, or it is damaged, from another program or another version.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise InvalidInputError(f"{source}: there is no such file.")
+    foreign = (
+        f"{source}: not a torchgw result. `torchgw.load` reads what `result.save` and "
+        "`torchgw align` write."
+    )
+    if not zipfile.is_zipfile(source):
+        raise InvalidInputError(f"{foreign} If it was one, it is damaged or cut short.")
+    try:
+        with np.load(source, allow_pickle=False) as stored:
+            if _METADATA not in stored.files or _CHECKSUM not in stored.files:
+                raise InvalidInputError(foreign)
+            members = {name: stored[name] for name in stored.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        raise InvalidInputError(f"{source}: the file is damaged ({error}).") from error
+    checksum = members.pop(_CHECKSUM)
+    if str(checksum) != _digest(members):
+        raise InvalidInputError(
+            f"{source}: the file is damaged: its contents do not match their checksum. Save the "
+            "result again."
+        )
+    header = json.loads(members.pop(_METADATA).tobytes().decode())
+    if header.get("format") != _FORMAT:
+        raise InvalidInputError(foreign)
+    if header["version"] != _VERSION:
+        raise InvalidInputError(
+            f"{source}: written in version {header['version']} of the format, and this torchgw "
+            f"reads version {_VERSION}. Use the torchgw that wrote it, or solve again."
+        )
+    return header["tree"], members
+
+
+def _digest(members: dict[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(members):
+        array = np.ascontiguousarray(members[name])
+        digest.update(f"{name}|{array.dtype.str}|{members[name].shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,174 @@
+"""A plan known by its largest entries, as a file holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from torchgw._anchors import Anchors, sample_categories
+from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
+from torchgw._plan import TransportPlan, free_memory
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["SparsePlan"]
+
+
+class SparsePlan(TransportPlan):
+    """The largest entries of each row of a plan; others count as zero.
+
+    What :func:`torchgw.load` returns for a result whose cost was a stored matrix, unless it was
+    saved with ``dense=True``. All operations of :class:`torchgw.TransportPlan` work on the entries
+    kept.
+
+    Parameters
+    ----------
+    entries : Tensor, sparse COO, shape (n, m), float64
+    potentials : Potentials
+    marginals : Marginals
+    epsilon : float
+    """
+
+    def __init__(
+        self, entries: Tensor, potentials: Potentials, marginals: Marginals, epsilon: float
+    ) -> None:
+        self.entries = entries.coalesce()
+        self.potentials = potentials
+        self.weights = marginals
+        self.epsilon = epsilon
+        self._backend = EagerBackend()
+
+    @classmethod
+    def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
+        """Keep of each row the k largest entries that carry at least ``share`` of its mass."""
+        values, columns = plan.topk(min(k, plan.shape[1]))
+        kept = values >= share * values.sum(1, keepdim=True)
+        rows = torch.arange(plan.shape[0], device=plan.device)[:, None].expand_as(columns)
+        entries = torch.sparse_coo_tensor(
+            torch.stack([rows[kept], columns[kept]]),
+            values[kept].double(),
+            plan.shape,
+            check_invariants=True,
+        )
+        return cls(entries, plan.potentials, plan.weights, plan.epsilon)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.entries.shape[0], self.entries.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the plan computes."""
+        return self.entries.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the entries."""
+        return self.entries.dtype
+
+    @property
+    def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        f, g = self.potentials
+        a, b = self.weights
+        return SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
+
+    def __repr__(self) -> str:
+        """Say what the plan is."""
+        return (
+            f"SparsePlan(shape={self.shape}, epsilon={self.epsilon:.4g}, "
+            f"{self.entries.values().numel():,} entries, {self.dtype}, {self.device})"
+        )
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values for values of shape (m,) or (m, c)."""
+        values = torch.as_tensor(values, device=self.device)
+        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
+            raise InvalidInputError(
+                f"`plan @ values` needs values of shape ({self.shape[1]},) or "
+                f"({self.shape[1]}, c); got {tuple(values.shape)}. "
+                "Use `plan.T @ values` to map the other way."
+            )
+        table = values.to(self.dtype).reshape(len(values), -1)
+        product: Tensor = torch.sparse.mm(self.entries, table)
+        return product.reshape(self.shape[0], *values.shape[1:])
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points, (n, d).
+
+        Raises
+        ------
+        UnsupportedError
+            If a source point has no entry: its weight is zero, or it is nobody's largest.
+        """
+        points = torch.as_tensor(points, device=self.device).to(torch.float64)
+        if points.ndim != 2 or points.shape[0] != self.shape[1]:
+            raise InvalidInputError(
+                f"`points` must have shape ({self.shape[1]}, d), one row per target point; "
+                f"got {tuple(points.shape)}."
+            )
+        product = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        empty = int((product[:, -1] == 0).sum())
+        if empty:
+            raise UnsupportedError(
+                f"{empty} points have no entry in this sparse plan, so they are mapped nowhere. "
+                "Save the result with `result.save(path, dense=True)`."
+            )
+        return product[:, :-1] / product[:, -1:]
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        """Return rows as a dense block."""
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(self.shape[0]), device=self.device)
+        block: Tensor = self.entries.index_select(0, index).to_dense()
+        return block
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
+        if not 1 <= k <= self.shape[1]:
+            raise InvalidInputError(f"`k` must be between 1 and {self.shape[1]}; got {k}.")
+        parts = [block.topk(k, dim=1) for block in self._blocks()]
+        return torch.cat([part.values for part in parts]), torch.cat(
+            [part.indices for part in parts]
+        )
+
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw ``count`` pairs (i, j) from the entries, with repetition."""
+        drawn = sample_categories(self.entries.values(), count, generator)
+        source, target = self.entries.indices()[:, drawn]
+        return Anchors(source, target)
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix, or raise PlanTooLargeError."""
+        needed, free = self.shape[0] * self.shape[1] * 8, free_memory(self.device)
+        if needed > free:
+            raise PlanTooLargeError(
+                f"The dense plan of shape {self.shape} needs {needed:,} bytes and {free:,} are "
+                f"free on {self.device}. Use `to_sparse()` or `plan @ V`."
+            )
+        return self.stored()
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix."""
+        dense: Tensor = self.entries.to_dense()
+        return dense
+
+    def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
+        """Return the entries, or those that :meth:`torchgw.TransportPlan.to_sparse` keeps."""
+        if k is not None:
+            return super().to_sparse(k)
+        rows, columns = self.entries.indices().cpu().numpy()
+        data = self.entries.values().cpu().numpy()
+        mass = np.bincount(rows, data, minlength=self.shape[0])
+        kept = data >= threshold * mass[rows]
+        entries = (data[kept], (rows[kept], columns[kept]))
+        return scipy.sparse.csr_array(entries, shape=self.shape)
+
+    def _blocks(self) -> list[Tensor]:
+        step = max(1, 2**22 // self.shape[1])
+        return [self._block(slice(start, start + step)) for start in range(0, self.shape[0], step)]

@@ -1,0 +1,259 @@
+"""What of a result goes into a file, and how it comes back.
+
+Factors, potentials, points and graphs are stored as they are, O((n + m) R). A stored (n, m) cost,
+and given (n, n) distances, are stored only when asked for; otherwise the plan and the coupling are
+stored by their largest entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._anchors import Anchors
+from torchgw._archive import decode, encode, read_archive, write_archive
+from torchgw._cost import DenseCost, FactoredCost
+from torchgw._errors import InvalidInputError, TorchGWWarning
+from torchgw._extension import Extension, Side
+from torchgw._plan import TransportPlan
+from torchgw._schedule import Status
+from torchgw._solver import Iteration
+from torchgw._sparse_plan import SparsePlan
+from torchgw._typing import Marginals, Potentials
+from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.cross import Space
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.factored import FactoredDistance
+from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["read_fields", "write_fields"]
+
+# Entries of each row of a plan that a file keeps, and the share of the row's mass below which an
+# entry is dropped in any case.
+_ENTRIES_PER_ROW = 256
+_SMALLEST_SHARE = 1e-12
+# Mass that may be missing from them before a warning says so.
+_MISSING_MASS = 1e-6
+
+_RECORDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Anchors, DenseCost, FactoredCost, Iteration, Marginals, Potentials, Space,
+    )
+}  # fmt: skip
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
+
+
+def write_fields(
+    path: str | os.PathLike[str],
+    kind: str,
+    fields: dict[str, Any],
+    *,
+    dense: bool,
+    extra: dict[str, NDArray[Any]] | None = None,
+) -> None:
+    """Write the fields of a result, and arrays for other readers."""
+    arrays: dict[str, NDArray[Any]] = dict(extra or {})
+    tree = {
+        name: encode(value, name, lambda part: _parts(part, dense), arrays)
+        for name, value in fields.items()
+    }
+    write_archive(path, {"kind": kind, "fields": tree}, arrays)
+
+
+def read_fields(
+    path: str | os.PathLike[str], kind: str, device: torch.device, names: set[str]
+) -> dict[str, Any]:
+    """Read the fields of a result back, on a device."""
+    tree, arrays = read_archive(path)
+    if tree["kind"] != kind:
+        raise InvalidInputError(f"{path}: holds a {tree['kind']}, not a {kind}.")
+    unknown = set(tree["fields"]) - names
+    if unknown:
+        raise InvalidInputError(
+            f"{path}: written by another version of torchgw, with fields that this one does not "
+            f"know: {', '.join(sorted(unknown))}."
+        )
+    return {name: decode(part, arrays, device, _build) for name, part in tree["fields"].items()}
+
+
+def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the parts of what a result is made of; ``None`` for other values."""
+    if _RECORDS.get(type(value).__name__) is type(value):
+        return type(value).__name__, value._asdict()
+    if isinstance(value, Status):
+        return "Status", {"name": value.name}
+    if isinstance(value, TransportPlan):
+        return _plan_parts(value, dense)
+    if isinstance(value, Extension):
+        return "Extension", _extension_parts(value, dense)
+    if isinstance(value, Side):
+        return "Side", _side_parts(value, dense)
+    if isinstance(value, Geodesics):
+        return "Geodesics", {"graph": value.graph, "unreachable": value.unreachable}
+    if scipy.sparse.issparse(value):
+        csr = scipy.sparse.csr_array(value)
+        shape = [int(size) for size in csr.shape]
+        parts = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
+        return "csr", {**parts, "shape": shape}
+    if isinstance(value, DistanceProvider):
+        return _provider_parts(value)
+    return None
+
+
+def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
+    rest = {
+        "potentials": plan.potentials,
+        "marginals": plan.weights,
+        "epsilon": plan.epsilon,
+    }
+    if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
+        kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
+        return "SparsePlan", {"entries": _csr(kept.entries), **rest}
+    return "TransportPlan", {"cost": plan.cost, **rest}
+
+
+def _shorten(plan: TransportPlan) -> SparsePlan:
+    """Keep the largest entries of a plan; warn if they are not nearly all of it."""
+    kept = SparsePlan.of(plan, _ENTRIES_PER_ROW, _SMALLEST_SHARE)
+    total = float(plan.marginals()[0].sum())
+    missing = 1 - float(kept.entries.values().sum()) / total
+    if missing > _MISSING_MASS:
+        warnings.warn(
+            f"The file keeps {_ENTRIES_PER_ROW} entries of each row of the plan, which leave out "
+            f"{missing:.2g} of its mass. Pass `dense=True` to store all of it "
+            f"({8 * plan.shape[0] * plan.shape[1]:,} bytes).",
+            TorchGWWarning,
+            stacklevel=8,
+        )
+    return kept
+
+
+def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
+    parts = {item.name: getattr(extension, item.name) for item in dataclasses.fields(extension)}
+    coupling = extension.coupling
+    if isinstance(coupling, Tensor) and not (extension.source.encoded or extension.target.encoded):
+        if coupling.is_sparse:
+            parts["coupling"] = _csr(coupling)
+        elif not dense:
+            parts["coupling"] = _largest_entries(coupling)
+    return parts
+
+
+def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
+    """Keep the entries of each row that a plan would keep; extrapolated ones may be negative."""
+    order = coupling.abs().topk(min(_ENTRIES_PER_ROW, coupling.shape[1]), dim=1)
+    kept = order.values > _SMALLEST_SHARE * order.values.sum(1, keepdim=True)
+    rows = torch.arange(len(coupling), device=coupling.device)[:, None].expand_as(kept)
+    entries = coupling.gather(1, order.indices)[kept].double()
+    places = rows[kept].cpu().numpy(), order.indices[kept].cpu().numpy()
+    return scipy.sparse.csr_array((entries.cpu().numpy(), places), shape=tuple(coupling.shape))
+
+
+def _csr(entries: Tensor) -> scipy.sparse.csr_array:
+    entries = entries.coalesce()
+    places = tuple(entries.indices().cpu().numpy())
+    return scipy.sparse.csr_array(
+        (entries.values().cpu().numpy(), places), shape=tuple(entries.shape)
+    )
+
+
+def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
+    """Return a side with its graph only if distances are still to be read from it."""
+    space, provider = side.space._replace(geodesics=None), side.provider
+    stored: Any = provider
+    if provider is None or (provider.factors() is not None and space.metric is None):
+        pass
+    elif not side.encoded and (space.metric or side.space.geodesics):
+        # made again on reading, from the points or the graph
+        space, stored = side.space, {"dtype": str(provider.dtype)}
+    elif provider.factors() is None and (provider.matrix() is None or not dense):
+        stored = None
+    return {"name": side.name, "space": space, "provider": stored, "reference": side.reference}
+
+
+def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
+    factors = provider.factors()
+    if factors is not None:
+        return "factors", {"matrix": factors.matrix, "signs": factors.signs}
+    return "matrix", {"matrix": provider.matrix()}
+
+
+def _build_side(parts: dict[str, Any]) -> Side:
+    """Build a side, whose provider may have to be made from its space."""
+    space, provider = parts["space"], parts["provider"]
+    if isinstance(provider, dict):
+        dtype = _DTYPES[provider["dtype"]]
+        made: DistanceProvider
+        if space.metric is not None:
+            made = PointDistance(space.points.double(), space.metric)
+        else:
+            made = DijkstraDistance(space.geodesics)
+        where = made.device if space.points is None else space.points.device
+        made = made if space.scale == 1 else ScaledDistance(made, space.scale)
+        provider = made.to(where, dtype)
+    return Side(parts["name"], space, provider, parts["reference"])
+
+
+def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
+    arrays = parts["data"], parts["indices"], parts["indptr"]
+    return scipy.sparse.csr_array(arrays, shape=tuple(parts["shape"]))
+
+
+def _build_extension(parts: dict[str, Any]) -> Extension:
+    coupling = parts.pop("coupling")
+    extension = Extension(coupling=None, **parts)
+    if scipy.sparse.issparse(coupling):
+        points = (extension.source.space.points, extension.target.space.points)
+        devices = {item.device for item in points if item is not None}
+        coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
+    return replace(extension, coupling=coupling)
+
+
+def _coo(csr: scipy.sparse.csr_array) -> Tensor:
+    entries = csr.tocoo()
+    places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
+    return torch.sparse_coo_tensor(
+        places, torch.from_numpy(entries.data), tuple(csr.shape), check_invariants=True
+    ).coalesce()
+
+
+def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:
+    entries = _coo(parts["entries"]).to(parts["potentials"].f.device)
+    return SparsePlan(entries, parts["potentials"], parts["marginals"], parts["epsilon"])
+
+
+_BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "Extension": _build_extension,
+    "Geodesics": lambda parts: Geodesics(
+        scipy.sparse.csr_matrix(parts["graph"]), parts["unreachable"]
+    ),
+    "Side": _build_side,
+    "SparsePlan": _build_sparse_plan,
+    "Status": lambda parts: Status[parts["name"]],
+    "TransportPlan": lambda parts: TransportPlan(**parts),
+    "csr": _build_csr,
+    "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
+    "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
+}
+
+
+def _build(kind: str, parts: dict[str, Any]) -> Any:
+    """Build what :func:`_parts` took apart."""
+    if kind in _RECORDS:
+        return _RECORDS[kind](**parts)
+    if kind not in _BUILDERS:
+        raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
+    return _BUILDERS[kind](parts)
