@@ -105,7 +105,7 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, **members)
+            np.savez(file, **members)  # type: ignore[arg-type]
         # mkstemp makes files that nobody else may read
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
