@@ -1,0 +1,134 @@
+"""The estimators are scikit-learn's: its own checks, pipelines, names, and the same answers."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from problems import isometric_copy
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+
+pd = pytest.importorskip("pandas", reason="needs pandas")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.utils import estimator_checks as checks  # noqa: E402
+
+import torchgw  # noqa: E402
+from torchgw import InvalidInputError  # noqa: E402
+from torchgw.sklearn import GWAligner, GWTransport  # noqa: E402
+
+# What a solve takes as data rather than as an option.
+DATA = {"X", "Y", "a", "b", "D_X", "D_Y", "M", "init"}
+# Fitted on two samples of any sizes, y is points: nothing has to be excepted. GWTransport's fit
+# takes (Xs, ys, Xt, yt), as ot.da has it, so only the checks of its parameters can be run.
+PARAMETER_CHECKS = [
+    checks.check_parameters_default_constructible,
+    checks.check_no_attributes_set_in_init,
+    checks.check_get_params_invariance,
+    checks.check_set_params,
+]
+
+
+# no iteration has to converge for an estimator to be well behaved
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@checks.parametrize_with_checks([GWAligner(distances="euclidean", max_iter=4, random_state=0)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("check", PARAMETER_CHECKS, ids=lambda check: check.__name__)
+def test_parameter_checks(check):
+    check("GWTransport", GWTransport())
+
+
+@pytest.mark.parametrize("estimator", [GWAligner, GWTransport])
+def test_every_option_is_a_parameter(estimator):
+    options = inspect.signature(torchgw.solve).parameters
+    expected = {name: item.default for name, item in options.items() if name not in DATA}
+    assert estimator().get_params() == expected, "add the new options to torchgw/sklearn.py"
+
+
+def test_pipeline_names_and_new_points():
+    x, y, answer = isometric_copy(60)
+    X = pd.DataFrame(x[:50] * [2, 2, 2] + 7, columns=["a", "b", "c"])
+    Y = pd.DataFrame(y, columns=["u", "v", "w"])
+    scaler = StandardScaler(with_std=False)
+    pipeline = make_pipeline(scaler, GWAligner(epsilon=1e-3, distances="euclidean"))
+    pipeline.set_output(transform="pandas")
+    moved = pipeline.fit(X, Y).transform(X)
+    assert list(moved.columns) == ["u", "v", "w"]
+    np.testing.assert_array_equal(moved, pipeline.fit_transform(X, Y))
+    aligner = clone(pipeline[-1])
+    assert aligner.get_params() == pipeline[-1].get_params()
+    assert not hasattr(aligner, "result_")
+    result = torchgw.solve(scaler.transform(X), y, epsilon=1e-3, distances="euclidean")
+    np.testing.assert_allclose(moved, result.lazy_plan.barycentric(y), atol=1e-10)
+    assert list(GWAligner().fit(X, Y.to_numpy()).get_feature_names_out()) == [
+        "gwaligner0", "gwaligner1", "gwaligner2",
+    ]  # fmt: skip
+
+
+def test_new_points_and_back():
+    x, y, answer = isometric_copy(80)
+    seen, unseen = slice(0, 70), slice(70, 80)
+    aligner = GWAligner(distances="euclidean", epsilon=2e-3).fit(x[seen], y[answer[seen]][::-1])
+    size = np.linalg.norm(y - y.mean(0), axis=1).mean()
+    error = np.linalg.norm(aligner.transform(x[unseen]) - y[answer[unseen]], axis=1)
+    # as far as the nearest known point is; the mean of all points would be off by `size`
+    assert error.mean() < 0.5 * size
+    back = aligner.inverse_transform(y[answer[seen]])
+    assert np.linalg.norm(back - x[seen], axis=1).mean() < 0.1 * size
+    with pytest.raises(NotFittedError):
+        GWAligner().transform(x)
+    with pytest.raises(ValueError, match="requires y to be passed"):
+        GWAligner().fit(x)
+
+
+def test_weights_reach_the_solve():
+    x, y, _ = isometric_copy(30)
+    weights = np.arange(1, 31) / np.arange(1, 31).sum()
+    aligner = GWAligner(distances="euclidean").fit(x, y, a=weights)
+    np.testing.assert_allclose(aligner.result_.marginal_a, weights, atol=1e-7)
+
+
+def test_transport_like_ot_da():
+    x, y, answer = isometric_copy(60)
+    labels = (x[:, 0] > 0).astype(int) + 2 * (x[:, 1] > 0)
+    transport = GWTransport(distances="euclidean", epsilon=1e-3)
+    moved = transport.fit_transform(Xs=x, Xt=y)
+    assert np.linalg.norm(moved - y[answer], axis=1).mean() < 0.1
+    np.testing.assert_array_equal(transport.transform_labels(labels)[answer], labels)
+    np.testing.assert_array_equal(transport.inverse_transform_labels(labels), labels[answer])
+    names = np.array(list("wxyz"))[labels]
+    np.testing.assert_array_equal(transport.transform_labels(names)[answer], names)
+    back = transport.inverse_transform(y)
+    assert np.linalg.norm(back[answer] - x, axis=1).mean() < 0.1
+    assert transport.transform(x[:3] + 0.01).shape == (3, 3)
+    assert clone(transport).get_params() == transport.get_params()
+    for wrong in (labels[:5], labels[:, None]):
+        with pytest.raises(InvalidInputError, match=r"`ys` must have shape \(60,\)"):
+            transport.transform_labels(wrong)
+    with pytest.raises(InvalidInputError, match="needs both domains"):
+        GWTransport().fit(Xs=x)
+
+
+def test_labels_break_a_symmetry():
+    """A square matches itself in eight ways; labels, some unknown, leave one."""
+    square = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
+    offsets = np.random.default_rng(0).normal(size=(10, 2)) * 0.02
+    x = np.concatenate([corner + offsets for corner in square])
+    labels = np.repeat(np.arange(4), 10)
+    known = labels.copy()
+    known[::2] = -1
+    order = np.random.default_rng(1).permutation(40)
+    transport = GWTransport(distances="euclidean", alpha=0.5)
+    transport.fit(x, labels, x[order], known[order])
+    np.testing.assert_array_equal(transport.transform_labels(labels), labels[order])
+    assert transport.result_.value_linear < 1e-3
+    assert torch.isfinite(torch.as_tensor(transport.transform(x[:3] + 1e-3))).all()

@@ -1,0 +1,306 @@
+"""Estimators for scikit-learn. Needs it: ``pip install 'torchgw[sklearn]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+try:
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install 'torchgw[sklearn]'"
+    ) from error
+
+from torchgw._api import solve
+from torchgw._errors import InvalidInputError
+from torchgw._options import BackendName, GradientName, Precision, Storage
+from torchgw._result import GWResult
+from torchgw._solver import Iteration
+
+__all__ = ["GWAligner", "GWTransport"]
+
+
+class _GWEstimator(BaseEstimator):  # type: ignore[misc]
+    """Every option of :func:`torchgw.solve` as a parameter."""
+
+    def __init__(
+        self,
+        *,
+        distances: Any = "auto",
+        alpha: float | None = None,
+        n_neighbors: int | None = None,
+        n_landmarks: int | None = None,
+        disconnected: Literal["stitch", "fill"] = "stitch",
+        scale: Literal["auto", "max", "mean"] | None = "auto",
+        epsilon: float | Literal["auto"] = "auto",
+        gradient: GradientName = "auto",
+        n_anchors: int | None = None,
+        momentum: float = 0.9,
+        max_iter: int = 500,
+        min_iter: int = 40,
+        tol: float = 1e-5,
+        inner_max_iter: int = 2000,
+        inner_tol: float | None = None,
+        backend: BackendName = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        precision: Precision = "auto",
+        storage: Storage = "auto",
+        random_state: int | torch.Generator | None = None,
+        callback: Callable[[Iteration], Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.distances = distances
+        self.alpha = alpha
+        self.n_neighbors = n_neighbors
+        self.n_landmarks = n_landmarks
+        self.disconnected = disconnected
+        self.scale = scale
+        self.epsilon = epsilon
+        self.gradient = gradient
+        self.n_anchors = n_anchors
+        self.momentum = momentum
+        self.max_iter = max_iter
+        self.min_iter = min_iter
+        self.tol = tol
+        self.inner_max_iter = inner_max_iter
+        self.inner_tol = inner_tol
+        self.backend = backend
+        self.device = device
+        self.dtype = dtype
+        self.precision = precision
+        self.storage = storage
+        self.random_state = random_state
+        self.callback = callback
+        self.verbose = verbose
+
+    def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
+        return solve(X, Y, **self.get_params(deep=False), **data)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there is a result."""
+        return hasattr(self, "result_")
+
+
+class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator):  # type: ignore[misc]
+    """Carry points into the space of another data set, a transformer for pipelines.
+
+    ``fit(X, Y)`` takes the target data in the place of ``y``; it may have another number of rows
+    and columns. The parameters are the options of :func:`torchgw.solve`.
+
+    Attributes
+    ----------
+    result_ : GWResult
+        The alignment: plan, value, status.
+    n_iter_ : int
+        Outer iterations.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        If X had names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from torchgw.sklearn import GWAligner
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> aligner = GWAligner(distances="euclidean", random_state=0).fit(X[:50], X[:50] + 5)
+    >>> bool(np.abs(aligner.transform(X[50:]) - X[50:] - 5).mean() < 0.5)
+    True
+    """
+
+    def fit(
+        self,
+        X: Any,  # noqa: N803 - the names of the field
+        y: Any = None,
+        *,
+        a: Any = None,
+        b: Any = None,
+        init: Any = None,
+    ) -> GWAligner:
+        """Align X with the target points.
+
+        Parameters
+        ----------
+        X : array-like, shape (n, d)
+            Source points.
+        y : array-like, shape (m, d') or (m,)
+            Target points; one dimension is one feature.
+        a, b : array-like, shapes (n,) and (m,), optional
+            Weights.
+        init : plan or GWResult, optional
+            Where to start.
+
+        Returns
+        -------
+        GWAligner
+            Itself.
+        """
+        X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None. Pass "
+                "the target points: fit(X, Y)."
+            )
+        names = getattr(y, "columns", None)
+        target = check_array(y, dtype=[np.float64, np.float32], ensure_2d=False, input_name="y")
+        target = target.reshape(len(target), -1)
+        self.result_ = self._solve(X, target, {"a": a, "b": b, "init": init})
+        self.n_iter_ = self.result_.n_iters
+        self._n_features_out = target.shape[1]
+        self._target_names = None if names is None else np.asarray(names, dtype=object)
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return where points of the source space go in the target space, shape (q, d')."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        return _array(self.result_.transform(X))
+
+    def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return where points of the target space go in the source space, shape (q, d)."""
+        check_is_fitted(self)
+        X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
+        return _array(self.result_.inverse_transform(X))
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """Return the names of the target's columns, ``gwaligner0`` and so on if it had none."""
+        check_is_fitted(self)
+        if self._target_names is not None:
+            return self._target_names
+        names: NDArray[Any] = super().get_feature_names_out(input_features)
+        return names
+
+    def __sklearn_tags__(self) -> Any:
+        """Say that ``y`` is needed and may have several columns."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.two_d_labels = True
+        return tags
+
+
+class GWTransport(_GWEstimator):
+    """Domain adaptation in the manner of POT's ``ot.da`` transports.
+
+    The parameters are the options of :func:`torchgw.solve`. Unlike POT's, the two domains need not
+    share a space.
+
+    Attributes
+    ----------
+    result_ : GWResult
+        The alignment; ``result_.plan`` is POT's ``coupling_``.
+    xs_, xt_ : ndarray
+        The points of :meth:`fit`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from torchgw.sklearn import GWTransport
+    >>> Xs = np.random.default_rng(0).normal(size=(60, 3))
+    >>> ys = (Xs[:, 0] > 0).astype(int)
+    >>> transport = GWTransport(distances="euclidean", random_state=0).fit(Xs=Xs, Xt=Xs + 5)
+    >>> bool((transport.transform_labels(ys) == ys).all())
+    True
+    """
+
+    def fit(
+        self,
+        Xs: Any = None,  # noqa: N803
+        ys: Any = None,
+        Xt: Any = None,  # noqa: N803
+        yt: Any = None,
+    ) -> GWTransport:
+        """Align source and target points.
+
+        Parameters
+        ----------
+        Xs, Xt : array-like, shapes (n, d) and (m, d')
+        ys, yt : array-like, shapes (n,) and (m,), optional
+            Labels. With both, a pair of different labels costs 1, weighed against the distances by
+            ``alpha``; -1 in ``yt`` is an unknown label, as in POT. One of them alone is not used.
+
+        Returns
+        -------
+        GWTransport
+            Itself.
+        """
+        if Xs is None or Xt is None:
+            raise InvalidInputError("GWTransport.fit needs both domains: fit(Xs=Xs, Xt=Xt).")
+        self.xs_, self.xt_ = (
+            check_array(points, dtype=[np.float64, np.float32], input_name=name)
+            for points, name in ((Xs, "Xs"), (Xt, "Xt"))
+        )
+        linear = None
+        if ys is not None and yt is not None:
+            source, target = _labels(ys, len(self.xs_), "ys"), _labels(yt, len(self.xt_), "yt")
+            known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
+            linear = ((source[:, None] != target) & known).astype(np.float64)
+        self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
+        self._linear = linear is not None
+        return self
+
+    def fit_transform(
+        self,
+        Xs: Any = None,  # noqa: N803
+        ys: Any = None,
+        Xt: Any = None,  # noqa: N803
+        yt: Any = None,
+    ) -> NDArray[np.float64]:
+        """Align, and return the source points in the target space, shape (n, d')."""
+        return self.fit(Xs, ys, Xt, yt).transform(Xs)
+
+    def transform(self, Xs: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return source points in the target space, shape (q, d'); new ones have no labels."""
+        check_is_fitted(self)
+        Xs = check_array(Xs, dtype=[np.float64, np.float32])  # noqa: N806
+        if np.array_equal(Xs, self.xs_):
+            return _array(self.result_.lazy_plan.barycentric(self.xt_))
+        none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
+        return _array(self.result_.transform(Xs, M_new=none))
+
+    def inverse_transform(self, Xt: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return target points in the source space, shape (q, d); new ones have no labels."""
+        check_is_fitted(self)
+        Xt = check_array(Xt, dtype=[np.float64, np.float32])  # noqa: N806
+        if np.array_equal(Xt, self.xt_):
+            return _array(self.result_.lazy_plan.T.barycentric(self.xs_))
+        none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
+        return _array(self.result_.inverse_transform(Xt, M_new=none))
+
+    def transform_labels(self, ys: Any) -> NDArray[Any]:
+        """Return the label that most of each target point's mass comes from, shape (m,)."""
+        check_is_fitted(self)
+        return _transfer(self.result_.lazy_plan.T, _labels(ys, len(self.xs_), "ys"))
+
+    def inverse_transform_labels(self, yt: Any) -> NDArray[Any]:
+        """Return the label that most of each source point's mass goes to, shape (n,)."""
+        check_is_fitted(self)
+        return _transfer(self.result_.lazy_plan, _labels(yt, len(self.xt_), "yt"))
+
+
+def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
+    """Return labels as an array of shape (count,)."""
+    array = np.asarray(labels)
+    if array.shape != (count,):
+        raise InvalidInputError(
+            f"`{name}` must have shape ({count},), one label per point; got {array.shape}."
+        )
+    return array
+
+
+def _transfer(plan: Any, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the label with the largest share of each row."""
+    classes, place = np.unique(labels, return_inverse=True)
+    shares = plan.barycentric(np.eye(len(classes))[place])
+    chosen: NDArray[Any] = classes[_array(shares).argmax(axis=1)]
+    return chosen
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array
