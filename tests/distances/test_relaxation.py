@@ -73,3 +73,34 @@ def test_the_kernel_equals_dijkstra(sources, device):
     expected = dijkstra(graph, directed=True, indices=np.arange(sources)).T
     np.testing.assert_allclose(distance.cpu().numpy(), expected, rtol=1e-13)
     assert passes > 1
+
+
+@pytest.mark.parametrize(
+    "graph",
+    # the second in pieces: what cannot be reached stays infinite; the last in two blocks
+    [path_graph(40), random_graph(50, 0.03), csr_matrix((1, 1)), random_graph(1100, 0.005)],
+    ids=["path", "in pieces", "one vertex", "wide"],
+)
+def test_the_row_kernel_equals_dijkstra(graph, device):
+    """All passes in one launch, by the interpreter on a CPU."""
+    from torchgw.distances._triton_relaxation import relax_rows_
+
+    n = graph.shape[0]
+    sources = np.arange(0, n, 1 + n // 2)
+    layout = Relaxation(graph, device)
+    distance = torch.full((len(sources), n), torch.inf, dtype=torch.float64, device=device)
+    distance[torch.arange(len(sources)), torch.from_numpy(sources)] = 0
+    relax_rows_(distance, layout._neighbour, layout._length)
+    expected = dijkstra(graph, directed=True, indices=sources)
+    np.testing.assert_allclose(distance.cpu().numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.gpu
+def test_both_ways_of_relaxing_agree(monkeypatch):
+    graph = csr_matrix(path_graph(700) + random_graph(700, 0.01))
+    device = torch.device("cuda")
+    sources = torch.arange(0, 700, 3, device=device)
+    rows = Relaxation(graph, device).columns(sources)
+    monkeypatch.setattr(module, "_ROW_SOURCES", 10_000)
+    passes = Relaxation(graph, device).columns(sources)
+    torch.testing.assert_close(rows, passes, rtol=1e-13, atol=0)

@@ -20,6 +20,10 @@ _TREE_DIMENSIONS = 12
 _DEVICE_PAIRS = 2**32
 _DEVICE_TREE_DIMENSIONS = 6
 _TILE_BYTES = 256 * 2**20
+# Queries, in few dimensions, that take one core less time (0.4 ms for 500) than starting a thread
+# on each core does (2.5 ms on 16).
+_ONE_CORE_QUERIES = 1_000
+_ONE_CORE_DIMENSIONS = 3
 
 
 def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
@@ -96,11 +100,14 @@ def _prefers_tree(base: Tensor, query: Tensor) -> bool:
 
 
 def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
-    """Query a KD-tree of the base points, on all cores."""
+    """Query a KD-tree of the base points, on all cores where it is worth the threads."""
     # The sliding-midpoint rule builds faster than medians and copes with many duplicates.
     tree = cKDTree(base.detach().double().cpu().numpy(), balanced_tree=False)
     ranks = np.arange(1, n_neighbors + 1)
-    distances, indices = tree.query(query.detach().double().cpu().numpy(), k=ranks, workers=-1)
+    few = query.shape[0] <= _ONE_CORE_QUERIES and query.shape[1] <= _ONE_CORE_DIMENSIONS
+    distances, indices = tree.query(
+        query.detach().double().cpu().numpy(), k=ranks, workers=1 if few else -1
+    )
     return distances, indices.astype(np.int64, copy=False)
 
 

@@ -21,6 +21,10 @@ __all__ = ["Relaxation"]
 _PASSES = 16
 # Neighbours kept in the rectangular table; the rare vertex with more goes to a list of edges.
 _MOST_NEIGHBOURS = 32
+# So many sources on so few vertices are found by one launch, a program for each source: its
+# row stays in a first-level cache, and the programs fill the device.
+_ROW_VERTICES = 8_192
+_ROW_SOURCES = 128
 # Bytes of the (n, neighbours, sources) table of candidate paths.
 _CANDIDATE_BYTES = 2**30
 
@@ -58,14 +62,23 @@ class Relaxation:
             torch.from_numpy(graph.data[more]).to(device)[:, None],
         )
         self._plans: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
-        self._kernel = None
+        self._kernel: Callable[..., None] | None = None
+        self._row_kernel: Callable[..., None] | None = None
         if device.type == "cuda" and not more.any() and find_spec("triton") is not None:
-            from torchgw.distances._triton_relaxation import relax_
+            from torchgw.distances._triton_relaxation import relax_, relax_rows_
 
             self._kernel = relax_
+            self._row_kernel = relax_rows_ if n <= _ROW_VERTICES else None
 
     def columns(self, sources: Tensor) -> Tensor:
         """Return D[:, sources], shape (n, s), float64; infinite where there is no path."""
+        if self._row_kernel is not None and len(sources) >= _ROW_SOURCES:
+            distance = torch.full(
+                (len(sources), self.n), torch.inf, dtype=torch.float64, device=self.device
+            )
+            distance[torch.arange(len(sources), device=self.device), sources] = 0
+            self._row_kernel(distance, self._neighbour, self._length)
+            return distance.T
         width = self._length.shape[1]
         most = max(1, _CANDIDATE_BYTES // (8 * self.n * width))
         return torch.cat([self._solve(part) for part in sources.split(most)], dim=1)
