@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Anchors", "redraw", "sample_categories"]
+__all__ = ["Anchors", "accumulate", "redraw", "sample_categories"]
 
 # torch.multinomial refuses more categories than this.
 _MULTINOMIAL_LIMIT = 2**24
@@ -58,3 +58,15 @@ def redraw(kept: Anchors, fresh: Anchors, generator: torch.Generator) -> Anchors
         torch.cat([kept.source[survivors], fresh.source]),
         torch.cat([kept.target[survivors], fresh.target]),
     )
+
+
+def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """Return the sums of values (p, ...) that share an index (p,), shape (size, ...).
+
+    The order of additions, and so every bit, is the same each time.
+    """
+    result = values.new_zeros(size, *values.shape[1:])
+    if values.is_cuda:
+        # index_add_ adds by atomics there, in any order; this sorts first
+        return result.index_put_((index,), values, accumulate=True)
+    return result.index_add_(0, index, values)

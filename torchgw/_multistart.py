@@ -1,0 +1,229 @@
+"""Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._candidates import GUESS_EPSILON, Starts, make_starts
+from torchgw._coarse import CoarseProblem, coarsen
+from torchgw._gradient import Problem
+from torchgw._rounding import round_to_marginals
+from torchgw._schedule import Annealing
+
+__all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima"]
+
+# Starts by default: the annealed one, eight sign patterns, and what else makes_starts() has.
+DEFAULT_STARTS = 16
+# Points per side of the coarse problem, and of the finer one that decides between close optima.
+_POINTS = 96
+_FINER_POINTS = 256
+# Outer iterations of all starts, and of the distinct optima afterwards; Sinkhorn iterations of one.
+_ITERATIONS = 20
+_POLISH = 10
+_FINE_ITERATIONS = 10
+_INNER = {"search": 10, "polish": 20}
+# Over-relaxation of Sinkhorn's iteration, and the factor of a scaling up to which it is applied.
+_RELAXATION = {"search": 1.5, "polish": 1.7}
+_RELAXED_FACTOR = 2.0
+# Distance (CoarseProblem.distances) above which two plans are different optima.
+_DISTINCT = 0.05
+# Optima that are polished and reported at most.
+_KEPT = 5
+# Values closer than this, relatively, are compared again on the finer problem.
+_CLOSE = 0.05
+# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
+_LEAST_EPSILON = 1e-3
+# Resolution above which coarse points say little about their neighbours' partners.
+_COARSEST = 0.2
+# What scalings and their sums are kept within, so that float32 neither over- nor underflows.
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A local optimum of the coarse problem; pass it as ``init`` to solve from there.
+
+    Attributes
+    ----------
+    value : float
+        Objective without entropy of the coarse plan, which has exact marginals. Comparable among
+        the alternatives of one result; the whole problem's value is usually a little lower.
+    label : str
+        The start that found it.
+    plan : Tensor, shape (s, t), float64
+        Mass between coarse points.
+    source, target : Tensor, shapes (s,) and (t,), int64
+        Which points of X and of Y those are.
+    shape : tuple of int
+        (n, m), of the whole problem.
+    """
+
+    value: float
+    label: str
+    plan: Tensor
+    source: Tensor
+    target: Tensor
+    shape: tuple[int, int]
+
+    def __repr__(self) -> str:
+        """Leave out the tensors."""
+        s, t = self.plan.shape
+        return f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape})"
+
+
+class Search(NamedTuple):
+    """What a multi-start has found."""
+
+    alternatives: tuple[Alternative, ...]  # the best first; none if the coarse problem cannot tell
+    ambiguity: float  # in [0, 1], NaN if the coarse problem cannot tell
+
+
+class _Batch(NamedTuple):
+    """Several starts: what found them, their plans, and the potentials that made these."""
+
+    labels: tuple[str, ...]
+    plans: Tensor  # (B, s, t) float32
+    g: Tensor  # (B, 1, t) cost units
+
+    def take(self, index: list[int]) -> _Batch:
+        """Return some of them."""
+        return _Batch(tuple(self.labels[i] for i in index), self.plans[index], self.g[index])
+
+
+def find_optima(problem: Problem, epsilon: float, count: int) -> Search:
+    """Solve the coarse problem from many starts and keep the distinct optima.
+
+    Parameters
+    ----------
+    problem : Problem
+        The whole problem, of which only ``columns`` of the distances are read.
+    epsilon : float
+        Target of the whole solve.
+    count : int
+        Number of starts.
+    """
+    coarse = coarsen(problem, _POINTS)
+    if coarse.resolution > _COARSEST:
+        return Search((), float("nan"))
+    target = max(epsilon, _LEAST_EPSILON * coarse.scale)
+    starts = make_starts(coarse, target, count, _ITERATIONS)
+    batch, _ = _distinct(coarse, _from_costs(coarse, starts))
+    constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
+    batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish"))
+    close = [i for i, value in enumerate(values) if value <= (1 + _CLOSE) * values[0]]
+    first: list[Alternative] = []
+    if len(close) > 1 and coarse.resolution > 0:
+        first = _compare_finely(problem, coarse, batch.take(close), target)
+        batch, values = batch.take(list(range(len(close), len(values)))), values[len(close) :]
+    found = (*first, *_alternatives(problem, coarse, batch, values))
+    return Search(found, _ambiguity(found))
+
+
+def _compare_finely(
+    problem: Problem, coarse: CoarseProblem, batch: _Batch, target: float
+) -> list[Alternative]:
+    """Carry optima of nearly the same value over to more points, and compare them there."""
+    fine = coarsen(problem, _FINER_POINTS)
+    rows = _positions(coarse.source.index, fine.source.index, problem.source.n)
+    columns = _positions(coarse.target.index, fine.target.index, problem.target.n)
+    cross = (fine.x[:, rows] @ batch.plans.double()) @ fine.y[columns]
+    fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
+    epsilons = [[fall(iteration)] * len(batch.labels) for iteration in range(_FINE_ITERATIONS)]
+    starts = Starts(batch.labels, fine.base - 4 * fine.alpha * cross, fine.x.new_tensor(epsilons))
+    constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
+    batch = _iterate(fine, _from_costs(fine, starts), constant, "polish")
+    batch, values = _distinct(fine, batch)
+    return _alternatives(problem, fine, batch, values)
+
+
+def _positions(wanted: Tensor, index: Tensor, n: int) -> Tensor:
+    """Return where the points ``wanted`` stand in ``index``, which contains them."""
+    position = torch.empty(n, dtype=torch.int64, device=index.device)
+    position[index] = torch.arange(len(index), device=index.device)
+    return position[wanted]
+
+
+def _alternatives(
+    problem: Problem, coarse: CoarseProblem, batch: _Batch, values: list[float]
+) -> list[Alternative]:
+    plans = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+    shape = (problem.source.n, problem.target.n)
+    return [
+        Alternative(value, label, plan, coarse.source.index, coarse.target.index, shape)
+        for value, label, plan in zip(values, batch.labels, plans, strict=True)
+    ]
+
+
+def _from_costs(coarse: CoarseProblem, starts: Starts) -> _Batch:
+    """Take the plan of each start's first cost, then iterate."""
+    costs = starts.costs.float()
+    first = _Batch(starts.labels, costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
+    first = _sinkhorn(coarse, first, costs, starts.epsilons[0], "search")
+    return _iterate(coarse, first, starts.epsilons[1:], "search")
+
+
+def _iterate(coarse: CoarseProblem, batch: _Batch, epsilons: Tensor, stage: str) -> _Batch:
+    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
+
+    Nothing is read from the device, and all starts take the same number of iterations.
+    """
+    x, y, base = (table.float() for table in (coarse.x, coarse.y, coarse.base))
+    count = len(batch.plans)
+    x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
+    for epsilon in epsilons:
+        costs = torch.baddbmm(base, x @ batch.plans, y, alpha=-4 * coarse.alpha)
+        batch = _sinkhorn(coarse, batch, costs, epsilon, stage)
+    return batch
+
+
+def _sinkhorn(
+    coarse: CoarseProblem, batch: _Batch, costs: Tensor, epsilon: Tensor, stage: str
+) -> _Batch:
+    """Run over-relaxed Sinkhorn iterations of all starts, each with its own epsilon (B,).
+
+    Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
+    bounded, so that none overflows.
+    """
+    a, b = coarse.source.weights.float()[:, None], coarse.target.weights.float()
+    epsilon = epsilon[:, None, None].to(costs.dtype)
+    exponent = (batch.g - costs).div_(epsilon)
+    kernel = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=-70.0).exp_()
+    excess = _RELAXATION[stage] - 1
+    v = b.expand(len(costs), 1, -1)
+    u = a / (kernel * v).sum(-1, keepdim=True)
+    for _ in range(_INNER[stage]):
+        v = _relax(v, b / (kernel * u).sum(-2, keepdim=True), excess)
+        u = _relax(u, a / (kernel * v).sum(-1, keepdim=True), excess)
+    v = (b / (kernel * u).sum(-2, keepdim=True)).clamp_(_SMALLEST, _LARGEST)
+    u = a / (kernel * v).sum(-1, keepdim=True)
+    return _Batch(batch.labels, kernel.mul_(u).mul_(v), batch.g + epsilon * (v / b).log())
+
+
+def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
+    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
+    bounded = (new / old).clamp_(1 / _RELAXED_FACTOR, _RELAXED_FACTOR)
+    return (new * bounded.pow_(excess)).clamp_(_SMALLEST, _LARGEST)
+
+
+def _distinct(coarse: CoarseProblem, batch: _Batch) -> tuple[_Batch, list[float]]:
+    """Return the best start of each distinct optimum and its value, the lowest value first."""
+    plans = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+    # an overflow that slipped through loses to everything
+    values = coarse.value(plans).nan_to_num_(nan=torch.inf)
+    table = torch.cat([values[:, None], coarse.distances(plans)], dim=1).tolist()
+    kept: list[int] = []
+    for i in sorted(range(len(table)), key=lambda i: (table[i][0], i)):
+        if len(kept) < _KEPT and all(table[i][1 + j] > _DISTINCT for j in kept):
+            kept.append(i)
+    return batch.take(kept), [table[i][0] for i in kept]
+
+
+def _ambiguity(found: tuple[Alternative, ...]) -> float:
+    """Return the best value over the second best: 1 if they cannot be told apart."""
+    if len(found) < 2:
+        return 0.0
+    return min(1.0, max(0.0, found[0].value) / found[1].value) if found[1].value > 0 else 1.0
