@@ -40,6 +40,11 @@ LAYERS = {
         "_problem",
     },
     4: {
+        "_rounding",
+        "_coarse",
+        "_candidates",
+        "_multistart",
+        "_starts",
         "_schedule",
         "_solver",
         "_solve",

@@ -57,7 +57,10 @@ def make_starts(problem: CoarseProblem, target: float, count: int, iterations: i
     """
     whole = Annealing(max(target, problem.scale), target)
     guess = Annealing(max(target, GUESS_EPSILON * problem.scale), target)
-    x_axes, y_axes = _axes(problem.x, problem.source.weights), _axes(problem.y, problem.target.weights)
+    x_axes, y_axes = (
+        _axes(problem.x, problem.source.weights),
+        _axes(problem.y, problem.target.weights),
+    )
     rank = min(x_axes.shape[1], y_axes.shape[1])
     x_axes, y_axes = x_axes[:, :rank], y_axes[:, :rank]
 
@@ -68,11 +71,17 @@ def make_starts(problem: CoarseProblem, target: float, count: int, iterations: i
     for pattern in range(2**rank):
         signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
         label = "spectral " + "".join("+" if sign > 0 else "-" for sign in signs)
-        starts.append(Start(label, rotated(torch.diag(x_axes.new_tensor(signs))), guess, ladder=False))
-    distribution = _lower_bound(problem, _distribution(problem.source), _distribution(problem.target))
+        starts.append(
+            Start(label, rotated(torch.diag(x_axes.new_tensor(signs))), guess, ladder=False)
+        )
+    distribution = _lower_bound(
+        problem, _distribution(problem.source), _distribution(problem.target)
+    )
     starts.append(Start("distance distributions", distribution, guess, ladder=False))
     starts.append(Start("distance distributions, ladder", distribution, guess, ladder=True))
-    eccentricity = _lower_bound(problem, _eccentricity(problem.source), _eccentricity(problem.target))
+    eccentricity = _lower_bound(
+        problem, _eccentricity(problem.source), _eccentricity(problem.target)
+    )
     starts.append(Start("eccentricities", eccentricity, guess, ladder=False))
     generator = torch.Generator().manual_seed(0)
     for number in range(count - len(starts)):
