@@ -22,6 +22,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from benchmarks.evaluate import gw_value, made_feasible, marginal_errors
+from torchgw.metrics import foscttm, label_accuracy
 
 __all__ = ["Snare", "align", "load", "ours", "ours_raw", "pot", "score"]
 
@@ -29,7 +30,6 @@ DATA_VARIABLE = "TORCHGW_SNARE"
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "snare.npz"
 EPSILON = 1e-3
 _NEIGHBORS = 110
-_CLASSIFIER_NEIGHBORS = 5
 
 Array = NDArray[np.float64]
 
@@ -126,26 +126,6 @@ def score(data: Snare, plan: Array) -> dict[str, float]:
         "gw_value_feasible": gw_value(data.d_atac, data.d_rna, made_feasible(plan)),
         "marginal_error": max(sums["row_error_l1"], sums["column_error_l1"]),
     }
-
-
-def foscttm(projected: Array, true: Array) -> float:
-    """Return the mean fraction of samples closer than the true match, over both directions."""
-    distance = cdist(projected, true)
-    own = distance.diagonal()
-    forth = (distance < own[:, None]).mean()
-    back = (distance < own).mean()
-    return float((forth + back) / 2)
-
-
-def label_accuracy(
-    projected: Array, labels: NDArray[np.int64], anchors: Array, anchor_labels: NDArray[np.int64]
-) -> float:
-    """Return the accuracy of a 5-nearest-neighbour classifier trained on the other side."""
-    distance = cdist(projected, anchors)
-    nearest = np.argpartition(distance, _CLASSIFIER_NEIGHBORS, axis=1)[:, :_CLASSIFIER_NEIGHBORS]
-    classes = np.unique(anchor_labels)
-    votes = (anchor_labels[nearest][:, :, None] == classes).sum(1)
-    return float((classes[votes.argmax(1)] == labels).mean())
 
 
 def align(

@@ -23,7 +23,7 @@ PACKAGE = Path(torchgw.__file__).parent
 # Imports go down or sideways, never up, and never round in a circle.
 LAYERS = {
     0: {"_errors", "_typing"},
-    1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets"},
+    1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets", "metrics"},
     2: {"distances", "_cost"},
     3: {
         "_sinkhorn",

@@ -1,0 +1,215 @@
+"""Alignment of AnnData objects. Needs anndata: ``pip install 'torchgw[anndata]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from torchgw._api import solve
+from torchgw._errors import InvalidInputError
+from torchgw._result import GWResult
+from torchgw.distances.graph import symmetrise
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+__all__ = ["align"]
+
+Names = str | tuple[str, str] | None
+
+
+def align(
+    adata_src: AnnData,
+    adata_tgt: AnnData,
+    *,
+    use_rep: Names = None,
+    use_obsp: Names = None,
+    joint_rep: Names = None,
+    labels: str | None = None,
+    key_added: str = "torchgw",
+    sparse_topk: int = 10,
+    solve_options: Mapping[str, Any] | None = None,
+) -> GWResult:
+    """Align two AnnData objects, and write the embedding, labels and plan into them.
+
+    Parameters
+    ----------
+    adata_src, adata_tgt : AnnData
+        Observations are aligned; the variables need not have anything in common.
+    use_rep : str or pair of str, optional
+        Points of each side: a key of ``obsm``, or ``"X"``. By default ``"X_pca"`` where there is
+        one, otherwise ``"X"``. A pair names one for each side.
+    use_obsp : str or pair of str, optional
+        Instead, a key of ``obsp``: a sparse matrix is a graph, such as the ``"distances"`` of
+        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix.
+    joint_rep : str or pair of str, optional
+        Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
+        distances between them, over the largest, are the linear cost ``M``.
+    labels : str, optional
+        Column of ``obs``, of the target, the source or both, to be carried over to the other side.
+    key_added : str
+        Under which name results are written.
+    sparse_topk : int
+        Entries of each row of the plan that are kept.
+    solve_options : mapping, optional
+        Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
+
+    Returns
+    -------
+    GWResult
+        Of the solve. These are written, with ``key_added="torchgw"``:
+
+        ``obsm["X_torchgw"]`` of both
+            The joint embedding: the source projected into the space of the target's ``use_rep``,
+            and that itself. Not written if the target is given by ``use_obsp``.
+        ``obsm["torchgw_plan"]`` of the source
+            The largest entries of the plan, a sparse (n, m) matrix.
+        ``obs["torchgw_LABEL"]`` and ``obs["torchgw_LABEL_share"]``
+            Labels carried over, and the share of the mass that agrees with them.
+        ``uns["torchgw"]`` of both
+            Value, status and settings; of the source also the ``obs_names`` of the plan's columns.
+
+    Raises
+    ------
+    InvalidInputError
+        If a key is missing; the message lists those that exist.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw.anndata
+    >>> from anndata import AnnData
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> atac, rna = AnnData(X), AnnData(X + 5)
+    >>> options = {"distances": "euclidean", "random_state": 0}
+    >>> result = torchgw.anndata.align(atac, rna, solve_options=options)
+    >>> sorted(atac.obsm)
+    ['X_torchgw', 'torchgw_plan']
+    """
+    if use_rep is not None and use_obsp is not None:
+        raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
+    options = dict(solve_options or {})
+    taken = sorted({"X", "Y", "D_X", "D_Y", "M"} & set(options))
+    if taken:
+        raise InvalidInputError(
+            f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
+            "`use_rep`, `use_obsp` and `joint_rep`."
+        )
+    if sparse_topk < 1:
+        raise InvalidInputError(f"`sparse_topk` must be at least 1; got {sparse_topk}.")
+    both = (adata_src, adata_tgt)
+    points: list[Any] = [None, None]
+    inputs: dict[str, Any] = {}
+    names = _pair("use_rep" if use_obsp is None else "use_obsp", use_rep or use_obsp)
+    for side, adata, place, name in zip(("X", "Y"), both, (0, 1), names, strict=True):
+        if use_obsp is not None:
+            value = _entry(adata, "obsp", name)
+            graph = scipy.sparse.issparse(value)
+            inputs[side if graph else f"D_{side}"] = symmetrise(value) if graph else value
+        else:
+            points[place] = inputs[side] = _points(adata, name)
+    if joint_rep is not None:
+        first, second = _pair("joint_rep", joint_rep)
+        inputs["M"] = _linear_cost(_points(adata_src, first), _points(adata_tgt, second))
+    columns = _label_columns(both, labels)
+    result = solve(**inputs, **options)
+    _write(result, both, points[1], key_added, sparse_topk)
+    plans = result.lazy_plan, result.lazy_plan.T
+    for adata, plan, column in zip(both, plans, columns[::-1], strict=True):
+        if column is not None:
+            _write_labels(adata, plan, column, f"{key_added}_{labels}")
+    return result
+
+
+def _pair(argument: str, names: Names) -> tuple[str | None, str | None]:
+    if names is None or isinstance(names, str):
+        return names, names
+    if len(names) != 2:
+        raise InvalidInputError(f"`{argument}` must be one name or a pair; got {names!r}.")
+    return names[0], names[1]
+
+
+def _entry(adata: AnnData, slot: str, name: Any) -> Any:
+    """Return an entry of obsm, obsp or obs."""
+    table = getattr(adata, slot)
+    if name not in table:
+        known = ", ".join(map(repr, table.keys())) or "nothing"
+        raise InvalidInputError(f"There is no {name!r} in .{slot}, which has {known}.")
+    return table[name]
+
+
+def _points(adata: AnnData, name: str | None) -> NDArray[np.float64]:
+    """Return the points of one side."""
+    if name is None:
+        name = "X_pca" if "X_pca" in adata.obsm else "X"
+    value = adata.X if name == "X" else _entry(adata, "obsm", name)
+    if value is None:
+        raise InvalidInputError("The AnnData has no X; name an entry of obsm as `use_rep`.")
+    if scipy.sparse.issparse(value):
+        raise InvalidInputError(
+            f"{name} is sparse, and distances among counts say little. Reduce it first, for "
+            "example by scanpy.pp.pca, and pass use_rep='X_pca'."
+        )
+    return np.asarray(value, dtype=np.float64)
+
+
+def _linear_cost(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return squared distances of shared coordinates over the largest."""
+    if source.shape[1] != target.shape[1]:
+        raise InvalidInputError(
+            f"`joint_rep` must have as many columns on both sides; got {source.shape[1]} and "
+            f"{target.shape[1]}."
+        )
+    cost = np.asarray(cdist(source, target, "sqeuclidean"))
+    return cost / (cost.max() or 1.0)
+
+
+def _label_columns(both: tuple[AnnData, AnnData], labels: str | None) -> list[Any]:
+    """Return of each side its labels, or ``None`` if it has none."""
+    found = [
+        None if labels is None or labels not in side.obs else side.obs[labels] for side in both
+    ]
+    if labels is not None and all(column is None for column in found):
+        raise InvalidInputError(f"`labels={labels!r}` is a column of neither .obs.")
+    return found
+
+
+def _write(
+    result: GWResult, both: tuple[AnnData, AnnData], target: Any, key: str, count: int
+) -> None:
+    """Write the embedding, the plan and what there is to say."""
+    source, other = both
+    if target is not None:
+        source.obsm[f"X_{key}"] = result.lazy_plan.barycentric(target).cpu().numpy()
+        other.obsm[f"X_{key}"] = target
+    sparse = result.lazy_plan.to_sparse(min(count, result.lazy_plan.shape[1]))
+    source.obsm[f"{key}_plan"] = scipy.sparse.csr_matrix(sparse)
+    about = {
+        "value": result.value,
+        "epsilon": result.epsilon,
+        "alpha": result.alpha,
+        "status": result.status.name,
+        "converged": result.converged,
+        "marginal_error": result.marginal_error,
+        "gradient": result.gradient,
+        "random_state": str(result.random_state),
+    }
+    source.uns[key] = {**about, "plan_columns": np.asarray(other.obs_names, dtype=object)}
+    other.uns[key] = about
+
+
+def _write_labels(adata: AnnData, plan: Any, column: Any, name: str) -> None:
+    """Write the label that most of each row's mass goes to, and its share."""
+    from pandas import Categorical
+
+    known = Categorical(column)
+    # a missing label gets no share
+    indicators = np.eye(len(known.categories) + 1)[known.codes][:, :-1]
+    shares = plan.barycentric(indicators).cpu().numpy()
+    chosen = known.categories[shares.argmax(axis=1)]
+    adata.obs[name] = Categorical(chosen, categories=known.categories)
+    adata.obs[f"{name}_share"] = shares.max(axis=1)

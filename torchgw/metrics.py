@@ -1,0 +1,126 @@
+"""How good an alignment is, where the answer or labels are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError
+
+__all__ = ["foscttm", "label_accuracy", "transfer_labels"]
+
+# Elements of one block of distances.
+_BLOCK_ELEMENTS = 2**24
+
+
+def foscttm(projected: Any, true: Any) -> float:
+    """Return the fraction of samples closer than the true match.
+
+    The mean, over both directions, of the share of samples that are strictly closer to a sample
+    than its partner is [1]_. 0 is perfect, and about 0.5 is what chance gives.
+
+    Parameters
+    ----------
+    projected, true : array-like, shape (n, d)
+        The two data sets in one space; row i of either is the same sample.
+
+    References
+    ----------
+    .. [1] J. Liu, Y. Huang, R. Singh, J.-P. Vert, W. S. Noble. Jointly embedding multiple
+       single-cell omics measurements. WABI 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from torchgw.metrics import foscttm
+    >>> points = np.random.default_rng(0).normal(size=(50, 2))
+    >>> foscttm(points, points)
+    0.0
+    """
+    x, y = _points("projected", projected), _points("true", true)
+    if x.shape != y.shape:
+        raise InvalidInputError(
+            f"`projected` and `true` must have one shape, a row per sample; got {x.shape} and "
+            f"{y.shape}."
+        )
+    own = np.linalg.norm(x - y, axis=1)
+    closer = 0
+    for rows in _blocks(len(x)):
+        distance = cdist(x[rows], y)
+        # a pair is exactly as far as itself, whichever way it was computed
+        own[rows] = distance[np.arange(len(distance)), np.arange(len(x))[rows]]
+        closer += int((distance < own[rows, None]).sum())
+    closer += sum(int((cdist(y[rows], x) < own[rows, None]).sum()) for rows in _blocks(len(x)))
+    return closer / (2 * len(x) ** 2)
+
+
+def transfer_labels(
+    projected: Any, anchors: Any, anchor_labels: Any, *, n_neighbors: int = 5
+) -> NDArray[Any]:
+    """Return the commonest label among the nearest anchors of each projected point.
+
+    Parameters
+    ----------
+    projected : array-like, shape (q, d)
+    anchors : array-like, shape (m, d)
+    anchor_labels : array-like, shape (m,)
+    n_neighbors : int
+        Anchors that vote; the first label in sorted order wins a tie.
+
+    Returns
+    -------
+    ndarray, shape (q,)
+    """
+    x, y = _points("projected", projected), _points("anchors", anchors)
+    labels = np.asarray(anchor_labels)
+    if labels.shape != (len(y),) or x.shape[1] != y.shape[1]:
+        raise InvalidInputError(
+            f"`anchors` and `anchor_labels` must have one row per anchor and `projected` as many "
+            f"columns; got {y.shape}, {labels.shape} and {x.shape}."
+        )
+    if not 1 <= n_neighbors <= len(y):
+        raise InvalidInputError(
+            f"`n_neighbors` must be between 1 and {len(y)}, the number of anchors; got "
+            f"{n_neighbors}."
+        )
+    classes, place = np.unique(labels, return_inverse=True)
+    chosen = []
+    for rows in _blocks(len(x), len(y)):
+        nearest = np.argpartition(cdist(x[rows], y), n_neighbors - 1, axis=1)[:, :n_neighbors]
+        votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
+        chosen.append(votes.argmax(1))
+    found: NDArray[Any] = classes[np.concatenate(chosen)]
+    return found
+
+
+def label_accuracy(
+    projected: Any, labels: Any, anchors: Any, anchor_labels: Any, *, n_neighbors: int = 5
+) -> float:
+    """Return the share of points to which :func:`transfer_labels` gives their own label."""
+    found = transfer_labels(projected, anchors, anchor_labels, n_neighbors=n_neighbors)
+    own = np.asarray(labels)
+    if own.shape != found.shape:
+        raise InvalidInputError(
+            f"`labels` must have shape {found.shape}, one label per projected point; got "
+            f"{own.shape}."
+        )
+    return float((found == own).mean())
+
+
+def _points(name: str, value: Any) -> NDArray[np.float64]:
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    array = np.asarray(array, dtype=np.float64)
+    if array.ndim != 2 or 0 in array.shape or not np.isfinite(array).all():
+        raise InvalidInputError(
+            f"`{name}` must be finite points of shape (n, d); got shape {array.shape}."
+        )
+    return array
+
+
+def _blocks(rows: int, columns: int | None = None) -> list[slice]:
+    step = max(1, _BLOCK_ELEMENTS // (rows if columns is None else columns))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
