@@ -12,6 +12,7 @@ from torchgw._errors import PlanTooLargeError as PlanTooLargeError
 from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
+from torchgw._multistart import Alternative as Alternative
 from torchgw._plan import TransportPlan as TransportPlan
 from torchgw._result import GWResult as GWResult
 from torchgw._result import load as load

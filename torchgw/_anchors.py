@@ -1,4 +1,4 @@
-"""Anchor pairs: the random state of the sampled gradient."""
+"""Pairs of points: the random state of the sampled gradient, and matchings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Anchors", "accumulate", "redraw", "sample_categories"]
+__all__ = ["Anchors", "PairPlan", "accumulate", "redraw", "sample_categories"]
 
 # torch.multinomial refuses more categories than this.
 _MULTINOMIAL_LIMIT = 2**24
@@ -70,3 +70,43 @@ def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
         # index_add_ adds by atomics there, in any order; this sorts first
         return result.index_put_((index,), values, accumulate=True)
     return result.index_add_(0, index, values)
+
+
+class PairPlan:
+    """A coupling of a few pairs, with the operations by which a gradient reads a plan.
+
+    Parameters
+    ----------
+    pairs : Anchors
+        Source and target points, (p,) each; a pair that occurs twice has both masses.
+    mass : Tensor, shape (p,)
+        Non-negative, of total one.
+    shape : tuple of int
+        (n, m).
+    """
+
+    def __init__(self, pairs: Anchors, mass: Tensor, shape: tuple[int, int]) -> None:
+        self.pairs = pairs
+        self.mass = mass
+        self.shape = shape
+
+    @property
+    def T(self) -> PairPlan:  # noqa: N802 - the name of every array library
+        """The coupling from target to source."""
+        return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Return plan @ values, values of shape (m, c)."""
+        terms = self.mass[:, None].to(values.dtype) * values[self.pairs.target]
+        return accumulate(self.pairs.source, terms, self.shape[0])
+
+    def stored(self) -> Tensor:
+        """Return the (n, m) matrix."""
+        n, m = self.shape
+        flat = self.pairs.source * m + self.pairs.target
+        return accumulate(flat, self.mass, n * m).reshape(n, m)
+
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw pairs, with repetition."""
+        drawn = sample_categories(self.mass, count, generator)
+        return Anchors(self.pairs.source[drawn], self.pairs.target[drawn])

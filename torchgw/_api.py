@@ -69,6 +69,7 @@ def solve(
     gradient: GradientName = "auto",
     n_anchors: int | None = None,
     momentum: float = 0.9,
+    n_init: int | None = None,
     init: Any = None,
     max_iter: int = 500,
     min_iter: int = 40,
@@ -128,8 +129,17 @@ def solve(
         Anchor pairs of the sampled gradient; by default 8 sqrt(max(n, m)), between 256 and 1,024.
     momentum : float in (0, 1]
         Share of the anchors redrawn in each iteration.
-    init : array-like of shape (n, m), TransportPlan or GWResult, optional
-        Plan to start from. Annealing is skipped: it would forget the start. By default a x b.
+    n_init : int, optional
+        Starts of a multi-start on a coarse problem of up to 96 points per side, whose best optimum
+        the solve continues from; 16 by default. 1 is a single start from a x b at a large epsilon.
+        Where a few points do not represent the spaces, as in many dimensions, it is a single start
+        in any case.
+    init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
+        Where to start instead. A plan, as floating-point numbers of shape (n, m) or an object, is
+        continued at the target epsilon. A matching, as integers of shape (n,) (the target of each
+        source point, -1 for none) or (pairs, 2), or one of ``result.alternatives`` is a rough plan,
+        refined from a somewhat larger epsilon. Potentials, as a tuple (f, g), make the first
+        Sinkhorn solve faster and nothing else; the plan begins at a x b, at the target epsilon.
     max_iter, min_iter : int
         Outer iterations at most; ``max(min_iter // 2, 20)`` iterations without progress stop a
         sampled solve.
@@ -202,6 +212,7 @@ def solve(
         epsilon=epsilon,
         gradient=gradient,
         n_anchors=n_anchors,
+        n_init=n_init,
         momentum=momentum,
         max_iter=max_iter,
         min_iter=min_iter,
@@ -277,7 +288,7 @@ def _with_progress(callback: Callable[[Iteration], Any] | None) -> Callable[[Ite
 
 def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], seed: int) -> GWResult:
     """Assemble the result and warn if it has not converged."""
-    plan, recorder = outcome.plan, outcome.recorder
+    plan, recorder, search = outcome.plan, outcome.recorder, outcome.search
     kl, linear = entropy_and_linear(plan, problem)
     quadratic = problem.alpha * outcome.quadratic.value
     value_linear = (1 - problem.alpha) * linear
@@ -300,6 +311,8 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
         backend=outcome.backend,
         precision=outcome.precision,
         random_state=seed,
+        alternatives=search.alternatives if search else (),
+        ambiguity=search.ambiguity if search else float("nan"),
         history=tuple(recorder.history),
         timings=dict(recorder.timings),
         log={

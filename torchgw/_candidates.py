@@ -122,7 +122,8 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh((root[:, None] * table * root).cpu())
     order = values.abs().argsort(descending=True)[:_AXES]
     scaled = (vectors[:, order] * values[order].abs()).to(table.device)
-    return scaled / root[:, None]
+    axes: Tensor = scaled / root[:, None]
+    return axes
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
@@ -133,7 +134,8 @@ def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
 
 def _eccentricity(side: CoarseSide) -> Tensor:
     """Return the root mean squared distance of each point, (s, 1)."""
-    return (side.table.square() @ side.weights).sqrt()[:, None]
+    eccentricity: Tensor = (side.table.square() @ side.weights).sqrt()
+    return eccentricity[:, None]
 
 
 def _distribution(side: CoarseSide) -> Tensor:
@@ -143,4 +145,5 @@ def _distribution(side: CoarseSide) -> Tensor:
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
-    return values.gather(1, position) / _QUANTILES**0.5
+    quantiles: Tensor = values.gather(1, position) / _QUANTILES**0.5
+    return quantiles

@@ -23,7 +23,7 @@ _SPREAD = 4
 class CoarseSide(NamedTuple):
     """Some points of one side, float64. The first of them are a coarser choice."""
 
-    index: Tensor  # (s,) int64
+    points: Tensor  # (s,) int64
     table: Tensor  # (s, s) distances among them, symmetric
     weights: Tensor  # (s,) mass of the points nearest to each, total one
     square: Tensor  # () mean squared distance of all points to the nearest of them
@@ -75,7 +75,7 @@ def coarsen(problem: Problem, size: int) -> CoarseProblem:
     target = choose_points(problem.target, problem.marginals.b, size)
     alpha, linear = problem.alpha, problem.linear
     if linear is not None:
-        linear = linear[source.index][:, target.index].double()
+        linear = linear[source.points][:, target.points].double()
     x, row, mean_x, square_x = _centre(source)
     y, column, mean_y, square_y = _centre(target)
     base = -4 * alpha * torch.outer(row, column)

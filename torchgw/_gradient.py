@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._typing import Marginals
@@ -32,6 +33,7 @@ __all__ = [
     "DenseGradient",
     "FactoredGradient",
     "Gradient",
+    "Plan",
     "Problem",
     "QuadraticValue",
     "add_linear",
@@ -74,6 +76,8 @@ class QuadraticValue(NamedTuple):
 
 # Each gradient's own: a plan, its encoding, or anchors; None stands for the product plan.
 Coupling = Any
+# What a coupling can be taken of.
+Plan = TransportPlan | StoredPlan | PairPlan
 
 
 class Gradient(Protocol):
@@ -91,9 +95,7 @@ class Gradient(Protocol):
     def linearise(self, coupling: Coupling) -> Cost:
         """Return C(P) - row - column at the coupling of P, for ``None`` at the product plan."""
 
-    def update(
-        self, plan: TransportPlan | StoredPlan, coupling: Coupling, generator: torch.Generator
-    ) -> Coupling:
+    def update(self, plan: Plan, coupling: Coupling, generator: torch.Generator) -> Coupling:
         """Return the coupling of a plan."""
 
     def change(self, coupling: Coupling, previous: Coupling) -> Tensor:
@@ -144,9 +146,7 @@ class DenseGradient:
         matrix = (self._source @ coupling.to(self.problem.dtype) @ self._target).mul_(-4 * alpha)
         return add_linear(DenseCost(matrix), self.problem)
 
-    def update(
-        self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
+    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return the plan as a matrix."""
         return plan.stored()
 
@@ -216,7 +216,7 @@ class FactoredGradient:
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
 
-    def _oriented(self, plan: TransportPlan | StoredPlan) -> TransportPlan | StoredPlan:
+    def _oriented(self, plan: Plan) -> Plan:
         return plan.T if self._swapped else plan
 
     def start(self) -> Tensor:
@@ -240,9 +240,7 @@ class FactoredGradient:
         cost = cost.transpose() if self._swapped else cost
         return add_linear(cost.centred(), self.problem)
 
-    def update(
-        self, plan: TransportPlan | StoredPlan, coupling: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
+    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return the coupling of a plan, by one streamed product."""
         return self._left.encode(self._oriented(plan) @ self._factors.matrix)
 

@@ -7,6 +7,7 @@ all points by one half-step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from torchgw._cost import FactoredCost
 from torchgw._gradient import FactoredGradient, Problem
+from torchgw._multistart import Search
 from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
@@ -27,6 +29,23 @@ class Subsample(NamedTuple):
     problem: Problem
     source: Tensor  # (n_coarse,) int64
     target: Tensor  # (m_coarse,) int64
+
+    def to(self, dtype: torch.dtype) -> Subsample:
+        """Return the subsample with its distances in another dtype."""
+        return self._replace(problem=self.problem.to(dtype))
+
+    def lift(self, search: Search, shape: tuple[int, int]) -> Search:
+        """Return optima of the subsample as optima of the problem that it comes from."""
+        lifted = [
+            replace(
+                found,
+                source=self.source[found.source],
+                target=self.target[found.target],
+                shape=shape,
+            )
+            for found in search.alternatives
+        ]
+        return search._replace(alternatives=tuple(lifted))
 
 
 def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> Subsample:

@@ -128,8 +128,8 @@ def _compare_finely(
 ) -> list[Alternative]:
     """Carry optima of nearly the same value over to more points, and compare them there."""
     fine = coarsen(problem, _FINER_POINTS)
-    rows = _positions(coarse.source.index, fine.source.index, problem.source.n)
-    columns = _positions(coarse.target.index, fine.target.index, problem.target.n)
+    rows = _positions(coarse.source.points, fine.source.points, problem.source.n)
+    columns = _positions(coarse.target.points, fine.target.points, problem.target.n)
     cross = (fine.x[:, rows] @ batch.plans.double()) @ fine.y[columns]
     fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
     epsilons = [[fall(iteration)] * len(batch.labels) for iteration in range(_FINE_ITERATIONS)]
@@ -153,7 +153,7 @@ def _alternatives(
     plans = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
     shape = (problem.source.n, problem.target.n)
     return [
-        Alternative(value, label, plan, coarse.source.index, coarse.target.index, shape)
+        Alternative(value, label, plan, coarse.source.points, coarse.target.points, shape)
         for value, label, plan in zip(values, batch.labels, plans, strict=True)
     ]
 

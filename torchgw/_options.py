@@ -24,6 +24,7 @@ class Options:
     epsilon: float | Literal["auto"] = "auto"
     gradient: GradientName = "auto"
     n_anchors: int | None = None
+    n_init: int | None = None
     momentum: float = 0.9
     max_iter: int = 500
     min_iter: int = 40
@@ -44,8 +45,9 @@ class Options:
         _check_choice("storage", self.storage, get_args(Storage))
         for name in ("max_iter", "min_iter", "inner_max_iter"):
             _check_count(name, getattr(self, name))
-        if self.n_anchors is not None:
-            _check_count("n_anchors", self.n_anchors)
+        for name in ("n_anchors", "n_init"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
         _check_positive("tol", self.tol, "small values mean more iterations")
         if self.inner_tol is not None:
             _check_positive("inner_tol", self.inner_tol, "small values mean more iterations")

@@ -15,12 +15,16 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._extension import Extension
 from torchgw._inputs import check_points, resolve_device
+from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
 from torchgw._storage import read_fields, write_fields
 
 __all__ = ["GWResult", "load"]
+
+# Ambiguity above which the summary of a result mentions it.
+_AMBIGUOUS = 0.9
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,6 +58,13 @@ class GWResult:
         What was used.
     random_state : int
         Seed that reproduces the run on the same device and backend.
+    alternatives : tuple of Alternative
+        The distinct optima that a multi-start found on a coarse problem, the one that was solved to
+        the end first. Each can be passed as ``init``. Empty without a multi-start, and where a
+        few points do not represent the spaces.
+    ambiguity : float
+        Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
+        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none.
     n_iters : int
         Outer iterations; ``log["inner_iterations"]`` counts the Sinkhorn iterations.
     history : tuple of Iteration
@@ -83,6 +94,8 @@ class GWResult:
     backend: str
     precision: str
     random_state: int
+    alternatives: tuple[Alternative, ...] = ()
+    ambiguity: float = float("nan")
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
@@ -245,7 +258,17 @@ class GWResult:
             f"marginal_error={self.marginal_error:.2g})\n"
             f"  {self.gradient} gradient, {self.backend} backend, {self.precision}, "
             f"{self.n_iters} iterations in {sum(self.timings.values()):.2f} s\n"
-            f"  {self.status.advice}"
+            f"  {self.status.advice}{self._warn_of_ambiguity()}"
+        )
+
+    def _warn_of_ambiguity(self) -> str:
+        """Return a line for the summary if another optimum is nearly as good."""
+        # NaN is not above it
+        if not self.ambiguity > _AMBIGUOUS:
+            return ""
+        return (
+            f"\n  Ambiguous: another optimum is nearly as good (ambiguity {self.ambiguity:.2f}). "
+            "See `alternatives`; pass one as `init`."
         )
 
 

@@ -11,11 +11,12 @@ from torchgw._gradient import (
     DenseGradient,
     FactoredGradient,
     Gradient,
+    Plan,
     Problem,
     QuadraticValue,
     add_linear,
 )
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
@@ -60,9 +61,7 @@ class SampledGradient:
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return add_linear(cost.centred(), self.problem)
 
-    def update(
-        self, plan: TransportPlan | StoredPlan, coupling: Anchors | None, generator: torch.Generator
-    ) -> Anchors:
+    def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
         """Redraw a share ``momentum`` of the anchors from the plan."""
         if coupling is None:
             return plan.sample(self.n_anchors, generator)

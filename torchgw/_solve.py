@@ -15,14 +15,13 @@ from torchgw._errors import InvalidInputError
 from torchgw._gradient import (
     Coupling,
     FactoredGradient,
-    Gradient,
     Problem,
     QuadraticValue,
 )
-from torchgw._inputs import check_plan
-from torchgw._multiscale import draw_subsample, extend
+from torchgw._multiscale import Subsample, draw_subsample, extend
+from torchgw._multistart import DEFAULT_STARTS, Search, find_optima
 from torchgw._options import Options
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
 from torchgw._sinkhorn import row_blocks
@@ -35,13 +34,13 @@ from torchgw._solver import (
     iterate,
     settle,
 )
+from torchgw._starts import PRODUCT, Guess, from_alternative, read_init
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Outcome", "entropy_and_linear", "solve_problem"]
 
-# epsilon="auto" and the start of annealing, as shares of natural_scale().
+# epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = 0.0025
-_ANNEAL_START = 1.0
 # Entries (n * m) above which a factored solve begins on a subsample, and its points per side: as
 # many as give the coupling to a few percent within a second.
 _COARSE_ENTRIES = 9_000_000
@@ -66,6 +65,7 @@ class Outcome(NamedTuple):
     backend: str
     precision: str
     n_anchors: int | None
+    search: Search | None  # what a multi-start found, if there was one
     recorder: Recorder
     linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
     coupling: Coupling
@@ -82,7 +82,12 @@ def solve_problem(
     n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
     scale = natural_scale(problem, generator)
     target = _AUTO_EPSILON * scale if options.epsilon == "auto" else float(options.epsilon)
-    start = max(target, _ANNEAL_START * scale) if init is None else target
+    sample = None
+    if init is None and can_subsample(problem, name):
+        sample = draw_subsample(problem, _COARSE_POINTS, generator)
+    guess, search = first_guess(problem, sample, init, options, target)
+    clock = recorder.time("multistart", clock)
+    start = max(target, guess.epsilon * scale)
 
     def rounding(dtype: torch.dtype) -> float:
         return 4 * scale / target * torch.finfo(dtype).eps
@@ -105,10 +110,10 @@ def solve_problem(
 
     handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
     setting = setting_in(steps.loop, handover)
-    if init is None and can_start_coarse(setting.gradient, n * m):
-        state = start_coarse(setting)
+    if sample is not None:
+        state = start_coarse(setting, sample, guess)
     else:
-        state = starting_point(setting, init, (n, m))
+        state = starting_point(setting, guess)
     recorder.time("setup", clock)
     state = iterate(setting, state)
     if setting.gradient.exact and steps.settle != steps.loop:
@@ -143,26 +148,47 @@ def solve_problem(
         backend=setting.backend.name,
         precision=precision,
         n_anchors=None if gradient.exact else n_anchors,
+        search=search,
         recorder=recorder,
         linearised=gradient.problem,
         coupling=state.coupling,
     )
 
 
-def can_start_coarse(gradient: Gradient, entries: int) -> bool:
+def first_guess(
+    problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
+) -> tuple[Guess, Search | None]:
+    """Return where to start, on the subsample if there is one, and what a multi-start found."""
+    if init is not None and (options.n_init or 1) > 1:
+        raise InvalidInputError(
+            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
+            "one of them."
+        )
+    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    if init is not None or options.n_init == 1 or trivial:
+        return read_init(init, problem.marginals), None
+    searched = problem if sample is None else sample.problem
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS)
+    if not search.alternatives:
+        return PRODUCT, search
+    guess = from_alternative(search.alternatives[0], problem.source.device)
+    if sample is not None:
+        search = sample.lift(search, (problem.source.n, problem.target.n))
+    return guess, search
+
+
+def can_subsample(problem: Problem, gradient: str) -> bool:
     """Whether a subsample is worth solving first, and can be."""
-    if not isinstance(gradient, FactoredGradient) or gradient.problem.linear is not None:
-        return False
-    sides = (gradient.problem.source, gradient.problem.target)
-    both = all(side.factors() is not None for side in sides)
-    return both and entries > _COARSE_ENTRIES
+    sides = (problem.source, problem.target)
+    both = gradient == "factored" and all(side.factors() is not None for side in sides)
+    return both and problem.linear is None and sides[0].n * sides[1].n > _COARSE_ENTRIES
 
 
-def start_coarse(setting: Setting) -> LoopState:
-    """Anneal on a subsample; return its coupling, and its potentials extended to all points."""
+def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:
+    """Solve the subsample; return its coupling, and its potentials extended to all points."""
     gradient = setting.gradient
     assert isinstance(gradient, FactoredGradient)
-    sample = draw_subsample(gradient.problem, _COARSE_POINTS, setting.generator)
+    sample = sample.to(gradient.problem.dtype)
     coarse = FactoredGradient(sample.problem)
     small = replace(
         setting,
@@ -171,8 +197,7 @@ def start_coarse(setting: Setting) -> LoopState:
         store=True,
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
-    shape = (len(sample.source), len(sample.target))
-    state = iterate(small, starting_point(small, None, shape))
+    state = iterate(small, starting_point(small, guess))
     assert state.potentials is not None
     potentials = extend(
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
@@ -195,17 +220,12 @@ def natural_scale(problem: Problem, generator: torch.Generator) -> float:
     return scale or 1.0
 
 
-def starting_point(setting: Setting, init: Any, shape: tuple[int, int]) -> LoopState:
-    """Return the state to start from: of the product plan, or of ``init``."""
-    gradient, generator = setting.gradient, setting.generator
-    if init is None:
-        return LoopState(_perturb(gradient.start()), None)
-    plan = getattr(init, "lazy_plan", init)
-    if isinstance(plan, TransportPlan):
-        _check_plan_shape(plan.shape, shape)
-        return LoopState(gradient.update(plan, None, generator), plan.potentials)
-    matrix = check_plan(plan, shape).to(generator.device, torch.float64)
-    return LoopState(gradient.update(StoredPlan(matrix), None, generator), None)
+def starting_point(setting: Setting, guess: Guess) -> LoopState:
+    """Return the state that a guess stands for."""
+    gradient = setting.gradient
+    if guess.plan is None:
+        return LoopState(_perturb(gradient.start()), guess.potentials)
+    return LoopState(gradient.update(guess.plan, None, setting.generator), guess.potentials)
 
 
 def _perturb(coupling: Coupling) -> Coupling:
@@ -220,11 +240,6 @@ def _perturb(coupling: Coupling) -> Coupling:
         coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
     )
     return coupling * (1 + _START_NOISE * noise)
-
-
-def _check_plan_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
-    if got != expected:
-        raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
 
 
 def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from torchgw._archive import decode, encode, read_archive, write_archive
 from torchgw._cost import DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, TorchGWWarning
 from torchgw._extension import Extension, Side
+from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
@@ -93,6 +94,9 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the parts of what a result is made of; ``None`` for other values."""
     if _RECORDS.get(type(value).__name__) is type(value):
         return type(value).__name__, value._asdict()
+    if isinstance(value, Alternative):
+        fields = dataclasses.fields(value)
+        return "Alternative", {item.name: getattr(value, item.name) for item in fields}
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, TransportPlan):
@@ -243,6 +247,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "Side": _build_side,
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],
+    "Alternative": lambda parts: Alternative(**parts),
     "TransportPlan": lambda parts: TransportPlan(**parts),
     "csr": _build_csr,
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),

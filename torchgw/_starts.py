@@ -1,0 +1,124 @@
+"""Where a solve begins: what the user passed as ``init``, or what a multi-start has found."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._anchors import Anchors, PairPlan
+from torchgw._candidates import GUESS_EPSILON
+from torchgw._errors import InvalidInputError
+from torchgw._gradient import Plan
+from torchgw._inputs import check_plan, to_tensor
+from torchgw._multistart import Alternative
+from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["PRODUCT", "Guess", "from_alternative", "read_init"]
+
+
+class Guess(NamedTuple):
+    """Where a solve begins."""
+
+    plan: Plan | None  # None is the product plan
+    potentials: Potentials | None  # of the linear problem at that plan
+    epsilon: float  # at which annealing begins, as a share of the natural scale
+
+
+# Annealing from the natural scale of the cost forgets every plan but the product plan.
+PRODUCT = Guess(None, None, 1.0)
+
+
+def read_init(init: Any, marginals: Marginals) -> Guess:
+    """Return the start that ``init`` asks for.
+
+    A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
+    are taken up at a larger epsilon, which smooths them without forgetting them.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``init`` does not fit the problem, or cannot be told to be any of the known kinds.
+    """
+    device = marginals.a.device
+    shape = (len(marginals.a), len(marginals.b))
+    if init is None:
+        return PRODUCT
+    if isinstance(init, Alternative):
+        _check_shape(init.shape, shape)
+        return from_alternative(init, device)
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        return Guess(None, _potentials(init, shape, device), 0.0)
+    plan = getattr(init, "lazy_plan", init)
+    if isinstance(plan, TransportPlan):
+        _check_shape(plan.shape, shape)
+        return Guess(plan, plan.potentials, 0.0)
+    table = to_tensor("init", init)
+    if not table.dtype.is_floating_point and table.dtype is not torch.bool:
+        return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
+    return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
+
+
+def from_alternative(found: Alternative, device: torch.device) -> Guess:
+    """Return an optimum of a coarse problem as a start for the whole one."""
+    s, t = found.plan.shape
+    pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
+    mass = found.plan.flatten()
+    used = mass > 0
+    pairs = Anchors(*(side[used].to(device) for side in pairs))
+    return Guess(PairPlan(pairs, mass[used].to(device), found.shape), None, GUESS_EPSILON)
+
+
+def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:
+    if len(init) != 2:
+        raise InvalidInputError(
+            f"`init` as a tuple must be a pair of potentials (f, g); got {len(init)} items. "
+            "Pass a plan or a matching as an array."
+        )
+    parts = []
+    for name, value, size in zip("fg", init, shape, strict=True):
+        part = to_tensor("init", value).to(device, torch.float64)
+        if tuple(part.shape) != (size,):
+            raise InvalidInputError(
+                f"`init` as a pair of potentials (f, g) must have shapes ({shape[0]},) and "
+                f"({shape[1]},); got {tuple(part.shape)} for {name}."
+            )
+        if not bool(torch.isfinite(part).all()):
+            raise InvalidInputError(f"`init` has NaN or infinity in the potential {name}.")
+        parts.append(part)
+    return Potentials(*parts)
+
+
+def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
+    """Return the coupling of a matching: a partner of each source point, or pairs of indices."""
+    a, b = marginals
+    n, m = len(a), len(b)
+    if table.ndim == 2 and table.shape[1] == 2 and len(table):
+        source, target = table.unbind(1)
+        mass = a.new_full((len(table),), 1 / len(table))
+    elif tuple(table.shape) == (n,):
+        source = (table != -1).nonzero()[:, 0]
+        target = table[source]
+        mass = a[source] / a[source].sum()
+    else:
+        raise InvalidInputError(
+            f"`init` as a matching must be integers of shape ({n},), the target of each source "
+            f"point or -1 for none, or (pairs, 2); got shape {tuple(table.shape)}. A plan has "
+            "floating-point entries."
+        )
+    for name, index, size in (("source", source, n), ("target", target, m)):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
+            raise InvalidInputError(
+                f"`init` as a matching must have {name} indices within 0 and {size - 1}; got "
+                f"{int(index.min())} to {int(index.max())}."
+            )
+    if not len(mass) or not bool(torch.isfinite(mass).all()):
+        raise InvalidInputError("`init` as a matching must match at least one point with weight.")
+    return PairPlan(Anchors(source, target), mass, (n, m))
+
+
+def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
+    if got != expected:
+        raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
