@@ -38,6 +38,8 @@ LAYERS = {
         "_gradient",
         "_sampled_gradient",
         "_problem",
+        "_polish",
+        "_rounding",
     },
     4: {
         "_rounding",

@@ -19,7 +19,14 @@ from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeEr
 from torchgw._extension import Extension
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
-from torchgw._options import BackendName, GradientName, Options, Precision, Storage
+from torchgw._options import (
+    BackendName,
+    GradientName,
+    Options,
+    Precision,
+    Regularization,
+    Storage,
+)
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, entropy_and_linear, solve_problem
@@ -76,6 +83,8 @@ def solve(
     tol: float = 1e-5,
     inner_max_iter: int = 2000,
     inner_tol: float | None = None,
+    regularization: Regularization = "entropic",
+    polish: bool = False,
     backend: BackendName = "auto",
     device: Any = None,
     dtype: torch.dtype | None = None,
@@ -122,7 +131,7 @@ def solve(
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT's
         ``entropic_gromov_wasserstein``. ``"auto"`` is 0.0025 times the natural scale of the cost,
-        4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)).
+        4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1 times that with proximal steps.
     gradient : {"auto", "dense", "factored", "sampled"}
         Exact by stored matrices, exact by factors, or from sampled anchor pairs.
     n_anchors : int, optional
@@ -148,6 +157,16 @@ def solve(
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large to be stored.
+    regularization : {"entropic", "proximal"}
+        ``"proximal"`` replaces KL(P | a x b) by KL(P | last plan), which vanishes at the end: the
+        plan becomes sharp and its value that of a stationary point without regularisation.
+        ``epsilon`` is then the weight of a step; ``result.epsilon`` is what the entropy of the
+        last plan amounts to, about ``epsilon`` over the number of steps.
+    polish : bool
+        End with conditional gradient steps without regularisation, at a plan whose gap
+        ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
+        gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
+        n = m) or a transport problem by POT's exact solver.
     backend : {"auto", "triton", "compile", "eager"}
         Implementation of the half-step. A backend named here runs or raises.
     device : torch.device or str, optional
@@ -222,6 +241,8 @@ def solve(
         backend=backend,
         precision=_merge_precision(dtype, precision),
         storage=storage,
+        regularization=regularization,
+        polish=polish,
     )
     if callback is not None and not callable(callback):
         raise InvalidTypeError(
@@ -304,7 +325,7 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
         marginal_b=outcome.masses.b,
         marginal_error=outcome.marginal_error,
         status=outcome.status,
-        epsilon=plan.epsilon,
+        epsilon=outcome.epsilon,
         alpha=problem.alpha,
         scale=(spaces[0].scale, spaces[1].scale),
         gradient=outcome.gradient,
@@ -318,9 +339,11 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
         log={
             "value_standard_error": problem.alpha * outcome.quadratic.standard_error,
             "kl": kl,
-            "objective": quadratic + value_linear + plan.epsilon * kl,
+            "objective": quadratic + value_linear + outcome.epsilon * kl,
             "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
             "n_anchors": outcome.n_anchors,
+            "polish_steps": outcome.polish_steps,
+            "polish_gap": outcome.polish_gap,
         },
         extension=Extension.of(outcome.gradient, outcome.linearised, outcome.coupling, spaces),
     )

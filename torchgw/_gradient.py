@@ -98,6 +98,11 @@ class Gradient(Protocol):
     def update(self, plan: Plan, coupling: Coupling, generator: torch.Generator) -> Coupling:
         """Return the coupling of a plan."""
 
+    def mean(
+        self, coupling: Coupling, latest: Coupling, share: float, generator: torch.Generator
+    ) -> Coupling:
+        """Return (1 - share) coupling + share latest; a sample of it where they are samples."""
+
     def change(self, coupling: Coupling, previous: Coupling) -> Tensor:
         """Return the relative change between two couplings, (), float64; NaN for samples."""
 
@@ -149,6 +154,12 @@ class DenseGradient:
     def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return the plan as a matrix."""
         return plan.stored()
+
+    def mean(
+        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        """Return the mean itself, which is as large as either."""
+        return torch.lerp(coupling.to(latest.dtype), latest, share)
 
     def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the L1 distance of two plans, which have mass one."""
@@ -243,6 +254,12 @@ class FactoredGradient:
     def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return the coupling of a plan, by one streamed product."""
         return self._left.encode(self._oriented(plan) @ self._factors.matrix)
+
+    def mean(
+        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        """Return the mean itself, which is as large as either."""
+        return torch.lerp(coupling.to(latest.dtype), latest, share)
 
     def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the relative change in the Frobenius norm."""

@@ -9,12 +9,13 @@ from typing import Literal, get_args
 
 from torchgw._errors import InvalidInputError
 
-__all__ = ["BackendName", "GradientName", "Options", "Precision", "Storage"]
+__all__ = ["BackendName", "GradientName", "Options", "Precision", "Regularization", "Storage"]
 
 GradientName = Literal["auto", "dense", "factored", "sampled"]
 BackendName = Literal["auto", "triton", "compile", "eager"]
 Precision = Literal["auto", "mixed", "float64", "float32"]
 Storage = Literal["auto", "stored", "streamed"]
+Regularization = Literal["entropic", "proximal"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Options:
     backend: BackendName = "auto"
     precision: Precision = "auto"
     storage: Storage = "auto"
+    regularization: Regularization = "entropic"
+    polish: bool = False
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
@@ -43,6 +46,9 @@ class Options:
         _check_choice("backend", self.backend, get_args(BackendName))
         _check_choice("precision", self.precision, get_args(Precision))
         _check_choice("storage", self.storage, get_args(Storage))
+        _check_choice("regularization", self.regularization, get_args(Regularization))
+        if not isinstance(self.polish, bool):
+            raise InvalidInputError(f"`polish` must be True or False; got {self.polish!r}.")
         for name in ("max_iter", "min_iter", "inner_max_iter"):
             _check_count(name, getattr(self, name))
         for name in ("n_anchors", "n_init"):

@@ -37,7 +37,8 @@ class GWResult:
         The plan as an operator; nothing of its size is stored.
     potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. Those in ``lazy_plan``
-        belong to its reduced cost, which leaves out the terms of rows and columns alone.
+        belong to its reduced cost, which leaves out the terms of rows and columns alone. Of the
+        plan before polishing, if it was polished.
     value : float
         value_quad + value_linear: the transport objective without the entropy term, on the scale of
         the distances after division by ``scale``. Exact for exact gradients; for the sampled one an
@@ -51,7 +52,8 @@ class GWResult:
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
-        Entropic regularisation reached, in units of the squared (scaled) distances.
+        Entropic regularisation of the plan, in units of the squared (scaled) distances: with
+        proximal steps that of the last one, and 0 for a polished plan.
     scale : tuple of float
         Factors that multiplied the distances of X and of Y.
     gradient, backend, precision : str
@@ -73,7 +75,7 @@ class GWResult:
         Seconds by phase.
     log : dict
         value_standard_error, kl (KL of the plan to a x b), objective (value + epsilon * kl),
-        inner_iterations, n_anchors.
+        inner_iterations, n_anchors, polish_steps and polish_gap (``None`` without ``polish``).
     extension : Extension or None
         What :meth:`transform` maps new points by.
     """

@@ -68,6 +68,23 @@ class SampledGradient:
         count = max(1, round(self.momentum * self.n_anchors))
         return redraw(coupling, plan.sample(count, generator), generator)
 
+    def mean(
+        self, coupling: Anchors | None, latest: Anchors, share: float, generator: torch.Generator
+    ) -> Anchors:
+        """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
+        if coupling is None:
+            coupling = Anchors(
+                *(
+                    sample_categories(weight, self.n_anchors, generator)
+                    for weight in self.problem.marginals
+                )
+            )
+        # rounded up or down so that the share is met in the mean, however small it is
+        chance = torch.rand((), generator=generator, device=generator.device)
+        count = int(share * self.n_anchors + float(chance))
+        order = torch.randperm(self.n_anchors, generator=generator, device=generator.device)[:count]
+        return redraw(coupling, Anchors(latest.source[order], latest.target[order]), generator)
+
     def change(self, coupling: Anchors, previous: Anchors | None) -> Tensor:
         """Return NaN: two samples of one plan differ."""
         return coupling.source.new_full((), torch.nan, dtype=torch.float64)

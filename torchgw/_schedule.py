@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
-from math import isfinite
 
 __all__ = ["Annealing", "MovingAverage", "Status"]
 
@@ -13,16 +13,38 @@ __all__ = ["Annealing", "MovingAverage", "Status"]
 class Annealing:
     """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``.
 
-    The schedule does not know the iteration budget, so the answer does not depend on it.
+    With ``proximal`` it goes on as target / 2, target / 3, ... (docs/algorithm.md, equation 11).
+    It begins at iteration ``first``, and does not know the iteration budget, so the answer does not
+    depend on it.
     """
 
     start: float
     target: float
     decay: float = 0.6
+    proximal: bool = False
+    first: int = 0
 
     def __call__(self, iteration: int) -> float:
         """Return epsilon at an iteration counted from zero."""
-        return max(self.target, self.start * self.decay**iteration)
+        step = max(0, iteration - self.first)
+        epsilon = max(self.target, self.start * self.decay**step)
+        if not self.proximal or epsilon > self.target:
+            return epsilon
+        return self.target / (1 + step - self._arrival)
+
+    def share(self, iteration: int) -> float:
+        """Return the weight of an iteration's plan in the mean that is linearised next."""
+        return min(1.0, self(iteration + 1) / self.target) if self.proximal else 1.0
+
+    def final(self, iterations: int) -> float:
+        """Return epsilon of the plan that a solve ends with after so many iterations."""
+        return min(self.target, self(iterations))
+
+    @property
+    def _arrival(self) -> int:
+        """Steps until the target."""
+        steps = math.ceil(math.log(self.target / self.start) / math.log(self.decay))
+        return max(0, steps)
 
 
 @dataclass
@@ -50,7 +72,7 @@ class MovingAverage:
         """Take a value; return whether to stop."""
         if self.weight == 0:
             return False
-        first = not isfinite(self._average)
+        first = not math.isfinite(self._average)
         self._average = value if first else self._average + self.weight * (value - self._average)
         if self._average < self._best - self.improvement * abs(self._best) or first:
             self._best = self._average
@@ -76,6 +98,11 @@ class Status(Enum):
     INNER_LIMIT = (
         "The plan settled but the last Sinkhorn solve stopped before the marginals were met: raise "
         "`inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
+    )
+    POLISH_LIMIT = (
+        "The conditional gradient steps of `polish` ran out before the plan was stationary: it is "
+        "valid, and its value may still fall by `log['polish_gap']`. Start closer "
+        "(`regularization='proximal'`), or accept it."
     )
 
     @property

@@ -22,6 +22,7 @@ from torchgw._multiscale import Subsample, draw_subsample, extend
 from torchgw._multistart import DEFAULT_STARTS, Search, find_optima
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
+from torchgw._polish import check_polish, polish
 from torchgw._sampled_gradient import distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
 from torchgw._sinkhorn import row_blocks
@@ -40,7 +41,7 @@ from torchgw._typing import Marginals, Potentials
 __all__ = ["Outcome", "entropy_and_linear", "solve_problem"]
 
 # epsilon="auto" as a share of natural_scale().
-_AUTO_EPSILON = 0.0025
+_AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Entries (n * m) above which a factored solve begins on a subsample, and its points per side: as
 # many as give the coupling to a few percent within a second.
 _COARSE_ENTRIES = 9_000_000
@@ -60,6 +61,9 @@ class Outcome(NamedTuple):
     marginal_error: float  # larger of their L1 distances to the weights
     potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
     quadratic: QuadraticValue
+    epsilon: float  # entropic regularisation that the plan has
+    polish_steps: int | None
+    polish_gap: float | None
     status: Status
     gradient: str
     backend: str
@@ -78,71 +82,86 @@ def solve_problem(
     clock = perf_counter()
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     name = choose_gradient(options.gradient, problem.source, problem.target)
+    if options.polish:
+        check_polish(problem.marginals, exact=name != "sampled")
     precision, steps = choose_precision(options.precision, device, n * m)
     n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
     scale = natural_scale(problem, generator)
-    target = _AUTO_EPSILON * scale if options.epsilon == "auto" else float(options.epsilon)
+    share = _AUTO_EPSILON[options.regularization]
+    target = share * scale if options.epsilon == "auto" else float(options.epsilon)
+    proximal = options.regularization == "proximal"
     sample = None
     if init is None and can_subsample(problem, name):
         sample = draw_subsample(problem, _COARSE_POINTS, generator)
-    guess, search = first_guess(problem, sample, init, options, target)
+    # proximal steps end at sharp plans, whatever their epsilon
+    resolved = _AUTO_EPSILON["entropic"] * scale if proximal else target
+    guess, search = first_guess(problem, sample, init, options, resolved)
     clock = recorder.time("multistart", clock)
     start = max(target, guess.epsilon * scale)
 
-    def rounding(dtype: torch.dtype) -> float:
-        return 4 * scale / target * torch.finfo(dtype).eps
-
-    def setting_in(dtype: torch.dtype, tol: float) -> Setting:
+    def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:
         gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum, generator)
         return Setting(
             gradient=gradient,
             marginals=problem.marginals,
-            anneal=Annealing(start, target),
+            anneal=anneal,
             options=options,
             backend=choose_backend(options.backend, device, dtype),
             generator=generator,
             recorder=recorder,
             store=store_cost(options.storage, device, n * m),
-            # the plan cannot settle below the rounding of its exponents
-            tol=max(tol, rounding(dtype)),
-            rounding=rounding(dtype),
+            tol=tol,
+            scale=scale,
+            dtype=dtype,
         )
 
     handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
-    setting = setting_in(steps.loop, handover)
+    setting = setting_in(steps.loop, handover, Annealing(start, target, proximal=proximal))
     if sample is not None:
         state = start_coarse(setting, sample, guess)
+        done = Annealing(target, target, proximal=proximal, first=len(recorder.history))
+        setting = replace(setting, anneal=done)
     else:
         state = starting_point(setting, guess)
     recorder.time("setup", clock)
     state = iterate(setting, state)
     if setting.gradient.exact and steps.settle != steps.loop:
-        setting = setting_in(steps.settle, options.tol)
+        setting = setting_in(steps.settle, options.tol, setting.anneal)
         if steps.again:
             state = iterate(setting, state)
     plan, status = settle(setting, state, steps.settle)
+    gradient = setting.gradient
+    potentials = Potentials(plan.potentials.f + gradient.row, plan.potentials.g + gradient.column)
+    epsilon, polished = plan.epsilon, None
+    if options.polish:
+        clock = perf_counter()
+        polished = polish(gradient, plan, generator)
+        plan, epsilon = polished.plan, 0.0
+        if status is not Status.STOPPED:
+            status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
+        recorder.time("polish", clock)
 
     clock = perf_counter()
-    gradient = setting.gradient
     masses = Marginals(*plan.marginals())
     quadratic = gradient.evaluate(plan, masses, generator)
     error = max(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, problem.marginals, strict=True)
     )
-    check_finite(quadratic.value, error, target)
+    check_finite(quadratic.value, error, epsilon)
     # what the iteration believes of the column marginal is checked against the plan itself
-    if status.converged and error > 10 * inner_tolerance(setting):
+    if status.converged and error > 10 * inner_tolerance(setting, epsilon or target):
         status = Status.INNER_LIMIT
     recorder.time("evaluation", clock)
     return Outcome(
         plan=plan,
         masses=masses,
         marginal_error=error,
-        potentials=Potentials(
-            plan.potentials.f + gradient.row, plan.potentials.g + gradient.column
-        ),
+        potentials=potentials,
         quadratic=quadratic,
+        epsilon=epsilon,
+        polish_steps=polished.steps if polished else None,
+        polish_gap=polished.gap if polished else None,
         status=status,
         gradient=name,
         backend=setting.backend.name,
@@ -194,6 +213,7 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
         setting,
         gradient=coarse,
         marginals=sample.problem.marginals,
+        anneal=replace(setting.anneal, proximal=False),
         store=True,
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
@@ -202,7 +222,7 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     potentials = extend(
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
     )  # fmt: skip
-    return LoopState(state.coupling, potentials, state.status)
+    return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)
 
 
 def natural_scale(problem: Problem, generator: torch.Generator) -> float:
@@ -224,8 +244,10 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
     """Return the state that a guess stands for."""
     gradient = setting.gradient
     if guess.plan is None:
-        return LoopState(_perturb(gradient.start()), guess.potentials)
-    return LoopState(gradient.update(guess.plan, None, setting.generator), guess.potentials)
+        coupling = _perturb(gradient.start())
+    else:
+        coupling = gradient.update(guess.plan, None, setting.generator)
+    return LoopState(coupling, coupling, guess.potentials, guess.potentials)
 
 
 def _perturb(coupling: Coupling) -> Coupling:

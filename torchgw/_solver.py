@@ -96,14 +96,21 @@ class Setting:
     recorder: Recorder
     store: bool  # build the (n, m) cost of an iteration: scaling a stored kernel is faster
     tol: float  # change of the coupling and marginal error at which the loop ends
-    rounding: float  # of the exponents of the plan, in the dtype of the loop
+    scale: float  # natural scale of the cost
+    dtype: torch.dtype  # of the exponents
+
+    def rounding(self, epsilon: float) -> float:
+        """Return the rounding of the exponents of the plan."""
+        return 4 * self.scale / epsilon * torch.finfo(self.dtype).eps
 
 
 class LoopState(NamedTuple):
     """What flows through the loop."""
 
-    coupling: Coupling
-    potentials: Potentials | None  # cost units; None before the first linear problem
+    coupling: Coupling  # where the next cost is linearised
+    latest: Coupling  # what the next plan is compared with: the same, or that of the last plan
+    potentials: Potentials | None  # of the last plan, cost units; None before there is one
+    start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
 
 
@@ -111,19 +118,20 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     """Run outer iterations until the coupling settles or the budget is spent.
 
     One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
-    potentials, take the coupling of its plan. The status that comes back is that of this run,
-    whatever the stage before it reached; only a solve that was stopped stays so.
+    potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
+    status that comes back is that of this run, whatever the stage before it reached; only a solve
+    that was stopped stays so.
     """
     if state.status is Status.STOPPED:
         return state
     state = state._replace(status=Status.OUTER_LIMIT)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    settled = False
+    settled, change = False, math.inf
     acceleration = Anderson()
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
-        at_target = epsilon == setting.anneal.target
+        at_target = epsilon <= setting.anneal.target
         # once the plan has settled, only more Sinkhorn iterations can improve its marginals
         budget = options.inner_max_iter if settled else _INNER_ITERATIONS[setting.store]
 
@@ -134,23 +142,28 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         inner = sinkhorn(
             cost,
             setting.marginals,
-            state.potentials,
+            state.start,
             epsilon,
             backend=setting.backend,
             max_iter=min(options.inner_max_iter, budget),
-            tol=_INNER_SHARE * setting.tol if at_target else _ANNEALING_TOLERANCE,
+            tol=_loop_tolerance(setting, change) if at_target else _ANNEALING_TOLERANCE,
         )
         clock = recorder.time("sinkhorn", clock)
         plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
-        coupling = gradient.update(plan, state.coupling, setting.generator)
+        latest = gradient.update(plan, state.latest, setting.generator)
         change, objective = torch.stack(
-            [gradient.change(coupling, state.coupling), dual_value(inner.potentials, setting)]
+            [gradient.change(latest, state.latest), dual_value(inner.potentials, setting)]
         ).tolist()
         check_finite(objective, inner.error, epsilon)
-        if gradient.exact and at_target and change < _ACCELERATION_START:
+        coupling, share = latest, setting.anneal.share(iteration)
+        if share < 1:
+            coupling = gradient.mean(state.coupling, latest, share, setting.generator)
+        elif gradient.exact and at_target and change < _ACCELERATION_START:
             coupling = acceleration.next(state.coupling, coupling)
-        state = LoopState(coupling, inner.potentials)
-        settled = at_target and gradient.exact and change <= setting.tol
+        start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
+        state = LoopState(coupling, coupling if share == 1 else latest, inner.potentials, start)
+        reachable = max(setting.tol, setting.rounding(epsilon))
+        settled = at_target and gradient.exact and change <= reachable
         recorder.time("coupling", clock)
 
         entry = Iteration(
@@ -158,7 +171,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         )
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
-        if settled and inner.error <= setting.tol:
+        if settled and inner.error <= reachable:
             return state._replace(status=Status.CONVERGED)
         if at_target and not gradient.exact and average.update(objective):
             return state._replace(status=Status.STATIONARY)
@@ -171,27 +184,29 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
     This is where a mixed-precision solve gets its float64 marginals.
     """
     clock = perf_counter()
-    options, epsilon = setting.options, setting.anneal.target
+    options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
     cost = setting.gradient.linearise(state.coupling).to(dtype)
     inner = sinkhorn(
         cost.dense() if setting.store else cost,
         setting.marginals,
-        state.potentials,
+        state.start,
         epsilon,
         backend=setting.backend,
         max_iter=options.inner_max_iter,
-        tol=inner_tolerance(setting),
+        tol=inner_tolerance(setting, epsilon),
     )
     check_finite(float(dual_value(inner.potentials, setting)), inner.error, epsilon)
     setting.recorder.time("settle", clock)
     status = state.status
     if status.converged and not inner.converged:
         status = Status.INNER_LIMIT
-    potentials = _reach_unused(cost, inner.potentials, setting)
+    potentials = _reach_unused(cost, inner.potentials, setting, epsilon)
     return TransportPlan(cost, potentials, setting.marginals, epsilon, setting.backend), status
 
 
-def _reach_unused(cost: Cost, potentials: Potentials, setting: Setting) -> Potentials:
+def _reach_unused(
+    cost: Cost, potentials: Potentials, setting: Setting, epsilon: float
+) -> Potentials:
     """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
 
     Their conditional plans are then defined, so that they can be mapped like any other point.
@@ -200,16 +215,46 @@ def _reach_unused(cost: Cost, potentials: Potentials, setting: Setting) -> Poten
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials
     f, g = potentials
-    epsilon = setting.anneal.target
     f_all = setting.backend.softmin(cost, setting.marginals.log_b, g, epsilon, axis=1)
     g_all = setting.backend.softmin(cost, setting.marginals.log_a, f, epsilon, axis=0)
     return Potentials(torch.where(a > 0, f, f_all), torch.where(b > 0, g, g_all))
 
 
-def inner_tolerance(setting: Setting) -> float:
+def _loop_tolerance(setting: Setting, change: float) -> float:
+    """Return the column error to reach at the target epsilon, given the last change of the plan.
+
+    The error of a proximal step is averaged out over the steps that follow, so it need not be much
+    smaller than they are.
+    """
+    tol = _INNER_SHARE * setting.tol
+    if setting.anneal.proximal and setting.gradient.exact:
+        return min(_ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
+    return tol
+
+
+def _look_ahead(
+    anneal: Annealing, iteration: int, potentials: Potentials, previous: Potentials | None
+) -> Potentials:
+    """Return where the next Sinkhorn solve begins: where this one ended, or one step further.
+
+    In the long run a proximal step adds the same potentials every time, so f / epsilon grows
+    linearly.
+    """
+    if previous is None or anneal.share(iteration - 1) == 1:
+        return potentials
+    before, now, after = (anneal(iteration + step) for step in (-1, 0, 1))
+    return Potentials(
+        *(
+            after * (2 * new / now - old / before)
+            for new, old in zip(potentials, previous, strict=True)
+        )
+    )
+
+
+def inner_tolerance(setting: Setting, epsilon: float) -> float:
     """Return the L1 column error that a solve must reach in the end, as far as rounding allows."""
     asked = setting.options.inner_tol or _INNER_TOLERANCE[setting.store]
-    return max(asked, _ROUNDING_SHARE * setting.rounding)
+    return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))
 
 
 def dual_value(potentials: Potentials, setting: Setting) -> Tensor:
