@@ -13,7 +13,7 @@ import torch
 from problems import distance_matrices, isometric_copy, random_weights
 
 import torchgw
-from torchgw import ConvergenceWarning, Status
+from torchgw import ConvergenceWarning, Status, UnsupportedError
 from torchgw._anchors import Anchors
 from torchgw._gradient import Problem
 from torchgw._sampled_gradient import SampledGradient
@@ -188,3 +188,10 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
         torchgw.solve(D_X=d_x, D_Y=d_y, polish=1)
     with pytest.raises(torchgw.InvalidInputError, match="'entropic', 'proximal'"):
         torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
+
+
+def test_new_points_need_the_potentials_that_a_polished_plan_lacks():
+    x, y, _ = isometric_copy(12)
+    result = torchgw.solve(x, y, distances="euclidean", polish=True)
+    with pytest.raises(UnsupportedError, match="polish=False"):
+        result.transform(x)

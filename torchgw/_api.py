@@ -345,5 +345,8 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
             "polish_steps": outcome.polish_steps,
             "polish_gap": outcome.polish_gap,
         },
-        extension=Extension.of(outcome.gradient, outcome.linearised, outcome.coupling, spaces),
+        # a polished plan is not that of any linearised cost
+        extension=None
+        if outcome.polish_steps is not None
+        else Extension.of(outcome.gradient, outcome.linearised, outcome.coupling, spaces),
     )

@@ -43,7 +43,7 @@ _COARSEST = 0.2
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Alternative:
     """A local optimum of the coarse problem; pass it as ``init`` to solve from there.
 

@@ -279,7 +279,10 @@ def _map_new(
 ) -> Tensor:
     """Map new points of the source side of a plan."""
     if extension is None:
-        raise UnsupportedError("This result does not hold what new points are mapped by.")
+        raise UnsupportedError(
+            "This result does not hold what new points are mapped by: a plan polished without "
+            "entropy has no potentials. Solve with polish=False to map new points."
+        )
     if values is None:
         values = extension.target.space.points
         if values is None:
