@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
     def error(self, sweep: Sweep) -> float:
         """Return the largest error of a sweep of three iterations."""
-        if not bool(sweep.ok):
+        if not bool(sweep.check[0]):
             return float("nan")
         pairs = zip(sweep[:3], self.reference[:3], strict=True)
         return max(float((x.double() - y).abs().max()) for x, y in pairs) / self.epsilon

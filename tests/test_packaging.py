@@ -22,7 +22,7 @@ PACKAGE = Path(torchgw.__file__).parent
 
 # Imports go down or sideways, never up, and never round in a circle.
 LAYERS = {
-    0: {"_errors", "_typing"},
+    0: {"_errors", "_typing", "_launch", "_capture"},
     1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets", "metrics"},
     2: {"distances", "_cost"},
     3: {
@@ -48,6 +48,7 @@ LAYERS = {
         "_multistart",
         "_starts",
         "_schedule",
+        "_step",
         "_solver",
         "_solve",
         "_result",

@@ -116,7 +116,8 @@ def test_sample(kind: str, device: torch.device) -> None:
     rows = torch.arange(2, device=device).repeat_interleave(count)
 
     def draw(seed: int) -> torch.Tensor:
-        return _triton_plan.sample(parts, marginals, potentials, SCALE, rows, seed)
+        where = torch.tensor(seed, device=device)
+        return _triton_plan.sample(parts, marginals, potentials, SCALE, rows, where)
 
     columns = draw(7)
     assert torch.equal(columns, draw(7))

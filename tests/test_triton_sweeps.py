@@ -22,7 +22,7 @@ from test_triton_sinkhorn import (
 
 from torchgw import _triton_dense
 from torchgw._cost import Cost, DenseCost
-from torchgw._sinkhorn import Sweep, softmin, softmin_sweep
+from torchgw._sinkhorn import Sweep, checked, softmin, softmin_sweep
 from torchgw._triton_dense import SweepPlan
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
@@ -64,14 +64,15 @@ def reference_sweep(
     last = tau[0] * softmin(exact, weight.log_b, g, EPSILON, axis=1)
     g_next = tau[1] * softmin(exact, weight.log_a, last, EPSILON, axis=0)
     state = Potentials(last, g_next) if relaxation == 1 else Potentials(f, g)
-    return Sweep(last, g, g_next, state, torch.ones((), dtype=torch.bool))
+    ok = torch.ones((), dtype=torch.bool)
+    return Sweep(last, g, g_next, state, checked(ok, g, g_next, weight.b, EPSILON))
 
 
 def assert_sweeps_close(
     got: Sweep, expected: Sweep, marginals: Marginals, dtype: torch.dtype
 ) -> None:
     """Compare where there is mass: the other points of a sweep stay where they were."""
-    assert bool(got.ok)
+    assert bool(got.check[0])
     a, b = (weight > 0 for weight in marginals)
     masks = (a, b, b, a, b)
     parts = (*got[:3], *got.state), (*expected[:3], *expected.state)
@@ -175,7 +176,7 @@ def test_cold_start_is_reported(kind: str, shift: float, device: torch.device) -
     marginals = weights(9, 11, device, torch.float32)
     start = warm(cost, marginals)
     cold = Potentials(start.f - shift * EPSILON, start.g)
-    assert not bool(TritonBackend().sweeper(cost, marginals, cold, EPSILON)(cold, 1).ok)
+    assert not bool(TritonBackend().sweeper(cost, marginals, cold, EPSILON)(cold, 1).check[0])
 
 
 def test_drift_is_reported(device: torch.device) -> None:
@@ -186,7 +187,7 @@ def test_drift_is_reported(device: torch.device) -> None:
     sweeper = TritonBackend().sweeper(cost, marginals, start, EPSILON)
     for nats, ok in ((10.0, True), (25.0, False)):
         moved = Potentials(start.f + nats * EPSILON, start.g - nats * EPSILON)
-        assert bool(sweeper(moved, 1).ok) == ok
+        assert bool(sweeper(moved, 1).check[0]) == ok
 
 
 @pytest.mark.parametrize("kind", ["factored", "dense"])
@@ -277,7 +278,7 @@ def test_graphs_change_no_bit(dtype: torch.dtype) -> None:
                 expected = launched(states[place], count, relaxation)
                 got = graphed(states[place], count, relaxation)
                 assert same(got, expected)
-                assert bool(got.ok)
+                assert bool(got.check[0])
                 states[place] = got.state
         del sweepers, launched, graphed
 

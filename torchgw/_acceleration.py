@@ -54,10 +54,11 @@ class Anderson:
         if len(self._residuals) == 1:
             return image
         table = torch.stack([part.flatten() for part in self._residuals])
-        gram = (table @ table.T).double()
+        # a few numbers: the host solves for them sooner than a device starts to
+        gram = (table @ table.T).double().cpu()
         gram.diagonal().add_(_RIDGE * gram.diagonal().max())
-        ones = torch.ones(len(gram), 1, dtype=gram.dtype, device=gram.device)
+        ones = torch.ones(len(gram), 1, dtype=gram.dtype)
         weights = torch.linalg.solve(gram, ones)[:, 0]
-        weights = (weights / weights.sum()).to(image.dtype)
+        weights = (weights / weights.sum()).to(image)
         mixed: Tensor = torch.tensordot(weights, torch.stack(self._images), dims=1)
         return mixed

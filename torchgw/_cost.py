@@ -55,6 +55,10 @@ class DenseCost(NamedTuple):
         """Return the cost with source and target exchanged."""
         return DenseCost(self.matrix.T)
 
+    def scaled(self, factor: Tensor) -> DenseCost:
+        """Return the cost times a number, ()."""
+        return DenseCost(self.matrix * factor)
+
     def rows(self, index: Tensor | slice) -> DenseCost:
         """Return the cost restricted to some source points."""
         return DenseCost(self.matrix[index])
@@ -108,6 +112,10 @@ class FactoredCost(NamedTuple):
     def transpose(self) -> FactoredCost:
         """Return the cost with source and target exchanged."""
         return FactoredCost(self.right, self.left, self.column, self.row)
+
+    def scaled(self, factor: Tensor) -> FactoredCost:
+        """Return the cost times a number, ()."""
+        return FactoredCost(self.left * factor, self.right, self.row * factor, self.column * factor)
 
     def rows(self, index: Tensor | slice) -> FactoredCost:
         """Return the cost restricted to some source points."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw._anchors import sample_categories
 from torchgw._cost import Cost, DenseCost, exp_
-from torchgw._sinkhorn import Sweep, Sweeper, row_blocks, softmin
+from torchgw._sinkhorn import Sweep, Sweeper, checked, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["EagerBackend", "plan_rows"]
@@ -116,6 +116,7 @@ class _StoredKernel:
     ) -> None:
         self.origin = start
         self.epsilon = epsilon
+        self.marginals = marginals
         self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
         self.unused = _unused(marginals, cost.dtype)
         f, g = (part.to(cost.dtype) for part in marginals.mask(start))
@@ -139,7 +140,8 @@ class _StoredKernel:
                 u, v = u_next, v_next
         ok = ok & (u_next.abs().max() < _LARGEST_SCALING) & (v_next.abs().max() < _LARGEST_SCALING)
         after, before = self._potentials(u_next, v_next), self._potentials(u, v)
-        return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, ok)
+        check = checked(ok, before.g, after.g, self.marginals.b, self.epsilon)
+        return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
 
     def _potentials(self, u: Tensor, v: Tensor) -> Potentials:
         f, g = self.origin
@@ -169,7 +171,8 @@ class _StreamedKernel:
             if not last:
                 f, g = f_next, g_next
         after = Potentials(f_next, g_next)
-        return Sweep(f_next, g, g_next, after if relaxation == 1 else Potentials(f, g), ok)
+        check = checked(ok, g, g_next, self.marginals.b, self.epsilon)
+        return Sweep(f_next, g, g_next, after if relaxation == 1 else Potentials(f, g), check)
 
     def _sums(self, f: Tensor, g: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """Return the row sums of E diag(b), and the column sums of E after the rows' step."""

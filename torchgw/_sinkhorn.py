@@ -22,6 +22,7 @@ __all__ = [
     "SinkhornResult",
     "Sweep",
     "Sweeper",
+    "checked",
     "row_blocks",
     "sinkhorn",
     "softmin",
@@ -49,7 +50,7 @@ class Sweep(NamedTuple):
     g: Tensor  # (m,)
     g_next: Tensor  # (m,) softmin of f; its distance to g measures the column error
     state: Potentials  # where the iteration goes on
-    ok: Tensor  # () bool: no sum over- or underflowed
+    check: Tensor  # (2,) float64: one if no sum over- or underflowed, else zero; the column error
 
 
 class Sweeper(Protocol):
@@ -169,7 +170,8 @@ def softmin_sweep(
     f_exact = backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
     g_next = backend.softmin(cost, marginals.log_a, f_exact, epsilon, axis=0)
     state = Potentials(f_exact, g_next) if relaxation == 1 else Potentials(f, g)
-    return Sweep(f_exact, g, g_next, state, torch.isfinite(g_next).all())
+    ok = torch.isfinite(g_next).all()
+    return Sweep(f_exact, g, g_next, state, checked(ok, g, g_next, marginals.b, epsilon))
 
 
 class SinkhornResult(NamedTuple):
@@ -234,17 +236,17 @@ def sinkhorn(
         count = min(check_every, max_iter - done)
         previous = error
         sweep = sweeper(current, count, relaxation)
-        ok, error = read(sweep, marginals.b, epsilon)
+        ok, error = read(sweep)
         if not ok:
             current = stabilise(cost, marginals, current.g, epsilon, backend)
             # the old kernel goes before the new one comes: either may be as large as the cost
             del sweeper
             sweeper = backend.sweeper(cost, marginals, current, epsilon)
             sweep = sweeper(current, count, 1.0)
-            ok, error = read(sweep, marginals.b, epsilon)
+            ok, error = read(sweep)
         if not ok:
             sweep = softmin_sweep(backend, cost, marginals, current, epsilon, count)
-            error = read(sweep, marginals.b, epsilon)[1]
+            error = read(sweep)[1]
             del sweeper
             sweeper = backend.sweeper(cost, marginals, sweep.state, epsilon)
         done += count
@@ -282,13 +284,18 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
     return 2 / (1 + math.sqrt(max(1 - plain, _SMALLEST_GAP)))
 
 
-def read(sweep: Sweep, b: Tensor, epsilon: float) -> tuple[bool, float]:
-    """Return whether a sweep is usable, and its column error, in one read of the device.
+def checked(ok: Tensor, g: Tensor, g_next: Tensor, b: Tensor, epsilon: float) -> Tensor:
+    """Return the check of a sweep: whether it is usable, and its column error.
 
     The column mass of the plan (f, g) is q_j = b_j exp((g_j - g_next_j) / epsilon), so the error
     sum_j |q_j - b_j| needs no plan.
     """
-    change = (sweep.g - sweep.g_next).double().div_(epsilon)
+    change = (g - g_next).double().div_(epsilon)
     error = torch.dot(b.double(), change.expm1_().abs_())
-    ok, value = torch.stack([sweep.ok.to(torch.float64), error]).tolist()
-    return bool(ok), value
+    return torch.stack([ok.to(torch.float64), error])
+
+
+def read(sweep: Sweep) -> tuple[bool, float]:
+    """Return whether a sweep is usable, and its column error, in one read of the device."""
+    ok, error = sweep.check.tolist()
+    return bool(ok), error

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchgw._acceleration import Anderson
 from torchgw._cost import Cost
@@ -20,6 +19,7 @@ from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Annealing, MovingAverage, Status
 from torchgw._sinkhorn import Backend, sinkhorn
+from torchgw._step import PlainStep, Step, choose_step, dual_value
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
@@ -129,6 +129,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     settled, change = False, math.inf
     acceleration = Anderson()
+    step = make_step(setting)
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
         at_target = epsilon <= setting.anneal.target
@@ -136,8 +137,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         budget = options.inner_max_iter if settled else _INNER_ITERATIONS[setting.store]
 
         clock = perf_counter()
-        cost = gradient.linearise(state.coupling)
-        cost = cost.dense() if setting.store else cost
+        cost = step.linearise(state.coupling)
         clock = recorder.time("cost", clock)
         inner = sinkhorn(
             cost,
@@ -149,11 +149,8 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             tol=_loop_tolerance(setting, change) if at_target else _ANNEALING_TOLERANCE,
         )
         clock = recorder.time("sinkhorn", clock)
-        plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
-        latest = gradient.update(plan, state.latest, setting.generator)
-        change, objective = torch.stack(
-            [gradient.change(latest, state.latest), dual_value(inner.potentials, setting)]
-        ).tolist()
+        latest, report = step.update(cost, inner.potentials, state.latest, epsilon)
+        change, objective = report.tolist()
         check_finite(objective, inner.error, epsilon)
         coupling, share = latest, setting.anneal.share(iteration)
         if share < 1:
@@ -178,6 +175,15 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     return state
 
 
+def make_step(setting: Setting) -> Step:
+    """Return how an iteration linearises and reads off its plan."""
+    plain = PlainStep(
+        setting.gradient, setting.marginals, setting.backend, setting.generator, setting.store
+    )
+    a, b = setting.marginals
+    return choose_step(plain, (len(a), len(b)))
+
+
 def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[TransportPlan, Status]:
     """Solve the last linear problem to the full tolerance; return its plan and the final status.
 
@@ -195,7 +201,8 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
         max_iter=options.inner_max_iter,
         tol=inner_tolerance(setting, epsilon),
     )
-    check_finite(float(dual_value(inner.potentials, setting)), inner.error, epsilon)
+    value = dual_value(inner.potentials, setting.marginals, setting.gradient)
+    check_finite(float(value), inner.error, epsilon)
     setting.recorder.time("settle", clock)
     status = state.status
     if status.converged and not inner.converged:
@@ -255,16 +262,6 @@ def inner_tolerance(setting: Setting, epsilon: float) -> float:
     """Return the L1 column error that a solve must reach in the end, as far as rounding allows."""
     asked = setting.options.inner_tol or _INNER_TOLERANCE[setting.store]
     return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))
-
-
-def dual_value(potentials: Potentials, setting: Setting) -> Tensor:
-    """Return <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
-
-    The terms that the linearised cost leaves out are part of f and g here.
-    """
-    a, b = setting.marginals
-    f, g = potentials.f + setting.gradient.row, potentials.g + setting.gradient.column
-    return a @ f + b @ g
 
 
 def check_finite(objective: float, error: float, epsilon: float) -> None:

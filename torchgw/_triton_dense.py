@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._cost import DenseCost
+from torchgw._launch import launch
 from torchgw._triton_operands import Blocks, launch_options, multiprocessors
 from torchgw._triton_softmin import Rule, Side, rescaled, update, usable
 
@@ -236,7 +237,8 @@ class StoredKernel:
     def store(self, cost: DenseCost, f: Side, g: Side, scale: Tensor) -> None:
         """Make E from a cost of the same shape and the potentials where the sweeps begin."""
         (n, m), pitch = cost.shape, self.matrix.shape[1]
-        _store_kernel[(triton.cdiv(n, 32), triton.cdiv(pitch, 128))](
+        launch(
+            _store_kernel, (triton.cdiv(n, 32), triton.cdiv(pitch, 128)),
             cost.matrix, scale, f.start, g.start, self.matrix, n, m, pitch, *cost.matrix.stride(),
             BLOCK_N=32, BLOCK_M=128, **launch_options(Blocks(32, 128, 8, 1)),
         )  # fmt: skip
@@ -248,14 +250,16 @@ class StoredKernel:
         """
         plan, (n, pitch), m = self.plan, self.matrix.shape, len(g.weight)
         tiles = triton.cdiv(pitch, plan.width)
-        _sweep_kernel[(plan.programs,)](
+        launch(
+            _sweep_kernel, (plan.programs,),
             self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
             n, pitch, WIDTH=plan.width, TILES=tiles, AHEAD=min(plan.ahead, tiles), HELD=plan.held,
             BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, plan.width, plan.warps, 1)),
         )  # fmt: skip
         rows = min(512, triton.next_power_of_2(plan.programs))
         block = 16 if rows > 256 else 32
-        _columns_kernel[(triton.cdiv(m, block),)](
+        launch(
+            _columns_kernel, (triton.cdiv(m, block),),
             self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, plan.programs, m, pitch,
             ROWS=rows, BLOCK=block, **launch_options(Blocks(rows, block, 8, 1)),
         )  # fmt: skip

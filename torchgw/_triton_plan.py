@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchgw._launch import launch
 from torchgw._triton_operands import (
     Blocks,
     Operands,
@@ -109,7 +110,7 @@ def _apply_kernel(
 
 @triton.jit
 def _log_exponential(
-    seed,  # int32
+    seed,  # int64
     draw,  # [BLOCK_N] number of the draw
     columns,  # [BLOCK_M]
 ):
@@ -128,8 +129,7 @@ def _log_exponential(
     return tl.log2(tl.where(uniform < 1e-4, near, -0.6931471805599453 * tl.log2(1.0 - uniform)))
 
 
-# every seed would otherwise be compiled anew as 1, as a multiple of 16, and as another number
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit
 def _best_kernel(
     first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
     second,  # [PARTS, m, RANK] right factors, or [1] -scale
@@ -139,7 +139,7 @@ def _best_kernel(
     last_column,  # [s] int64, read if NEXT
     score_out,  # [splits, s]
     column_out,  # [splits, s] int64
-    seed,
+    seed,  # [1] int64, read if RANDOM
     s,
     n,
     m,
@@ -178,7 +178,7 @@ def _best_kernel(
             stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
         )  # fmt: skip
         if RANDOM:
-            x -= _log_exponential(seed, place, columns)
+            x -= _log_exponential(tl.load(seed), place, columns)
         candidate = (columns < end)[None, :]
         x = tl.where(x > _FLOOR, x, _FLOOR)
         if NEXT:
@@ -217,7 +217,8 @@ def apply(
     if block_c > 1 and cost.dtype == torch.float32:
         table = _split_bfloat16(table[0])
     out = own.new_empty((splits, n, c))
-    _apply_kernel[(triton.cdiv(n, blocks.n), splits, channels)](
+    launch(
+        _apply_kernel, (triton.cdiv(n, blocks.n), splits, channels),
         cost.first, cost.second, own, bias, table, out, n, m, c, pitch, width, *cost.strides,
         **cost.constants(), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         BLOCK_C=block_c, EMULATE=interpreted(), **launch_options(blocks),
@@ -250,11 +251,11 @@ def sample(
     potentials: Potentials,
     scale: float,
     rows: Tensor,
-    seed: int,
+    seed: Tensor,
 ) -> Tensor:
     """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64.
 
-    The draw is a function of ``seed`` and of the place in ``rows`` only.
+    The draw is a function of ``seed``, shape () in int64, and of the place in ``rows`` only.
     """
     bias = _column_bias(cost, marginals, potentials, scale)
     return _best(cost, bias, rows=rows.contiguous(), seed=seed)[1]
@@ -266,7 +267,7 @@ def _best(
     *,
     rows: Tensor | None = None,
     previous: tuple[Tensor, Tensor] | None = None,
-    seed: int | None = None,
+    seed: Tensor | None = None,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the largest exponent of each row and its column."""
@@ -277,11 +278,13 @@ def _best(
     score = bias.new_empty((splits, count))
     column = torch.empty((splits, count), dtype=torch.int64, device=bias.device)
     last_score, last_column = previous or (score, column)
-    _best_kernel[(triton.cdiv(count, blocks.n), splits)](
+    launch(
+        _best_kernel, (triton.cdiv(count, blocks.n), splits),
         cost.first, cost.second, bias, column if rows is None else rows, last_score, last_column,
-        score, column, seed or 0, count, n, m, width, *cost.strides, **cost.constants(),
-        INDEXED=rows is not None, NEXT=previous is not None, RANDOM=seed is not None,
-        STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
+        score, column, column if seed is None else seed, count, n, m, width, *cost.strides,
+        **cost.constants(), INDEXED=rows is not None, NEXT=previous is not None,
+        RANDOM=seed is not None, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
+        **launch_options(blocks),
     )  # fmt: skip
     top = score.amax(0)
     return top, torch.where(score == top, column, m).amin(0)

@@ -138,7 +138,7 @@ class TritonBackend:
         """Draw one column from each row, shape (s,); the generator gives the seed."""
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         parts = operands(cost, epsilon, self.precision)
-        return _triton_plan.sample(parts, marginals, potentials, scale_of(epsilon), rows, int(seed))
+        return _triton_plan.sample(parts, marginals, potentials, scale_of(epsilon), rows, seed)
 
     def _poly(self, cost: Operands) -> int:
         return self.poly if cost.dtype == torch.float32 and not interpreted() else 0

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchgw._launch import launch
 from torchgw._triton_operands import Blocks, Operands, launch_options, split_columns
 from torchgw._triton_tiles import exp2_mixed, exponents, load_left, logsumexp_step
 
@@ -214,7 +215,8 @@ def log_sum_exp(
     splits, width = split_columns(n, m, blocks, bias.device, splits)
     partial = bias.new_empty((splits, n))
     # what the kernel does not touch may be any tensor
-    _softmin_kernel[(triton.cdiv(n, blocks.n), splits)](
+    launch(
+        _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
         n, m, width, *cost.strides, **cost.constants(), STABLE=False, POLY=poly, SPLITS=1,
         STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
@@ -246,16 +248,18 @@ def half_step_(
     splits, width = split_columns(n, m, blocks, bad.device, splits)
     partial = rows.weight.new_empty((splits, n)) if splits > 1 else rows.weight
     outcome = (*rule, rows.weight, rows.scaling, rows.feed, bad)
-    _softmin_kernel[(triton.cdiv(n, blocks.n), splits)](
+    launch(
+        _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
         n, m, width, *cost.strides, **cost.constants(), STABLE=True, POLY=poly,
         SPLITS=min(splits, 2), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         **launch_options(blocks),
     )  # fmt: skip
     if splits > 1:
-        _combine_kernel[(triton.cdiv(n, 256),)](
-            partial, *outcome, n, splits, BLOCK=256, **launch_options(Blocks(256, 1, 4, 1))
-        )
+        launch(
+            _combine_kernel, (triton.cdiv(n, 256),),
+            partial, *outcome, n, splits, BLOCK=256, **launch_options(Blocks(256, 1, 4, 1)),
+        )  # fmt: skip
 
 
 def softmin_blocks(cost: Operands) -> Blocks:

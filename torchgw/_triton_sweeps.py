@@ -11,11 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._capture import capture
 from torchgw._cost import DenseCost
 from torchgw._sinkhorn import Sweep
 from torchgw._triton_dense import StoredKernel, SweepPlan
 from torchgw._triton_operands import Operands, scale_of
 from torchgw._triton_softmin import Rule, Side, half_step_, padded_size
+from torchgw._triton_vectors import BLOCK, Vectors, begin_, finish_, prepare_
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Linear", "TritonSweeper", "dense_sweeper", "factored_sweeper"]
@@ -39,11 +41,7 @@ class Linear(NamedTuple):
 
 
 class Workspace:
-    """Everything a sweep reads and writes on the device, so that a graph of it can be replayed.
-
-    A vector holds both sides, each padded by points of weight zero to whole tiles, so that both
-    are aligned.
-    """
+    """Everything a sweep reads and writes on the device, so that a graph of it can be replayed."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         n, m = shape
@@ -52,24 +50,28 @@ class Workspace:
         self.sides = slice(0, n), slice(split, split + m)
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
         zeros = partial(torch.zeros, dtype=dtype, device=device)
-        self.scale = exact(1)  # cost units to exponents
-        self.given = exact(length)  # potentials to go on from, cost units
-        self.origin = exact(length)  # potentials of the kernel as it was rounded, cost units
-        self.rest = exact(length)  # part of the cost outside the products
-        self.scratch = exact(length)
-        self.result = exact(2, length)  # potentials before and after the last iteration
-        self.start = zeros(length)
-        self.weight = zeros(length)
-        self.feed = zeros(length)
+        self.vectors = Vectors(
+            scale=exact(1),
+            given=exact(length),
+            origin=exact(length),
+            start=zeros(length),
+            weight=zeros(length),
+            feed=zeros(length),
+            scalings=zeros(2, length),
+            bad=torch.zeros(1, dtype=torch.int32, device=device),
+            result=exact(2 * length + 2),
+            partial=exact(length // BLOCK),
+            split=split,
+        )
         self.shift = zeros(length)
-        self.scalings = zeros(2, length)  # before and after the last iteration
         # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
         self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
         self._tau, self._relaxation = (1.0, 1.0), 1.0
-        self.bad = torch.zeros(1, dtype=torch.int32, device=device)
+        whole = slice(0, split), slice(split, length)
+        _, _, _, start, weight, feed, (_, after), *_ = self.vectors
         self.f, self.g = (
-            Side(self.start[whole], self.weight[part], self.scalings[1, part], self.feed[whole])
-            for whole, part in zip((slice(0, split), slice(split, length)), self.sides, strict=True)
+            Side(start[both], weight[part], after[part], feed[both])
+            for both, part in zip(whole, self.sides, strict=True)
         )
         self.relaxed, self.plain = (
             (Rule(self.shift[self.sides[0]], f[:2]), Rule(self.shift[self.sides[1]], g[:2]))
@@ -79,32 +81,18 @@ class Workspace:
     def read(self, potentials: Potentials) -> None:
         """Take the potentials to go on from."""
         for part, potential in zip(self.sides, potentials, strict=True):
-            self.given[part].copy_(potential)
+            self.vectors.given[part].copy_(potential)
 
     def prepare(self, problem: Linear, rest: tuple[Tensor, Tensor] | None) -> None:
         """Set what all sweeps of a problem share."""
-        self.scale.fill_(scale_of(problem.epsilon))
-        self.read(problem.start)
-        for part, weight in zip(self.sides, problem.marginals, strict=True):
-            self.weight[part].copy_(weight)
-        if rest is None:
-            torch.mul(self.given, self.scale, out=self.start)
-        else:
-            for part, values in zip(self.sides, rest, strict=True):
-                self.rest[part].copy_(values)
-            torch.sub(self.given, self.rest, out=self.scratch)
-            torch.mul(self.scratch, self.scale, out=self.start)
-        # from the rounded potentials, as their rounding is part of the kernel
-        torch.div(self.start, self.scale, out=self.origin)
-        if rest is not None:
-            self.origin.add_(self.rest)
-        # no sum meets the exponential of a point without mass, which nothing bounds
-        self.start.masked_fill_(self.weight == 0, -torch.inf)
+        self.vectors.scale.fill_(scale_of(problem.epsilon))
+        prepare_(self.vectors, problem.marginals, problem.start, rest)
         if problem.tau != self._tau or problem.tau != (1.0, 1.0):
             self._tau = problem.tau
             for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
                 self.control[:, index, 0] = tau
-                self.shift[part] = (tau - 1.0) * self.scale * self.origin[part]
+                origin = self.vectors.origin[part]
+                self.shift[part] = (tau - 1.0) * self.vectors.scale * origin
 
     def relax(self, relaxation: float) -> None:
         """Set how far the relaxed iterations move."""
@@ -112,43 +100,48 @@ class Workspace:
             self._relaxation = relaxation
             self.control[0, :, 1] = relaxation
 
-    def iterate(self, step: Iteration, relaxed: int) -> None:
-        """Run relaxed iterations and a plain one from ``given``; write ``result`` and ``bad``."""
-        torch.sub(self.given, self.origin, out=self.scratch).mul_(self.scale)
-        before, after = self.scalings
-        after.copy_(self.scratch)
-        torch.exp2(after, out=self.feed).mul_(self.weight)
-        self.bad.zero_()
+    def iterate(self, step: Iteration, relaxed: int, plain: bool) -> None:
+        """Run relaxed iterations and a plain one from ``given``; write ``result``.
+
+        The next sweep goes on from what the last one led to if that one is ``plain`` too, or from
+        before it: it is only read off then.
+        """
+        vectors = self.vectors
+        begin_(vectors)
         for turn in range(relaxed):
-            step(self.f, self.g, self.relaxed, self.bad, turn)
+            step(self.f, self.g, self.relaxed, vectors.bad, turn)
+        before, after = vectors.scalings
         before.copy_(after)
-        step(self.f, self.g, self.plain, self.bad, relaxed)
-        torch.div(self.scalings, self.scale, out=self.result).add_(self.origin)
+        step(self.f, self.g, self.plain, vectors.bad, relaxed)
+        finish_(vectors, plain)
 
 
 class TritonSweeper:
     """Sweeps of one linear problem, on a workspace."""
 
-    def __init__(self, workspace: Workspace, step: Iteration) -> None:
+    def __init__(self, workspace: Workspace, step: Iteration, start: Potentials) -> None:
         self._workspace = workspace
         self._step = step
+        self._state = start  # what ``given`` of the workspace holds
 
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
         """Run ``count`` full iterations from ``start``."""
-        work = self._workspace
-        work.read(start)
+        work, plain = self._workspace, relaxation == 1
+        if start is not self._state:
+            work.read(start)
         work.relax(relaxation)
-        self._run(count - (relaxation == 1))
+        self._run(count - plain, plain)
         # one copy, as the next sweep writes there again
+        done = work.vectors.result.clone()
         old, new = (
             Potentials(*(row[part].to(x.dtype) for part, x in zip(work.sides, start, strict=True)))
-            for row in work.result.clone()
+            for row in done[:-2].view(2, -1)
         )
-        ok = (work.bad == 0).reshape(())
-        return Sweep(new.f, old.g, new.g, new if relaxation == 1 else old, ok)
+        self._state = new if plain else old
+        return Sweep(new.f, old.g, new.g, self._state, done[-2:])
 
-    def _run(self, relaxed: int) -> None:
-        self._workspace.iterate(self._step, relaxed)
+    def _run(self, relaxed: int, plain: bool) -> None:
+        self._workspace.iterate(self._step, relaxed, plain)
 
 
 def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSweeper:
@@ -161,7 +154,7 @@ def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSw
         half_step_(cost, f, g, rules[0], bad, poly=poly)
         half_step_(other, g, f, rules[1], bad, poly=poly)
 
-    return TritonSweeper(workspace, step)
+    return TritonSweeper(workspace, step, problem.start)
 
 
 def dense_sweeper(
@@ -173,11 +166,11 @@ def dense_sweeper(
     if not graphs or torch.cuda.is_current_stream_capturing():
         replay = _Replay(cost, plan)
         replay.prepare(cost, problem)
-        return TritonSweeper(replay.workspace, replay.kernel.iterate)
+        return TritonSweeper(replay.workspace, replay.kernel.iterate, problem.start)
     key = (cost.shape, cost.dtype, plan, device, torch.cuda.current_stream(device).cuda_stream)
     replay = _idle.take(key) or _Replay(cost, plan)
     replay.prepare(cost, problem)
-    return _GraphedSweeper(replay, key)
+    return _GraphedSweeper(replay, key, problem.start)
 
 
 class _Replay:
@@ -186,57 +179,48 @@ class _Replay:
     def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
         self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
         self.kernel = StoredKernel(cost, plan)
-        # by number of relaxed iterations; None once such a sweep has run without one
-        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        # by number of relaxed iterations, and what comes next; None once one has run without
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
 
     def prepare(self, cost: DenseCost, problem: Linear) -> None:
         """Make the kernel of a problem."""
         work = self.workspace
         work.prepare(problem, None)
-        self.kernel.store(cost, work.f, work.g, work.scale)
+        self.kernel.store(cost, work.f, work.g, work.vectors.scale)
 
-    def run(self, relaxed: int) -> None:
-        """Run a sweep; the second one of its length is captured, and replayed from then on."""
-        if relaxed not in self.graphs:
+    def run(self, relaxed: int, plain: bool) -> None:
+        """Run a sweep; the second one of its kind is captured, and replayed from then on."""
+        kind = relaxed, plain
+        if kind not in self.graphs:
             # this also compiles the kernels, which a capture must not
-            self.graphs[relaxed] = None
-            self.workspace.iterate(self.kernel.iterate, relaxed)
+            self.graphs[kind] = None
+            self.workspace.iterate(self.kernel.iterate, *kind)
             return
-        graph = self.graphs[relaxed]
+        graph = self.graphs[kind]
         if graph is None:
-            graph = self.graphs[relaxed] = self._capture(relaxed)
+            graph = self.graphs[kind] = capture(
+                lambda: self.workspace.iterate(self.kernel.iterate, *kind),
+                torch.cuda.Stream(self.workspace.shift.device),
+            )
         graph.replay()
-
-    def _capture(self, relaxed: int) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph would also synchronise and give all cached memory back
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self.workspace.bad.device)
-        stream.wait_stream(torch.cuda.current_stream(self.workspace.bad.device))
-        with _capturing, torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self.workspace.iterate(self.kernel.iterate, relaxed)
-            finally:
-                graph.capture_end()
-        return graph
 
 
 class _GraphedSweeper(TritonSweeper):
     """Replays graphs; gives its workspace to the next sweeper of this shape when it is gone."""
 
-    def __init__(self, replay: _Replay, key: Hashable) -> None:
-        super().__init__(replay.workspace, replay.kernel.iterate)
+    def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
+        super().__init__(replay.workspace, replay.kernel.iterate, start)
         self._replay = replay
         self._return = weakref.finalize(self, _idle.put, key, replay)
         self._return.atexit = False
 
-    def _run(self, relaxed: int) -> None:
+    def _run(self, relaxed: int, plain: bool) -> None:
         if torch.cuda.is_current_stream_capturing():
             # the caller's graph will go on using the buffers
             self._return.detach()
-            super()._run(relaxed)
+            super()._run(relaxed, plain)
         else:
-            self._replay.run(relaxed)
+            self._replay.run(relaxed, plain)
 
 
 class _Idle:
@@ -266,5 +250,3 @@ class _Idle:
 
 
 _idle = _Idle()
-# PyTorch can capture one graph at a time.
-_capturing = threading.Lock()

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchgw._launch import launch
+
 __all__ = ["relax_", "relax_rows_"]
 
 
@@ -82,7 +84,8 @@ def relax_(distance: Tensor, neighbour: Tensor, length: Tensor, changed: Tensor)
     n, s = distance.shape
     block_s = min(32, triton.next_power_of_2(s))
     block_n = 256 // block_s
-    _relax_kernel[(triton.cdiv(n, block_n), triton.cdiv(s, block_s))](
+    launch(
+        _relax_kernel, (triton.cdiv(n, block_n), triton.cdiv(s, block_s)),
         distance, neighbour, length, changed, n, s, WIDTH=neighbour.shape[1],
         BLOCK_N=block_n, BLOCK_S=block_s, num_warps=4,
     )  # fmt: skip
@@ -92,7 +95,8 @@ def relax_rows_(distance: Tensor, neighbour: Tensor, length: Tensor) -> None:
     """Shorten every path of shape (s, n) until it is shortest, by one launch."""
     s, n = distance.shape
     block = min(1024, triton.next_power_of_2(n))
-    _relax_rows_kernel[(s,)](
+    launch(
+        _relax_rows_kernel, (s,),
         distance, neighbour, length, n, WIDTH=neighbour.shape[1], BLOCK=block,
         num_warps=max(1, min(8, block // 64)),
     )  # fmt: skip

@@ -67,12 +67,17 @@ class DistanceProvider(ABC):
     cheap_columns : bool
         Whether all n columns may be asked for (``True``), or each one is costly, as a shortest-path
         run is (``False``); sums over all points are then estimated from ``sample_size`` columns.
+    capturable : bool
+        Whether :meth:`columns`, :meth:`apply` and :meth:`factors` only launch work on a CUDA
+        device, whatever the index, and never wait for it or look at a value: the solver may then
+        record them in a CUDA graph.
     """
 
     n: int
     device: torch.device
     dtype: torch.dtype
     cheap_columns: bool = True
+    capturable: bool = False
 
     @abstractmethod
     def columns(self, index: Tensor) -> Tensor:
@@ -134,6 +139,7 @@ class ScaledDistance(DistanceProvider):
         self.device = provider.device
         self.dtype = provider.dtype
         self.cheap_columns = provider.cheap_columns
+        self.capturable = provider.capturable
         matrix = provider.matrix()
         # Scaling a stored matrix once costs less than scaling what is read from it for ever.
         self._matrix = None if matrix is None else matrix * scale

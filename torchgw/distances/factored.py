@@ -34,6 +34,8 @@ class FactoredDistance(DistanceProvider):
     [[0.0, 1.0], [1.0, 1.0]]
     """
 
+    capturable = True
+
     def __init__(self, matrix: Tensor, signs: Tensor) -> None:
         if matrix.ndim != 2 or signs.shape != matrix.shape[1:]:
             raise InvalidInputError(

@@ -85,6 +85,8 @@ class LandmarkDistance(DistanceProvider):
     cannot tell all components apart, which a warning says.
     """
 
+    capturable = True
+
     def __init__(
         self,
         graph: Any,

@@ -55,6 +55,8 @@ class PointDistance(DistanceProvider):
     [5.0, 0.0]
     """
 
+    capturable = True
+
     def __init__(self, points: Tensor, metric: PointMetric = "euclidean") -> None:
         if metric not in get_args(PointMetric):
             raise InvalidInputError(

@@ -47,6 +47,8 @@ class PrecomputedDistance(DistanceProvider):
     2.0
     """
 
+    capturable = True
+
     def __init__(self, matrix: Tensor) -> None:
         if not isinstance(matrix, Tensor):
             raise InvalidTypeError(

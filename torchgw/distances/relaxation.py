@@ -15,6 +15,8 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from torchgw._capture import capture
+
 __all__ = ["Relaxation"]
 
 # Passes between two looks at whether anything still changes.
@@ -111,9 +113,7 @@ class Relaxation:
         # Launching a pass from Python costs several times what the pass does. The first one, which
         # is not recorded, compiles it.
         self._relax_(distance, changed)
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded):
-            passes()
+        recorded = capture(passes, torch.cuda.Stream(self.device))
         return distance, changed, recorded.replay
 
     def _relax_(self, distance: Tensor, changed: Tensor) -> None:

@@ -1,0 +1,167 @@
+"""The ends of an outer iteration: in any units the same, and as CUDA graphs the same to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from problems import isometric_copy, random_weights
+from scipy.sparse import csr_matrix
+
+import torchgw
+from torchgw import _solver
+from torchgw._anchors import Anchors
+from torchgw._capture import clone
+from torchgw._dispatch import choose_backend
+from torchgw._gradient import Problem
+from torchgw._sampled_gradient import make_gradient
+from torchgw._sinkhorn import sinkhorn
+from torchgw._step import CapturedStep, PlainStep, choose_step
+from torchgw._typing import Marginals
+from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
+
+EPSILON = 0.3
+GRADIENTS = ["dense", "factored", "sampled"]
+# One kind of provider for each way that a gradient reads it.
+METRICS = {"dense": "euclidean", "factored": "sqeuclidean", "sampled": "euclidean"}
+
+
+def make_step(name, device, *, store=True, alpha=1.0, backend="auto"):
+    x, y, _ = isometric_copy(40, noise=0.1)
+    sides = [
+        PointDistance(torch.from_numpy(points / 4).to(device), METRICS[name])
+        for points in (x, y[:-3])
+    ]
+    weights = Marginals(*(torch.from_numpy(random_weights(side.n)).to(device) for side in sides))
+    linear = torch.rand(40, 37, dtype=torch.float64, device=device) if alpha < 1 else None
+    problem = Problem(*sides, weights, alpha, linear)
+    generator = torch.Generator(device).manual_seed(3)
+    gradient = make_gradient(name, problem, 32, 0.9, generator)
+    chosen = choose_backend(backend, torch.device(device), torch.float64)
+    return PlainStep(gradient, weights, chosen, generator, store)
+
+
+def solved(plain, cost):
+    return sinkhorn(
+        cost, plain.marginals, None, EPSILON, backend=plain.backend, max_iter=50, tol=1e-12
+    ).potentials
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_epsilon_is_a_unit(name, store):
+    plain = make_step(name, "cpu", store=store)
+    cost = plain.linearise(plain.gradient.start())
+    potentials = solved(plain, cost)
+    previous = plain.update(cost, potentials, plain.gradient.start(), EPSILON).coupling \
+        if name == "sampled" else plain.gradient.start()  # fmt: skip
+    state = plain.generator.get_state()
+    expected = plain.update(cost, potentials, previous, EPSILON)
+    plain.generator.set_state(state)
+    epsilon = torch.tensor(EPSILON, dtype=torch.float64)
+    got = plain.update_in_units(cost, epsilon, potentials, previous)
+    if name == "sampled":
+        # the same draws from plans that differ by rounding
+        assert torch.equal(got.coupling.source, expected.coupling.source)
+        assert torch.equal(got.coupling.target, expected.coupling.target)
+    else:
+        assert float(expected.coupling.norm()) > 0.01
+        torch.testing.assert_close(got.coupling, expected.coupling, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(got.report, expected.report, rtol=1e-11, atol=0, equal_nan=True)
+
+
+def test_a_cpu_and_another_backend_are_not_captured():
+    plain = make_step("dense", "cpu")
+    assert choose_step(plain, (40, 37)) is plain
+
+
+def run(step, plain, count=6):
+    """Iterate; return everything that came by, copied."""
+    coupling, seen = plain.gradient.start(), []
+    for turn in range(count):
+        cost = step.linearise(coupling)
+        coupling, report = step.update(cost, solved(plain, cost), coupling, EPSILON / (1 + turn))
+        seen.append((coupling, clone(cost), report.clone()))
+    return seen
+
+
+def same(one, other):
+    parts = [(one,), (other,)] if isinstance(one, torch.Tensor) else [one, other]
+    return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(*parts, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alpha", [1.0, 0.5], ids=["", "fused"])
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "streamed"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_graphs_change_no_bit(name, store, alpha):
+    plain = make_step(name, "cuda", store=store, alpha=alpha)
+    assert isinstance(choose_step(plain, (40, 37)), CapturedStep)
+    state = plain.generator.get_state()
+    expected = run(CapturedStep(plain, replay=False), plain)
+    after = plain.generator.get_state()
+    plain.generator.set_state(state)
+    step = CapturedStep(plain)
+    got = run(step, plain)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert all(same(x, y) for x, y in zip(ours, theirs, strict=True))
+    # a replay takes as many random numbers as the calls
+    assert torch.equal(plain.generator.get_state(), after)
+    assert step._update._graph is not None
+    if name == "sampled":
+        assert isinstance(got[-1][0], Anchors)
+        assert not torch.equal(got[-1][0].target, got[-2][0].target)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_solve_is_the_same_without_graphs(gradient, monkeypatch):
+    x, y, _ = isometric_copy(60, noise=0.1)
+    call = dict(distances="sqeuclidean", gradient=gradient, device="cuda", max_iter=40)  # noqa: C408
+
+    def solve(generator):
+        return torchgw.solve(x, y, random_state=generator, **call)
+
+    seed = torch.Generator("cuda").manual_seed(1)
+    results = [solve(1), solve(1), solve(seed), solve(seed)]
+    monkeypatch.setattr(
+        _solver, "choose_step", lambda step, shape: CapturedStep(step, replay=False)
+    )
+    results.append(solve(1))
+    plans = [result.plan for result in results]
+    # the same seed is the same bits, with graphs and without
+    assert torch.equal(plans[0], plans[1])
+    assert torch.equal(plans[0], plans[4])
+    if gradient == "sampled":
+        # one generator goes on from solve to solve
+        assert not torch.equal(plans[2], plans[3])
+    assert results[0].history == results[4].history or gradient == "sampled"
+
+
+@pytest.mark.gpu
+def test_a_provider_on_the_host_is_not_captured():
+    n = 40
+    edges = np.arange(n - 1)
+    half = csr_matrix((np.ones(n - 1), (edges, edges + 1)), shape=(n, n))
+    dijkstra = DijkstraDistance(csr_matrix(half + half.T), device="cuda")
+    table = torch.rand(n, n, device="cuda", dtype=torch.float64)
+    callable_ = CallableDistance(n, lambda index: table[:, index], device="cuda")
+    plain = make_step("sampled", "cuda")
+    for provider in (dijkstra, callable_):
+        problem = Problem(provider, plain.gradient.problem.target, plain.marginals, 1.0, None)
+        gradient = make_gradient("sampled", problem, 32, 0.9, plain.generator)
+        host = PlainStep(gradient, plain.marginals, plain.backend, plain.generator, True)
+        assert choose_step(host, (n, 37)) is host
+    eager = make_step("dense", "cuda", backend="eager")
+    assert choose_step(eager, (n, 37)) is eager
+
+
+@pytest.mark.gpu
+def test_memory_does_not_grow_with_solves():
+    x, y, _ = isometric_copy(300, noise=0.1)
+    held = []
+    for seed in range(6):
+        torchgw.solve(x, y, distances="euclidean", device="cuda", random_state=seed)
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] == held[2]

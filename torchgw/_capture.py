@@ -1,0 +1,165 @@
+"""CUDA graphs: what a function launches is recorded once, and launched again for one call's price.
+
+On a small problem Python and the driver take longer to launch a kernel than the device takes to
+run it. A graph keeps the launches, the addresses that they read and write, and, if it is told of
+the generator, the place in its random numbers: a replay draws what a call would have drawn.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Captured", "GraphMemory", "borrow_memory", "capture", "clone"]
+
+# PyTorch can capture one graph at a time.
+_capturing = threading.Lock()
+
+
+class GraphMemory(NamedTuple):
+    """Memory and a stream that graphs of one solve share, and no other solve meanwhile.
+
+    cuBLAS has a workspace for each stream: graphs that are replayed side by side must not have been
+    captured on the same one.
+    """
+
+    stream: torch.cuda.Stream
+    pool: Any  # from graph_pool_handle, whose type torch keeps to itself
+    keeper: torch.cuda.CUDAGraph  # an empty graph, without which the pool would go with its last
+
+    @classmethod
+    def on(cls, device: torch.device) -> GraphMemory:
+        """Return memory of its own."""
+        stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
+        return cls(stream, pool, keeper)
+
+
+def capture(
+    function: Callable[[], object],
+    stream: torch.cuda.Stream,
+    *,
+    pool: Any = None,
+    generator: torch.Generator | None = None,
+) -> torch.cuda.CUDAGraph:
+    """Record what a function launches; nothing is run.
+
+    The function must have run before, as compilers and libraries do on their first call what a
+    capture does not allow, and must read nothing back from the device.
+    """
+    # torch.cuda.graph would also synchronise and give all cached memory back
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with _capturing, torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            function()
+        finally:
+            graph.capture_end()
+    return graph
+
+
+class Captured:
+    """A function of tensors that is replayed from its second call on.
+
+    The shapes are those of the first call. What it returns is overwritten by the next call.
+
+    Parameters
+    ----------
+    function : callable
+        Takes and returns tensors and named tuples of them. It reads nothing back from the device
+        and changes nothing but the generator.
+    memory : GraphMemory
+    generator : torch.Generator
+        The one that the function draws from.
+    in_place : int, optional
+        The first so many arguments are read where the second call finds them, such as the results
+        of another graph. The others are copied, and so are these if they lie elsewhere later.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        memory: GraphMemory,
+        generator: torch.Generator,
+        in_place: int = 0,
+    ) -> None:
+        self._function = function
+        self._memory = memory
+        self._generator = generator
+        self._in_place = in_place
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._arguments: list[Any] = []
+        self._result: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return function(*arguments)."""
+        if not self._warm:
+            self._warm = True
+            return self._function(*arguments)
+        if self._graph is None:
+            count = self._in_place
+            copies = (clone(argument) for argument in arguments[count:])
+            self._arguments = [*arguments[:count], *copies]
+            stream, pool, _ = self._memory
+            self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
+        else:
+            for kept, argument in zip(self._arguments, arguments, strict=True):
+                for ours, given in zip(_tensors(kept), _tensors(argument), strict=True):
+                    if ours is not given:
+                        ours.copy_(given)
+        self._graph.replay()
+        return self._result
+
+    def _record(self) -> None:
+        self._result = self._function(*self._arguments)
+
+
+def clone(item: Any) -> Any:
+    """Return a copy of a tensor, or of a named tuple of them."""
+    if isinstance(item, Tensor):
+        return item.clone()
+    return type(item)(*(part.clone() for part in item))
+
+
+def _tensors(item: Any) -> tuple[Tensor, ...]:
+    return (item,) if isinstance(item, Tensor) else tuple(item)
+
+
+class _Idle:
+    """Memory that waits for the next solve; the key names the stream, on which use follows use."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Hashable, GraphMemory]] = []
+        # re-entrant, as a garbage collection inside may put something back
+        self._lock = threading.RLock()
+
+    def take(self, key: Hashable) -> GraphMemory | None:
+        with self._lock:
+            for place, (known, _) in enumerate(self._entries):
+                if known == key:
+                    return self._entries.pop(place)[1]
+        return None
+
+    def put(self, key: Hashable, memory: GraphMemory) -> None:
+        with self._lock:
+            self._entries.append((key, memory))
+
+
+_idle = _Idle()
+
+
+def borrow_memory(owner: object, device: torch.device) -> GraphMemory:
+    """Return memory that goes back once its owner, whose graphs use it, is gone."""
+    key = device, torch.cuda.current_stream(device).cuda_stream
+    memory = _idle.take(key) or GraphMemory.on(device)
+    weakref.finalize(owner, _idle.put, key, memory).atexit = False
+    return memory

@@ -1,0 +1,18 @@
+"""The one place where a Triton kernel is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["launch"]
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel on the device of its first argument, a tensor.
+
+    Triton itself launches on the current device, whatever the tensors.
+    """
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **options)

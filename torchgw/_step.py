@@ -1,0 +1,179 @@
+"""The two ends of an outer iteration, as calls or as CUDA graphs.
+
+Between the cost at one coupling and the coupling of the next plan lies the Sinkhorn loop, which
+looks at its error to stop. What comes before and after it looks at nothing, and on a small problem
+consists of some 40 launches, each of which takes longer to make than to run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw._capture import Captured, borrow_memory, clone
+from torchgw._cost import Cost
+from torchgw._gradient import Coupling, Gradient, Problem
+from torchgw._plan import TransportPlan
+from torchgw._sinkhorn import Backend
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["CapturedStep", "PlainStep", "Step", "Updated", "choose_step", "dual_value"]
+
+logger = logging.getLogger(__name__)
+
+# Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
+# long as their launches, and graphs keep a few such matrices of their own.
+_CAPTURED_BYTES = 2**25
+
+
+class Updated(NamedTuple):
+    """What an outer iteration leads to."""
+
+    coupling: Coupling
+    report: Tensor  # (2,) float64: change of the coupling, dual value
+
+
+class Step(Protocol):
+    """Linearise at a coupling; take the coupling of the plan that the linear problem led to."""
+
+    def linearise(self, coupling: Coupling) -> Cost:
+        """Return the cost at a coupling, which the next call may overwrite."""
+
+    def update(
+        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+    ) -> Updated:
+        """Return the coupling of a plan, and how far it is from ``previous``.
+
+        A sampled gradient keeps some anchors of ``previous``.
+        """
+
+
+class PlainStep:
+    """A step as calls, on any device.
+
+    Parameters
+    ----------
+    gradient : Gradient
+    marginals : Marginals
+    backend : Backend
+    generator : torch.Generator
+    store : bool
+        Build the (n, m) cost.
+    """
+
+    def __init__(
+        self,
+        gradient: Gradient,
+        marginals: Marginals,
+        backend: Backend,
+        generator: torch.Generator,
+        store: bool,
+    ) -> None:
+        self.gradient = gradient
+        self.marginals = marginals
+        self.backend = backend
+        self.generator = generator
+        self.store = store
+
+    def linearise(self, coupling: Coupling) -> Cost:
+        """Return the cost at a coupling."""
+        cost = self.gradient.linearise(coupling)
+        return cost.dense() if self.store else cost
+
+    def update(
+        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+    ) -> Updated:
+        """Return the coupling of a plan."""
+        plan = TransportPlan(cost, potentials, self.marginals, epsilon, self.backend)
+        return self.read_off(plan, potentials, previous)
+
+    def update_in_units(
+        self, cost: Cost, epsilon: Tensor, potentials: Potentials, previous: Coupling
+    ) -> Updated:
+        """Return the same where epsilon, (), is on the device: its plan in units of epsilon."""
+        scaled = Potentials(*(part / epsilon for part in potentials))
+        plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
+        return self.read_off(plan, potentials, previous)
+
+    def read_off(self, plan: TransportPlan, potentials: Potentials, previous: Coupling) -> Updated:
+        """Return the coupling of a plan, its change, and the dual value of its potentials."""
+        coupling = self.gradient.update(plan, previous, self.generator)
+        change = self.gradient.change(coupling, previous)
+        value = dual_value(potentials, self.marginals, self.gradient)
+        return Updated(coupling, torch.stack([change, value]))
+
+
+class CapturedStep:
+    """A step as two graphs, recorded in the second iteration and replayed from then on.
+
+    Parameters
+    ----------
+    step : PlainStep
+        On a CUDA device; what it calls must read nothing back.
+    replay : bool, optional
+        ``False`` makes the same calls without graphs, which must not change a bit.
+    """
+
+    def __init__(self, step: PlainStep, *, replay: bool = True) -> None:
+        device = step.marginals.a.device
+        self._step = step
+        self._epsilon = torch.ones((), dtype=torch.float64, device=device)
+        self._linearise: Callable[..., Cost] = step.linearise
+        self._update: Callable[..., Updated] = step.update_in_units
+        if replay:
+            make = partial(Captured, memory=borrow_memory(self, device), generator=step.generator)
+            self._linearise = make(step.linearise)
+            # the cost lies where the other graph leaves it
+            self._update = make(step.update_in_units, in_place=2)
+
+    def linearise(self, coupling: Coupling) -> Cost:
+        """Return the cost at a coupling; the next call overwrites it."""
+        # the product plan of a sampled gradient comes once, and makes a cost of another shape
+        return self._step.linearise(None) if coupling is None else self._linearise(coupling)
+
+    def update(
+        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+    ) -> Updated:
+        """Return the coupling of a plan."""
+        self._epsilon.fill_(epsilon)
+        update = self._step.update_in_units if previous is None else self._update
+        coupling, report = update(cost, self._epsilon, potentials, previous)
+        return Updated(clone(coupling), report)
+
+
+def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
+    """Return a step as graphs where they pay and can be, and otherwise as it is."""
+    reason = _why_not_captured(step, shape)
+    if reason is None:
+        return CapturedStep(step)
+    logger.debug("outer iterations are not captured: %s", reason)
+    return step
+
+
+def _why_not_captured(step: PlainStep, shape: tuple[int, int]) -> str | None:
+    problem: Problem = step.gradient.problem
+    if problem.source.device.type != "cuda":
+        return "CUDA graphs need a CUDA device."
+    if step.backend.name != "triton":
+        return f"the sweeps of the backend {step.backend.name!r} take more launches than the rest."
+    if shape[0] * shape[1] * problem.dtype.itemsize > _CAPTURED_BYTES:
+        return f"launches are a small part of the time at {shape[0]} x {shape[1]}."
+    stored = step.gradient.name == "dense"
+    if not (stored or (problem.source.capturable and problem.target.capturable)):
+        return "a provider computes its distances on the host, or looks at them."
+    return None
+
+
+def dual_value(potentials: Potentials, marginals: Marginals, gradient: Gradient) -> Tensor:
+    """Return <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
+
+    The terms that the linearised cost leaves out are part of f and g here.
+    """
+    return marginals.a @ (potentials.f + gradient.row) + marginals.b @ (
+        potentials.g + gradient.column
+    )
