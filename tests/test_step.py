@@ -117,7 +117,7 @@ def test_graphs_change_no_bit(name, store, alpha):
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_a_solve_is_the_same_without_graphs(gradient, monkeypatch):
     x, y, _ = isometric_copy(60, noise=0.1)
-    call = dict(distances="sqeuclidean", gradient=gradient, device="cuda", max_iter=40)  # noqa: C408
+    call = {"distances": "sqeuclidean", "gradient": gradient, "device": "cuda", "epsilon": 0.01}
 
     def solve(generator):
         return torchgw.solve(x, y, random_state=generator, **call)

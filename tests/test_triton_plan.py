@@ -61,6 +61,17 @@ def test_apply(
     assert float(expected.abs().max()) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("kind", ["factored", "dense", "transposed"])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (33, 300)])
+def test_dense(n: int, m: int, kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    cost, marginals, potentials, plan = problem(n, m, kind, device, dtype)
+    got = TritonBackend().dense(cost, marginals, potentials, EPSILON)
+    assert got.dtype == dtype
+    assert bool(((got - plan).abs() <= TOLERANCE[dtype] * plan).all())
+    assert float(plan.max()) > 0
+
+
 def test_apply_in_splits(device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(20, 300, "factored", device, torch.float32)
     values = torch.ones(300, 3, device=device)

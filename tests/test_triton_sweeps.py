@@ -64,7 +64,7 @@ def reference_sweep(
     last = tau[0] * softmin(exact, weight.log_b, g, EPSILON, axis=1)
     g_next = tau[1] * softmin(exact, weight.log_a, last, EPSILON, axis=0)
     state = Potentials(last, g_next) if relaxation == 1 else Potentials(f, g)
-    ok = torch.ones((), dtype=torch.bool)
+    ok = torch.ones((), dtype=torch.bool, device=f.device)
     return Sweep(last, g, g_next, state, checked(ok, g, g_next, weight.b, EPSILON))
 
 

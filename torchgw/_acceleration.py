@@ -33,8 +33,10 @@ class Anderson:
     """
 
     def __init__(self) -> None:
-        self._images: list[Tensor] = []
-        self._residuals: list[Tensor] = []
+        # the last images and residuals, a row each in no order; made once they are needed
+        self._images: Tensor | None = None
+        self._residuals: Tensor | None = None
+        self._count = 0
         self._contractions = 0
         self._norm = float("inf")
 
@@ -42,23 +44,27 @@ class Anderson:
         """Return the next point, given the last one and its image."""
         residual = image - point
         previous, self._norm = self._norm, float(residual.norm())
-        if not self._residuals:
+        if self._count == 0:
             self._contractions = self._contractions + 1 if self._norm < previous else 0
             if self._contractions < _CONTRACTIONS:
                 return image
         elif self._norm > _RESTART_GROWTH * previous:
-            self._images, self._residuals, self._contractions = [], [], 0
+            self._count = self._contractions = 0
             return image
-        self._images = [*self._images[1 - _DEPTH :], image]
-        self._residuals = [*self._residuals[1 - _DEPTH :], residual]
-        if len(self._residuals) == 1:
+        if self._images is None or self._residuals is None:
+            self._images = image.new_empty(_DEPTH, image.numel())
+            self._residuals = torch.empty_like(self._images)
+        row = self._count % _DEPTH
+        self._images[row] = image.flatten()
+        self._residuals[row] = residual.flatten()
+        self._count += 1
+        if self._count == 1:
             return image
-        table = torch.stack([part.flatten() for part in self._residuals])
+        used = min(self._count, _DEPTH)
         # a few numbers: the host solves for them sooner than a device starts to
-        gram = (table @ table.T).double().cpu()
+        gram = (self._residuals[:used] @ self._residuals[:used].T).double().cpu()
         gram.diagonal().add_(_RIDGE * gram.diagonal().max())
-        ones = torch.ones(len(gram), 1, dtype=gram.dtype)
-        weights = torch.linalg.solve(gram, ones)[:, 0]
+        weights = torch.linalg.solve(gram, torch.ones(used, 1, dtype=gram.dtype))[:, 0]
         weights = (weights / weights.sum()).to(image)
-        mixed: Tensor = torch.tensordot(weights, torch.stack(self._images), dims=1)
+        mixed: Tensor = (weights @ self._images[:used]).view_as(image)
         return mixed

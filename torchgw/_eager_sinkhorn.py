@@ -61,6 +61,15 @@ class EagerBackend:
         ]
         return torch.cat(blocks).to(values.dtype) * marginals.a[:, None]
 
+    def dense(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
+    ) -> Tensor:
+        """Return the plan as a matrix, made block by block."""
+        plan = torch.empty(cost.shape, dtype=cost.dtype, device=cost.device)
+        for rows in row_blocks(cost):
+            plan[rows] = plan_rows(cost, marginals, potentials, epsilon, rows)
+        return plan
+
     def topk(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
     ) -> tuple[Tensor, Tensor]:

@@ -219,7 +219,7 @@ class TransportPlan:
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return torch.cat([self._block(rows) for rows in row_blocks(self.cost)])
+        return self._backend.dense(self.cost, self.weights, self.potentials, self.epsilon)
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
         """Keep the entries that matter, as a SciPy matrix on the CPU.

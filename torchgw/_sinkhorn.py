@@ -85,6 +85,11 @@ class Backend(Protocol):
     ) -> Tensor:
         """Return plan @ values, shape (n, c)."""
 
+    def dense(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
+    ) -> Tensor:
+        """Return the plan as a matrix, shape (n, m)."""
+
     def topk(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
     ) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torchgw._triton_softmin import padded
 from torchgw._triton_tiles import exponents, load_left
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["apply", "sample", "topk"]
+__all__ = ["apply", "column_bias", "row_potential", "sample", "topk"]
 
 # Stands for log2 of zero among candidates: below every exponent, above what is no candidate.
 _FLOOR = tl.constexpr(-1e30)
@@ -203,14 +203,14 @@ def apply(
 ) -> Tensor:
     """Return plan @ values, shape (n, c), for values of shape (m, c)."""
     (n, m), c = cost.shape, values.shape[1]
-    own = _row_potential(cost, marginals, potentials, scale)
+    own = row_potential(cost, marginals, potentials, scale)
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
     # exponents, their two parts and the accumulators share the registers
     blocks = blocks or Blocks(64, 64, 4, 2)
     splits, width = split_columns(n, m, blocks, own.device, splits)
-    bias = _column_bias(cost, marginals, potentials, scale)
+    bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
     table = own.new_zeros((1, channels * block_c, pitch))
     table[0, :c, :m] = values.T
@@ -233,14 +233,14 @@ def topk(
 
     One pass over the plan for each of the k; of equal entries the lowest column comes first.
     """
-    bias = _column_bias(cost, marginals, potentials, scale)
+    bias = column_bias(cost, marginals, potentials, scale)
     scores, columns = [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
         previous = _best(cost, bias, previous=previous)
         scores.append(previous[0])
         columns.append(previous[1])
-    own = _row_potential(cost, marginals, potentials, scale)
+    own = row_potential(cost, marginals, potentials, scale)
     values = torch.exp2(torch.stack(scores, 1) + own[:, None])
     return values * marginals.a[:, None].to(cost.dtype), torch.stack(columns, 1)
 
@@ -257,7 +257,7 @@ def sample(
 
     The draw is a function of ``seed``, shape () in int64, and of the place in ``rows`` only.
     """
-    bias = _column_bias(cost, marginals, potentials, scale)
+    bias = column_bias(cost, marginals, potentials, scale)
     return _best(cost, bias, rows=rows.contiguous(), seed=seed)[1]
 
 
@@ -290,7 +290,7 @@ def _best(
     return top, torch.where(score == top, column, m).amin(0)
 
 
-def _row_potential(
+def row_potential(
     cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
 ) -> Tensor:
     """Return the potential of the rows, exponent units; a row without mass stays zero."""
@@ -298,7 +298,7 @@ def _row_potential(
     return (potential * scale).to(cost.dtype)
 
 
-def _column_bias(
+def column_bias(
     cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
 ) -> Tensor:
     """Return potential plus base-2 log weight of the columns, exponent units, padded."""

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torchgw import _triton_dense, _triton_plan
+from torchgw import _triton_dense, _triton_dense_plan, _triton_plan
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
@@ -116,6 +116,13 @@ class TritonBackend:
         """Return plan @ values, shape (n, c), without the plan."""
         parts = operands(cost, epsilon, self.precision)
         return _triton_plan.apply(parts, marginals, potentials, scale_of(epsilon), values)
+
+    def dense(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
+    ) -> Tensor:
+        """Return the plan as a matrix, shape (n, m), in one pass."""
+        parts = operands(cost, epsilon, self.precision)
+        return _triton_dense_plan.dense(parts, marginals, potentials, scale_of(epsilon))
 
     def topk(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int

@@ -127,7 +127,8 @@ class TritonSweeper:
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
         """Run ``count`` full iterations from ``start``."""
         work, plain = self._workspace, relaxation == 1
-        if start is not self._state:
+        # a sweep leaves its state in place, to more digits than it has in another dtype
+        if start is not self._state or start.f.dtype != torch.float64:
             work.read(start)
         work.relax(relaxation)
         self._run(count - plain, plain)
