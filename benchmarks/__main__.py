@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: ``python -m benchmarks run|table|plot|profile``."""
+"""Command line of the benchmarks: ``python -m benchmarks COMMAND``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 
 from benchmarks.harness import PEER_PYTHON, RunOptions, gate, measure_all
 from benchmarks.profiling import profile
+from benchmarks.quality import problems as quality_problems
+from benchmarks.quality.solvers import SOLVERS
+from benchmarks.quality.sweep import SweepOptions, sweep
+from benchmarks.quality.tables import quality_table
 from benchmarks.registry import PROBLEMS
 from benchmarks.report import plot, read_records, table
 from benchmarks.runners import RUNNERS
@@ -19,8 +23,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "run":
         return _run(options)
+    if options.command == "quality":
+        return _quality(options)
     if options.command == "table":
         print(table(read_records(options.results)))
+    elif options.command == "quality-table":
+        print(quality_table(read_records(options.results)))
     elif options.command == "plot":
         plot(read_records(options.results), options.output)
         print(f"written {options.output}")
@@ -58,6 +66,30 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _quality(options: argparse.Namespace) -> int:
+    known = quality_problems.PROBLEMS
+    if options.list:
+        for problem in known.values():
+            sign = "<=" if problem.lower_is_better else ">="
+            print(f"{problem.name:26s} {problem.metric} {sign} {problem.threshold:g}")
+        return 0
+    problems = options.problems or [name for name in known if name != "tiny"]
+    runners = options.runners.split(",")
+    _check_names("problem", problems, list(known))
+    _check_names("runner", runners, list(SOLVERS))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    settings = SweepOptions(
+        device=options.device,
+        jobs=options.jobs,
+        limit_s=options.limit,
+        peer_python=options.peer_python,
+        commit=options.commit,
+    )
+    count = sweep(problems, runners, range(options.seeds), settings, options.out)
+    print(f"{count} new records in {options.out}")
+    return 0
+
+
 def _check_names(what: str, names: list[str], known: list[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -79,6 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--commit", help="for a copy without its git directory")
     run.add_argument("--gate", action=argparse.BooleanOptionalAction, default=True)
     run.add_argument("--list", action="store_true", help="list the problems and stop")
+    judge = commands.add_parser("quality", help="is the right optimum found? problems x seeds")
+    judge.add_argument("problems", nargs="*", metavar="PROBLEM", help="all but tiny if none")
+    judge.add_argument("--seeds", type=int, default=20, help="seeds 0 to SEEDS - 1")
+    judge.add_argument("--runners", default=",".join(SOLVERS), help="comma-separated")
+    judge.add_argument("--jobs", type=int, default=1, help="processes, of one thread if several")
+    judge.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    judge.add_argument("--limit", type=float, default=120.0, help="seconds of one solve")
+    judge.add_argument("--out", type=Path, default=Path("benchmarks/results/quality.jsonl"))
+    judge.add_argument("--peer-python", default=os.environ.get(PEER_PYTHON))
+    judge.add_argument("--commit", help="for a copy without its git directory")
+    judge.add_argument("--list", action="store_true", help="list the problems and stop")
+    judged = commands.add_parser("quality-table", help="Markdown, one table a problem")
+    judged.add_argument("results", type=Path)
     show = commands.add_parser("table", help="Markdown table of the latest records")
     show.add_argument("results", type=Path)
     draw = commands.add_parser("plot", help="PNG of the latest records")

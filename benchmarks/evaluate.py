@@ -92,17 +92,20 @@ def pairwise_mean(table: Array) -> tuple[float, float]:
     return float(means.mean()), float(2 * means.std(ddof=1) / count**0.5)
 
 
-def made_feasible(plan: Array) -> Array:
-    """Return a plan with exactly uniform marginals, near the given one.
+def made_feasible(plan: Array, a: Array | None = None, b: Array | None = None) -> Array:
+    """Return a plan with exactly the marginals a and b, uniform by default, near the given one.
 
     A plan that misses its marginals may have a value below the optimum, so values are compared
     after this: Algorithm 2 of J. Altschuler, J. Weed, P. Rigollet, Near-linear time approximation
     algorithms for optimal transport via Sinkhorn iteration, NeurIPS 2017.
     """
     n, m = plan.shape
-    plan = plan * np.minimum(1, 1 / n / np.maximum(plan.sum(1), 1e-300))[:, None]
-    plan *= np.minimum(1, 1 / m / np.maximum(plan.sum(0), 1e-300))
-    row, column = 1 / n - plan.sum(1), 1 / m - plan.sum(0)
+    a = np.full(n, 1 / n) if a is None else a
+    b = np.full(m, 1 / m) if b is None else b
+    plan = plan * np.minimum(1, a / np.maximum(plan.sum(1), 1e-300))[:, None]
+    plan *= np.minimum(1, b / np.maximum(plan.sum(0), 1e-300))
+    # rounding may leave a little less than nothing
+    row, column = np.maximum(a - plan.sum(1), 0), np.maximum(b - plan.sum(0), 0)
     missing = row.sum()
     return plan + np.outer(row, column) / missing if missing > 0 else plan
 

@@ -51,12 +51,12 @@ def data_path(given: str | Path | None = None) -> Path:
     return Path(given or os.environ.get(DATA_VARIABLE) or DEFAULT_DATA)
 
 
-def load(path: Path) -> Snare:
+def load(path: Path, seed: int = 0) -> Snare:
     """Read, shuffle and prepare the data."""
     with np.load(path, allow_pickle=False) as data:
         rna, atac = data["rna"], data["atac"]
         rna_type, atac_type = data["rna_type"], data["atac_type"]
-    order = np.random.default_rng(0).permutation(len(atac))
+    order = np.random.default_rng(seed).permutation(len(atac))
     atac, atac_type = atac[order], atac_type[order]
     return Snare(atac, rna, atac_type, rna_type, order, scot_distances(atac), scot_distances(rna))
 

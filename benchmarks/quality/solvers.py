@@ -1,0 +1,198 @@
+"""The runners: how each solver is asked, with our epsilon and the same matrices."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import torchgw
+from benchmarks.harness import ROOT
+from benchmarks.linear import Unsupported
+from benchmarks.quality.instances import Array, Instance
+
+__all__ = ["SOLVERS", "Request", "Solution", "Solver", "default_epsilon", "versions"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a runner is told besides the instance."""
+
+    seed: int
+    epsilon: float
+    device: str
+    peer_python: str | None
+
+
+class Solution(NamedTuple):
+    """A plan, the seconds it took, and what the solver says of it."""
+
+    plan: Array
+    seconds: float
+    says: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """One way of solving an instance."""
+
+    name: str
+    run: Callable[[Instance, Request], Solution]
+    distribution: str  # whose version its answers depend on
+    entropic: bool = False  # minimises the entropic objective at our epsilon
+
+
+def default_epsilon(instance: Instance) -> float:
+    """Return the epsilon of a problem: its own, or what torchgw.solve takes by default.
+
+    Asked of the solver itself, stopped after its first iteration.
+    """
+    if instance.epsilon is not None:
+        return instance.epsilon
+    with warnings.catch_warnings():
+        # stopping is what was asked for
+        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        result = torchgw.solve(
+            D_X=instance.d_x,
+            D_Y=instance.d_y,
+            a=instance.marginals[0],
+            b=instance.marginals[1],
+            callback=lambda iteration: True,
+            random_state=0,
+        )
+    return result.epsilon
+
+
+def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
+    epsilon = "auto" if instance.epsilon is None else instance.epsilon
+    begin = time.perf_counter()
+    result = torchgw.solve(
+        **instance.inputs,
+        epsilon=epsilon,
+        device=request.device,
+        random_state=request.seed,
+        **options,
+    )
+    if request.device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    says = {
+        "status": result.status.name,
+        "gradient": result.gradient,
+        "iterations": result.n_iters,
+        "value": result.value,
+        "epsilon": result.epsilon,
+    }
+    return Solution(result.plan.double().cpu().numpy(), seconds, says)
+
+
+def _ours_proximal(instance: Instance, request: Request) -> Solution:
+    if "regularization" not in inspect.signature(torchgw.solve).parameters:
+        raise Unsupported("this version of torchgw.solve has no `regularization`")
+    return _ours(instance, request, regularization="proximal")
+
+
+def _pot(name: str, step: float = 1.0, **options: Any) -> Callable[[Instance, Request], Solution]:
+    """Return a runner of a solver of POT; its epsilon, if it has one, is ``step`` times ours."""
+
+    def run(instance: Instance, request: Request) -> Solution:
+        import ot
+
+        solve = getattr(ot.gromov, name)
+        arrays: list[Any] = [instance.d_x, instance.d_y, *instance.marginals]
+        if request.device == "cuda":
+            arrays = [torch.from_numpy(array).to(request.device) for array in arrays]
+        mine = dict(options)
+        if "epsilon" in inspect.signature(solve).parameters:
+            mine["epsilon"] = step * request.epsilon
+        begin = time.perf_counter()
+        plan = solve(*arrays, loss_fun="square_loss", **mine)
+        plan = torch.as_tensor(plan).double().cpu().numpy()
+        seconds = time.perf_counter() - begin
+        return Solution(plan, seconds, {"arguments": mine})
+
+    return run
+
+
+def _peer(instance: Instance, request: Request) -> Solution:
+    """Run torchgw 0.4.2, a black box, in its own interpreter, from points."""
+    if instance.points is None:
+        raise Unsupported("torchgw 0.4.2 is given points; this problem is given by distances")
+    if request.peer_python is None:
+        raise Unsupported("no --peer-python: an interpreter with torchgw 0.4.2")
+    with tempfile.TemporaryDirectory(prefix="torchgw-quality-") as name:
+        directory = Path(name)
+        np.savez(directory / "input.npz", x=instance.points.x, y=instance.points.y)
+        config = {
+            "device": request.device,
+            "repeat": 1,
+            "budget_s": 0,
+            "evaluations": 1,
+            "arguments": {
+                "distance_mode": "precomputed",
+                "M": 80,
+                "epsilon": 0.005,
+                "k": instance.points.n_neighbors,
+                "mixed_precision": True,
+            },
+        }
+        (directory / "config.json").write_text(json.dumps(config))
+        command = [*shlex.split(request.peer_python), str(ROOT / "benchmarks/peer_torchgw.py")]
+        variables = dict(os.environ)
+        if request.device == "cpu":
+            # it must not find a GPU
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        done = subprocess.run(
+            [*command, name],
+            cwd=directory,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise ChildProcessError(f"exit {done.returncode}: {lines[-1][:300]}")
+        report = json.loads((directory / "report.json").read_text())
+        with np.load(directory / "plan-0.npz") as summary:
+            return Solution(np.asarray(summary["plan"]), report["seconds"][0], {})
+
+
+_ENTROPIC = "entropic_gromov_wasserstein"
+# Its value moves by under 2% from here to the default of 1,000, which takes 20 times as long.
+_PPA_ITERATIONS = 50
+# BAPG's epsilon is a step size: it is NaN at ours and at ten times ours, has not moved after 1,000
+# iterations at a hundred times, and solves at this, which is near the 0.1 of its documentation.
+_BAPG_STEP = 1_000.0
+_ALL = (
+    Solver("ours", _ours, "torchgw", entropic=True),
+    Solver("ours-proximal", _ours_proximal, "torchgw"),
+    Solver("pot-pgd", _pot(_ENTROPIC, solver="PGD"), "POT", entropic=True),
+    Solver("pot-ppa", _pot(_ENTROPIC, solver="PPA", max_iter=_PPA_ITERATIONS), "POT"),
+    Solver("pot-cg", _pot("gromov_wasserstein"), "POT"),
+    Solver("pot-bapg", _pot("BAPG_gromov_wasserstein", _BAPG_STEP), "POT"),
+    Solver("torchgw042", _peer, "torchgw042"),
+)
+SOLVERS: dict[str, Solver] = {solver.name: solver for solver in _ALL}
+
+
+def versions(solver: Solver) -> dict[str, str]:
+    """Return the versions that the answers of a runner depend on."""
+    if solver.distribution == "torchgw042":
+        return {"torchgw-peer": "0.4.2"}
+    if solver.distribution == "torchgw":
+        return {"torchgw": torchgw.__version__, "torch": torch.__version__}
+    return {solver.distribution: importlib.metadata.version(solver.distribution)}
