@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import ot
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
@@ -19,6 +20,7 @@ from benchmarks.quality.instances import (
     monotone_plan,
     permutation_plan,
     rotation,
+    uniform,
 )
 from torchgw.datasets import spiral, swiss_roll
 
@@ -149,7 +151,9 @@ def fork(rng: Generator, n: int, m: int, noise: float) -> Instance:
         same = (branch_y[best] == branch_x) | (angle_x < _FORK + 0.5)
         return float((near & same).mean())
 
-    return from_geodesics(x, y, judge)
+    # the branches have the same shares on both sides
+    answer = monotone_plan(angle_x + 100 * branch_x, angle_y + 100 * branch_y)
+    return from_geodesics(x, y, judge, answer)
 
 
 _FORK = 6.0
@@ -192,12 +196,15 @@ def mixture(rng: Generator, n: int, m: int, shares: tuple[float, ...]) -> Instan
     label_x = np.sort(np.arange(n) % count)
     label_y = rng.permutation(np.repeat(np.arange(count), _counts(m, shares)))
     x = centres[label_x] + 0.15 * rng.normal(size=(n, 3))
-    y = (centres[label_y] + 0.15 * rng.normal(size=(m, 3))) @ rotation(3, rng)
+    placed = centres[label_y] + 0.15 * rng.normal(size=(m, 3))
+    y = placed @ rotation(3, rng)
 
     def judge(plan: Array) -> float:
         return float((label_y[plan.argmax(1)] == label_x).mean())
 
-    return from_matrices(cdist(x, x), cdist(y, y), judge)
+    # the best transport where both lie in the same place, a near optimum of the right kind
+    answer = ot.emd(uniform(n), uniform(m), cdist(x, placed, "sqeuclidean"))
+    return from_matrices(cdist(x, x), cdist(y, y), judge, answer=answer)
 
 
 def _counts(total: int, shares: tuple[float, ...]) -> Index:

@@ -101,13 +101,16 @@ def _path_lengths(edges: Index, n: int, length: Array | None = None) -> Array:
 def snare_scot(rng: Generator) -> Instance:
     """SNARE-seq, SCOT's distances and epsilon; the metric is FOSCTTM, lower is better."""
     data = _snare(rng)
-    return from_matrices(data.d_atac, data.d_rna, _foscttm(data), epsilon=snare.EPSILON)
+    answer = permutation_plan(data.match)
+    return from_matrices(
+        data.d_atac, data.d_rna, _foscttm(data), answer=answer, epsilon=snare.EPSILON
+    )
 
 
 def snare_points(rng: Generator) -> Instance:
     """SNARE-seq as published, points with default geodesics."""
     data = _snare(rng)
-    return from_geodesics(data.atac, data.rna, _foscttm(data))
+    return from_geodesics(data.atac, data.rna, _foscttm(data), permutation_plan(data.match))
 
 
 def _snare(rng: Generator) -> snare.Snare:

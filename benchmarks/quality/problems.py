@@ -88,11 +88,11 @@ _ALL = (
         "sizes", lambda rng: clouds.mixture(rng, 120, 300, (1, 1, 1, 1, 1)), "same blob", 0.95
     ),
     QualityProblem(
-        # the shares allow 0.88 to be right
+        # the shares allow 0.88 to be right; the best plans near the truth have 0.68 to 0.88
         "densities",
         lambda rng: clouds.mixture(rng, 200, 200, (0.12, 0.16, 0.2, 0.24, 0.28)),
         "same blob",
-        0.7,
+        0.6,
     ),
     QualityProblem("cosine", lambda rng: clouds.cosine_copy(rng, 300, 15, 0.6), "P@1", 0.8),
     QualityProblem("cosine-noisy", lambda rng: clouds.cosine_copy(rng, 300, 15, 0.9), "P@1", 0.8),

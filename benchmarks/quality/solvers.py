@@ -99,10 +99,9 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
     return Solution(result.plan.double().cpu().numpy(), seconds, says)
 
 
-def _ours_proximal(instance: Instance, request: Request) -> Solution:
-    if "regularization" not in inspect.signature(torchgw.solve).parameters:
-        raise Unsupported("this version of torchgw.solve has no `regularization`")
-    return _ours(instance, request, regularization="proximal")
+def _ours_with(**options: Any) -> Callable[[Instance, Request], Solution]:
+    """Return a runner of ours with some options named; all others are defaults."""
+    return lambda instance, request: _ours(instance, request, **options)
 
 
 def _pot(name: str, step: float = 1.0, **options: Any) -> Callable[[Instance, Request], Solution]:
@@ -179,7 +178,8 @@ _PPA_ITERATIONS = 50
 _BAPG_STEP = 1_000.0
 _ALL = (
     Solver("ours", _ours, "torchgw", entropic=True),
-    Solver("ours-proximal", _ours_proximal, "torchgw"),
+    Solver("ours-polish", _ours_with(polish=True), "torchgw"),
+    Solver("ours-proximal", _ours_with(regularization="proximal"), "torchgw"),
     Solver("pot-pgd", _pot(_ENTROPIC, solver="PGD"), "POT", entropic=True),
     Solver("pot-ppa", _pot(_ENTROPIC, solver="PPA", max_iter=_PPA_ITERATIONS), "POT"),
     Solver("pot-cg", _pot("gromov_wasserstein"), "POT"),
