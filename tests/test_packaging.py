@@ -56,6 +56,7 @@ LAYERS = {
         "_multiscale",
         "_extension",
         "_storage",
+        "_structure",
     },
     5: {"_api", "_batched", "_distributed"},
     6: {""},

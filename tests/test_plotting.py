@@ -13,7 +13,15 @@ mpl.use("Agg")
 
 from matplotlib import pyplot  # noqa: E402
 
-from torchgw.plotting import plot_demo, plot_match, plot_plan, plot_points  # noqa: E402
+import torchgw  # noqa: E402
+from torchgw.plotting import (  # noqa: E402
+    plot_confusion,
+    plot_convergence,
+    plot_demo,
+    plot_match,
+    plot_plan,
+    plot_points,
+)
 
 
 class StoredPlan:
@@ -28,6 +36,13 @@ class StoredPlan:
 
     def rows(self, index):
         return self.matrix[index]
+
+    @property
+    def T(self):
+        return StoredPlan(self.matrix.T)
+
+    def __matmul__(self, values):
+        return self.matrix.double() @ torch.as_tensor(values, dtype=torch.float64)
 
 
 @pytest.fixture
@@ -65,7 +80,7 @@ def test_match_carries_colours_over(result, clouds, permutation):
 
 
 def test_plan_rows_are_scaled_to_one(result, permutation):
-    axes = plot_plan(result)
+    axes = plot_plan(result, order="index")
     picture = axes.images[0].get_array()
     np.testing.assert_array_equal(picture, np.eye(5)[permutation])
 
@@ -73,6 +88,55 @@ def test_plan_rows_are_scaled_to_one(result, permutation):
 def test_empty_rows_are_drawn_empty():
     axes = plot_plan(SimpleNamespace(lazy_plan=StoredPlan(np.diag([1.0, 0.0]))))
     np.testing.assert_array_equal(axes.images[0].get_array(), np.diag([1.0, 0.0]))
+
+
+def test_sorted_plan_is_a_band(permutation):
+    """Without distances X stays, and Y follows it; with numbers X follows them."""
+    matrix = np.eye(5)[permutation]
+    result = SimpleNamespace(lazy_plan=StoredPlan(matrix))
+    np.testing.assert_array_equal(plot_plan(result).images[0].get_array(), np.eye(5))
+    drawn = plot_plan(result, order=["c", "a", "b", "e", "d"]).images[0].get_array()
+    np.testing.assert_array_equal(drawn, np.eye(5))
+
+
+def test_structure_is_found_in_the_distances():
+    """Points of a line and of its copy, both in random order."""
+    rng = np.random.default_rng(0)
+    line = np.linspace(0, 1, 40)[:, None] ** 1.2
+    first, second = rng.permutation(40), rng.permutation(40)
+    result = torchgw.solve(line[first], line[second] * 3, distances="euclidean", epsilon=1e-3)
+    drawn = plot_plan(result).images[0].get_array()
+    assert np.abs(drawn.argmax(1) - np.arange(40)).max() <= 1
+    with pytest.raises(torchgw.InvalidInputError, match="`order` must be 'structure'"):
+        plot_plan(result, order="random")
+    with pytest.raises(torchgw.InvalidInputError, match=r"shape \(40,\); got \(3,\)"):
+        plot_plan(result, order=[1, 2, 3])
+
+
+def test_confusion_counts_mass(result, permutation):
+    source = np.array(["a", "a", "b", "b", "c"])
+    target = np.empty(5, dtype=int)
+    target[permutation] = [0, 1, 1, 1, 0]
+    axes = plot_confusion(result, source, target)
+    # masses 0.1, 0.2 | 0.3, 0.4 | 1e-9 of a, b and c
+    np.testing.assert_allclose(
+        axes.images[0].get_array(), [[1 / 3, 2 / 3], [0, 1], [1, 0]], rtol=1e-12
+    )
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert {text.get_text() for text in axes.texts} == {"0.33", "0.67", "1.00"}
+    with pytest.raises(torchgw.InvalidInputError, match="one per point"):
+        plot_confusion(result, source[:3], target)
+
+
+def test_convergence_draws_what_is_positive():
+    rng = np.random.default_rng(0)
+    result = torchgw.solve(rng.normal(size=(30, 2)), rng.normal(size=(25, 2)), max_iter=60)
+    axes = plot_convergence(result)
+    curves = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert set(curves) == {"epsilon", "marginal error", "change of the plan"}
+    np.testing.assert_array_equal(curves["epsilon"], [item.epsilon for item in result.history])
+    assert axes.get_yscale() == "log"
+    assert plot_convergence(result, ax=axes) is axes
 
 
 def test_large_plan_is_thinned():

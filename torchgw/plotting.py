@@ -9,11 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._errors import InvalidInputError
+from torchgw._structure import plan_orders
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_demo", "plot_match", "plot_plan", "plot_points"]
+__all__ = [
+    "plot_confusion",
+    "plot_convergence",
+    "plot_demo",
+    "plot_match",
+    "plot_plan",
+    "plot_points",
+]
 
 _LARGEST_PICTURE = 4_000
 
@@ -27,6 +37,8 @@ class _Plan(Protocol):
     def argmax(self, axis: int = 1) -> Tensor: ...
 
     def rows(self, index: Tensor) -> Tensor: ...
+
+    def __matmul__(self, values: Any) -> Tensor: ...
 
 
 class _Result(Protocol):
@@ -113,11 +125,52 @@ def plot_match(
     return ax
 
 
-def plot_plan(result: _Result, *, ax: Axes | None = None) -> Axes:
+def plot_plan(result: _Result, *, order: Any = "structure", ax: Axes | None = None) -> Axes:
     """Draw the plan as a heat map, rows are points of X and columns points of Y.
 
     Each row is divided by its largest entry, so that light rows can be seen as well. Plans of more
     than 4,000 rows or columns are drawn on evenly spaced ones.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    order : {"structure", "index"} or array-like, shape (n,)
+        ``"structure"`` sorts X along its longest extent and Y by where its mass comes from, so that
+        a consistent match is a band along the diagonal, whatever order the points came in; an array
+        sorts X by its numbers or labels instead. ``"index"`` leaves both as they are.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    plan = result.lazy_plan
+    n, m = plan.shape
+    by_row, by_column = plan_orders(result, order)
+    rows = by_row[np.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().astype(int)]
+    columns = by_column[np.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().astype(int)]
+    # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
+    picture = np.concatenate(
+        [_array(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]
+    )
+    largest = picture.max(axis=1, keepdims=True)
+    picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
+    if ax is None:
+        ax = _new_axes(2)
+    extent = (-0.5, m - 0.5, n - 0.5, -0.5)
+    ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
+    as_given = isinstance(order, str) and order == "index"
+    ax.set_xlabel("point of Y" if as_given else "point of Y, sorted by its matches")
+    ax.set_ylabel("point of X" if as_given else "point of X, sorted")
+    ax.set_title("plan, each row over its maximum")
+    return ax
+
+
+def plot_convergence(result: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw epsilon, the marginal error and the change of the plan over the outer iterations.
 
     Parameters
     ----------
@@ -129,23 +182,75 @@ def plot_plan(result: _Result, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     Axes
-        The axes drawn on.
+        The axes drawn on, with a logarithmic scale.
     """
-    n, m = result.lazy_plan.shape
-    rows = torch.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().long()
-    columns = torch.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().long()
-    # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
-    blocks = [_array(result.lazy_plan.rows(block))[:, columns.numpy()] for block in rows.split(256)]
-    picture = np.concatenate(blocks)
-    largest = picture.max(axis=1, keepdims=True)
-    picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
     if ax is None:
         ax = _new_axes(2)
-    extent = (-0.5, m - 0.5, n - 0.5, -0.5)
-    ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
-    ax.set_xlabel("point of Y")
-    ax.set_ylabel("point of X")
-    ax.set_title("plan, each row over its maximum")
+    history = result.history
+    iteration = np.arange(1, len(history) + 1)
+    for name, label in (
+        ("epsilon", "epsilon"),
+        ("marginal_error", "marginal error"),
+        ("change", "change of the plan"),
+    ):
+        values = np.array([getattr(entry, name) for entry in history], dtype=float)
+        shown = np.isfinite(values) & (values > 0)
+        if shown.any():
+            ax.plot(iteration[shown], values[shown], ".-", markersize=4, label=label)
+    whole = [entry.shape == tuple(result.lazy_plan.shape) for entry in history]
+    if whole and not whole[0]:
+        last = whole.index(True) if any(whole) else len(whole)
+        ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
+    ax.set_yscale("log")
+    ax.set_xlabel("outer iteration")
+    ax.set_title(f"{result.status.name.lower().replace('_', ' ')}, value {result.value:.4g}")
+    ax.legend(frameon=False)
+    return ax
+
+
+def plot_confusion(
+    result: _Result, source_labels: Any, target_labels: Any, *, ax: Axes | None = None
+) -> Axes:
+    """Draw which labels of Y the mass of each label of X goes to.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    source_labels, target_labels : array-like, shapes (n,) and (m,)
+        Labels of the points. Both sides need not have the same ones.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on. Each row sums to one; a label without mass has an empty row.
+    """
+    source, by_row = np.unique(_array(source_labels), return_inverse=True)
+    target, by_column = np.unique(_array(target_labels), return_inverse=True)
+    n, m = result.lazy_plan.shape
+    if by_row.shape != (n,) or by_column.shape != (m,):
+        raise InvalidInputError(
+            f"The labels must have shapes ({n},) and ({m},), one per point; got {by_row.shape} and "
+            f"{by_column.shape}."
+        )
+    moved = _array(result.lazy_plan @ np.eye(len(target))[by_column])
+    mass = np.eye(len(source))[by_row].T @ moved
+    total = mass.sum(axis=1, keepdims=True)
+    share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    if ax is None:
+        ax = _new_axes(2)
+    ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), value in np.ndenumerate(share):
+        if value >= 0.005 and share.size <= 400:
+            colour = "white" if value > 0.5 else "black"
+            ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+    ax.set_xticks(range(len(target)), [str(label) for label in target])
+    ax.set_yticks(range(len(source)), [str(label) for label in source])
+    ax.set_xlabel("label of Y")
+    ax.set_ylabel("label of X")
+    ax.set_title("share of each label's mass")
     return ax
 
 
@@ -173,7 +278,7 @@ def plot_demo(result: _Result, X: Any, Y: Any, *, colour: Any = None) -> Figure:
     source = figure.add_subplot(grid[0], projection=_projection(len(_columns(X))))
     target = figure.add_subplot(grid[1], projection=_projection(len(_columns(Y))))
     plot_match(result, X, Y, colour=colour, ax=(source, target))
-    plot_plan(result, ax=figure.add_subplot(grid[2]))
+    plot_plan(result, order="index", ax=figure.add_subplot(grid[2]))
     return figure
 
 
