@@ -119,9 +119,14 @@ def test_over_relaxation_pays_at_small_epsilon():
     start = Potentials(*map(torch.zeros_like, uniform))
 
     class Plain(EagerBackend):
+        two_level = False
+
         def sweeper(self, cost, marginals, start, epsilon):
-            sweep = super().sweeper(cost, marginals, start, epsilon)
-            return lambda start, count, relaxation: sweep(start, count, 1.0)
+            self.sweep = super().sweeper(cost, marginals, start, epsilon)
+            return self
+
+        def __call__(self, start, count, relaxation):
+            return self.sweep(start, count, 1.0)
 
     options = {"max_iter": 20_000, "tol": 1e-9}
     plain = sinkhorn(cost.dense(), uniform, start, 1e-3, backend=Plain(), **options)

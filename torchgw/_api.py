@@ -90,6 +90,7 @@ def solve(
     dtype: torch.dtype | None = None,
     precision: Precision = "auto",
     storage: Storage = "auto",
+    skip_tiles: bool | Literal["auto"] = "auto",
     random_state: int | torch.Generator | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
@@ -180,6 +181,10 @@ def solve(
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
         read. ``"auto"`` stores up to 25 million entries on a CPU and 200 million on a GPU. The
         dense gradient and ``M`` have stored costs in any case.
+    skip_tiles : bool or "auto"
+        Whether streamed half-steps and plan products leave out the tiles of the plan that hold
+        nothing: at most a few roundings of any row's or column's mass, see ``log["tiles"]``.
+        ``"auto"`` does where both factors and a streamed cost allow it.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.
     callback : callable, optional
@@ -243,6 +248,7 @@ def solve(
         storage=storage,
         regularization=regularization,
         polish=polish,
+        skip_tiles=skip_tiles,
     )
     if callback is not None and not callable(callback):
         raise InvalidTypeError(
@@ -344,6 +350,7 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
             "n_anchors": outcome.n_anchors,
             "polish_steps": outcome.polish_steps,
             "polish_gap": outcome.polish_gap,
+            "tiles": None if outcome.tiles is None else outcome.tiles._asdict(),
         },
         # a polished plan is not that of any linearised cost
         extension=None

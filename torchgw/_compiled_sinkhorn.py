@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -87,11 +88,24 @@ class CompiledBackend(EagerBackend):
         self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> Sweeper:
         """Return sweeps by two compiled softmins per iteration."""
+        return _SoftminSweeper(self, cost, marginals, epsilon)
 
-        def sweep(start: Potentials, count: int, relaxation: float) -> Sweep:
-            return softmin_sweep(self, cost, marginals, start, epsilon, count, relaxation)
 
-        return sweep
+@dataclass(frozen=True)
+class _SoftminSweeper:
+    """Sweeps as they are defined."""
+
+    backend: CompiledBackend
+    cost: Cost
+    marginals: Marginals
+    epsilon: float
+    two_level: bool = False
+
+    def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
+        """Run a sweep."""
+        return softmin_sweep(
+            self.backend, self.cost, self.marginals, start, self.epsilon, count, relaxation
+        )
 
 
 # Shapes of a FactoredCost: left, right, row, column.

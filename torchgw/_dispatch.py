@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -18,9 +18,18 @@ from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import BackendUnavailableError, UnsupportedError
 from torchgw._options import BackendName, GradientName, Precision, Storage
 from torchgw._sinkhorn import Backend
+from torchgw._tiled_sinkhorn import TiledEagerBackend
+from torchgw._tiling import Tiling
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["choose_backend", "choose_gradient", "choose_precision", "store_cost"]
+__all__ = [
+    "choose_backend",
+    "choose_gradient",
+    "choose_precision",
+    "choose_tiling",
+    "store_cost",
+    "why_no_tiles",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +50,12 @@ _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
-def choose_backend(name: BackendName, device: torch.device, dtype: torch.dtype) -> Backend:
+def choose_backend(
+    name: BackendName, device: torch.device, dtype: torch.dtype, tiling: Tiling | None = None
+) -> Backend:
     """Return the backend asked for, or for "auto" the first in order that can run.
+
+    With a ``tiling`` it is the form of it that skips tiles, where there is one.
 
     Raises
     ------
@@ -55,13 +68,13 @@ def choose_backend(name: BackendName, device: torch.device, dtype: torch.dtype) 
             raise BackendUnavailableError(
                 f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
             )
-        return _make(name)
+        return _make(name, tiling)
     for candidate in _ORDER.get(device.type, ("eager",)):
         reason = _why_not(candidate, device, dtype)
         if reason is None:
-            return _make(candidate)
+            return _make(candidate, tiling)
         _log_once(candidate, reason)
-    return EagerBackend()
+    return _make("eager", tiling)
 
 
 def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -76,12 +89,58 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     return TritonBackend.why_not(device, dtype)
 
 
-def _make(name: str) -> Backend:
+def _make(name: str, tiling: Tiling | None) -> Backend:
     if name == "triton":
         from torchgw._triton_sinkhorn import TritonBackend
 
         return TritonBackend()
-    return CompiledBackend() if name == "compile" else EagerBackend()
+    if name == "compile":
+        return CompiledBackend()
+    return EagerBackend() if tiling is None else TiledEagerBackend(tiling)
+
+
+def choose_tiling(
+    asked: bool | Literal["auto"],
+    shape: tuple[int, int],
+    device: torch.device,
+    reason: str | None,
+) -> Tiling | None:
+    """Return the tiling of a solve whose tiles are to be skipped.
+
+    Parameters
+    ----------
+    asked : bool or "auto"
+    shape : tuple of int
+    device : torch.device
+    reason : str or None
+        Why tiles cannot be skipped, as :func:`why_no_tiles` says.
+
+    Raises
+    ------
+    UnsupportedError
+        If it was asked for and cannot be done; the message gives the reason.
+    """
+    if asked is True and reason is not None:
+        raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
+    if asked is False or reason is not None:
+        return None
+    return Tiling.of(shape, device)
+
+
+def why_no_tiles(gradient: str, backend: BackendName, *, linear: bool, store: bool) -> str | None:
+    """Return why no tiles of the costs of a solve can be skipped, or ``None``."""
+    if gradient != "factored":
+        return (
+            f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
+            "Pass gradient='factored' with distances that have factors."
+        )
+    if linear:
+        return "with `M` every cost is stored. Drop `skip_tiles`, or leave `M` out."
+    if store:
+        return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
+    if backend == "compile":
+        return "compiled half-steps have no form that skips. Pass backend='auto' or 'eager'."
+    return None
 
 
 @cache

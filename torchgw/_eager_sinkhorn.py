@@ -12,7 +12,7 @@ from torchgw._cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn import Sweep, Sweeper, checked, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "plan_rows"]
+__all__ = ["EagerBackend", "plan_rows", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 _SMALLEST_SUM = 1e-25
@@ -25,6 +25,10 @@ class EagerBackend:
     """PyTorch operations as they are, on any device."""
 
     name = "eager"
+
+    def transposed(self) -> EagerBackend:
+        """Return this backend, to which all costs are alike."""
+        return self
 
     def softmin(
         self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
@@ -120,6 +124,8 @@ def plan_rows(
 class _StoredKernel:
     """Scales one stored kernel: two matrix-vector products per iteration."""
 
+    two_level = False
+
     def __init__(
         self, cost: DenseCost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> None:
@@ -144,7 +150,7 @@ class _StoredKernel:
             u_next = u - step * (row_sum.log() + u)
             column_sum = torch.mv(self.kernel.T, self.a * u_next.exp()) + self.unused.b
             v_next = v - step * (column_sum.log() + v)
-            ok = ok & _usable(row_sum) & _usable(column_sum)
+            ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
             if not last:
                 u, v = u_next, v_next
         ok = ok & (u_next.abs().max() < _LARGEST_SCALING) & (v_next.abs().max() < _LARGEST_SCALING)
@@ -159,6 +165,8 @@ class _StoredKernel:
 
 class _StreamedKernel:
     """Recomputes the kernel block by block: one exponential per entry and iteration."""
+
+    two_level = False
 
     def __init__(self, cost: Cost, marginals: Marginals, epsilon: float) -> None:
         self.cost = cost
@@ -176,7 +184,7 @@ class _StreamedKernel:
             row_sum, column_sum = self._sums(f, g, step)
             f_next = f - step * self.epsilon * row_sum.to(f.dtype).log()
             g_next = g - step * self.epsilon * column_sum.to(g.dtype).log()
-            ok = ok & _usable(row_sum) & _usable(column_sum)
+            ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
             if not last:
                 f, g = f_next, g_next
         after = Potentials(f_next, g_next)
@@ -206,6 +214,6 @@ def _iterations(count: int, relaxation: float) -> Iterator[bool]:
     return (remaining == 0 for remaining in reversed(range(total)))
 
 
-def _usable(sums: Tensor) -> Tensor:
+def usable_sums(sums: Tensor) -> Tensor:
     """Whether every sum is finite and has lost nothing to underflow."""
     return (sums > _SMALLEST_SUM).all() & torch.isfinite(sums).all()

@@ -37,6 +37,7 @@ class Options:
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
     polish: bool = False
+    skip_tiles: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
@@ -49,6 +50,10 @@ class Options:
         _check_choice("regularization", self.regularization, get_args(Regularization))
         if not isinstance(self.polish, bool):
             raise InvalidInputError(f"`polish` must be True or False; got {self.polish!r}.")
+        if not isinstance(self.skip_tiles, bool) and self.skip_tiles != "auto":
+            raise InvalidInputError(
+                f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
+            )
         for name in ("max_iter", "min_iter", "inner_max_iter"):
             _check_count(name, getattr(self, name))
         for name in ("n_anchors", "n_init"):

@@ -74,7 +74,7 @@ class TransportPlan:
             Potentials(self.potentials.g, self.potentials.f),
             Marginals(self.weights.b, self.weights.a),
             self.epsilon,
-            self._backend,
+            self._backend.transposed(),
         )
 
     def __repr__(self) -> str:

@@ -39,6 +39,8 @@ _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
 # an overestimate still contracts.
 _SMALLEST_GAP = 1e-6
+# Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
+_TWO_LEVEL_CHECK = 2
 # What is left of the factor's excess over one after a sweep that shows it to be too large.
 _BACK_OFF = 0.97
 
@@ -54,7 +56,15 @@ class Sweep(NamedTuple):
 
 
 class Sweeper(Protocol):
-    """Runs sweeps of one linear problem; what they share is prepared once."""
+    """Runs sweeps of one linear problem; what they share is prepared once.
+
+    A sweeper of ``two_level`` also removes slow errors, between its iterations, by a small problem
+    of its own. It needs no over-relaxation, and few iterations.
+    """
+
+    @property
+    def two_level(self) -> bool:
+        """Whether it does."""
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run ``count`` full iterations from ``start``, as :func:`softmin_sweep` defines them."""
@@ -89,6 +99,9 @@ class Backend(Protocol):
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
     ) -> Tensor:
         """Return the plan as a matrix, shape (n, m)."""
+
+    def transposed(self) -> Backend:
+        """Return the backend for costs with source and target exchanged."""
 
     def topk(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
@@ -238,7 +251,8 @@ def sinkhorn(
     sweeper = backend.sweeper(cost, marginals, current, epsilon)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     while done < max_iter:
-        count = min(check_every, max_iter - done)
+        every = _TWO_LEVEL_CHECK if sweeper.two_level else check_every
+        count = min(every, max_iter - done)
         previous = error
         sweep = sweeper(current, count, relaxation)
         ok, error = read(sweep)
@@ -259,7 +273,8 @@ def sinkhorn(
         restarts += error >= previous
         if error <= tol or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
-        relaxation = next_relaxation(relaxation, error / previous, count)
+        if not sweeper.two_level:
+            relaxation = next_relaxation(relaxation, error / previous, count)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 
 

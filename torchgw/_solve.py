@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgw._cost import exp_
-from torchgw._dispatch import choose_backend, choose_gradient, choose_precision, store_cost
+from torchgw._dispatch import (
+    choose_backend,
+    choose_gradient,
+    choose_precision,
+    choose_tiling,
+    store_cost,
+    why_no_tiles,
+)
 from torchgw._errors import InvalidInputError
 from torchgw._gradient import (
     Coupling,
@@ -36,6 +43,7 @@ from torchgw._solver import (
     settle,
 )
 from torchgw._starts import PRODUCT, Guess, from_alternative, read_init
+from torchgw._tiling import TileReport
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Outcome", "entropy_and_linear", "solve_problem"]
@@ -70,6 +78,7 @@ class Outcome(NamedTuple):
     precision: str
     n_anchors: int | None
     search: Search | None  # what a multi-start found, if there was one
+    tiles: TileReport | None
     recorder: Recorder
     linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
     coupling: Coupling
@@ -99,6 +108,10 @@ def solve_problem(
     clock = recorder.time("multistart", clock)
     start = max(target, guess.epsilon * scale)
 
+    store = store_cost(options.storage, device, n * m)
+    reason = why_no_tiles(name, options.backend, linear=problem.linear is not None, store=store)
+    tiling = choose_tiling(options.skip_tiles, (n, m), device, reason)
+
     def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:
         gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum, generator)
         return Setting(
@@ -106,10 +119,10 @@ def solve_problem(
             marginals=problem.marginals,
             anneal=anneal,
             options=options,
-            backend=choose_backend(options.backend, device, dtype),
+            backend=choose_backend(options.backend, device, dtype, tiling),
             generator=generator,
             recorder=recorder,
-            store=store_cost(options.storage, device, n * m),
+            store=store,
             tol=tol,
             scale=scale,
             dtype=dtype,
@@ -168,6 +181,7 @@ def solve_problem(
         precision=precision,
         n_anchors=None if gradient.exact else n_anchors,
         search=search,
+        tiles=None if tiling is None else tiling.report(),
         recorder=recorder,
         linearised=gradient.problem,
         coupling=state.coupling,

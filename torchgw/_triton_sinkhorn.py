@@ -105,6 +105,10 @@ class TritonBackend:
         parts = operands(cost, epsilon, self.precision)
         return factored_sweeper(parts, problem, self._poly(parts))
 
+    def transposed(self) -> TritonBackend:
+        """Return this backend, to which all costs are alike."""
+        return self
+
     def apply(
         self,
         cost: Cost,

@@ -119,6 +119,8 @@ class Workspace:
 class TritonSweeper:
     """Sweeps of one linear problem, on a workspace."""
 
+    two_level = False
+
     def __init__(self, workspace: Workspace, step: Iteration, start: Potentials) -> None:
         self._workspace = workspace
         self._step = step

@@ -1,0 +1,126 @@
+"""Whether and how a solve skips tiles, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._cost import Cost, FactoredCost
+from torchgw._tiles import (
+    Order,
+    TileLists,
+    TileProblem,
+    block_orders,
+    potential_bound,
+    skipped_share,
+    tile_problem,
+)
+from torchgw._typing import Marginals
+
+__all__ = ["SLACK", "TileReport", "Tiling"]
+
+# How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
+# are chosen anew. Five units keep a tenth more tiles.
+SLACK = 5.0
+# Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
+_WIDTH = 128
+# Blocks of a side above which blocks are twice as wide: their bounds would cost as much as tiles.
+_MOST_BLOCKS = 4096
+# Blocks of a side that a CPU makes where it can, at the price of blocks of 32: the small problem of
+# the blocks then leaves little to the iterations.
+_BLOCKS = 256
+_LEAST_WIDTH = 32
+
+
+class TileReport(NamedTuple):
+    """What ``result.log["tiles"]`` says."""
+
+    bound: float  # share of a row's or column's mass that skipping may lose in a half-step
+    kept: float  # mean share of tiles kept, over all lists made
+    lists: int  # how often tiles were chosen
+    width: int  # points of a block
+
+
+@dataclass
+class _Memory:
+    """What a tiling and its transpose share."""
+
+    orders: tuple[Order, Order] | None = None
+    shares: list[float] = field(default_factory=list)
+    bound: float = 0.0
+
+
+class Tiling:
+    """The blocks of one problem; those of a transposed cost are ``tiling.T``.
+
+    The order of the points is made at the first cost and kept: any order is right, a good one skips
+    more.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (n, m). Costs of another shape, as those of a subsample, are left alone.
+    width : int
+        Points of a block.
+    """
+
+    def __init__(self, shape: tuple[int, int], width: int = _WIDTH) -> None:
+        self.shape = shape
+        self.width = width
+        self._memory = _Memory()
+        self._swapped = False
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], device: torch.device) -> Tiling:
+        """Return the tiling of a problem, with the width that suits its size and device."""
+        width = _WIDTH
+        while max(shape) > width * _MOST_BLOCKS:
+            width *= 2
+        while device.type == "cpu" and width > _LEAST_WIDTH and min(shape) < width * _BLOCKS:
+            width //= 2
+        return cls(shape, width)
+
+    @property
+    def T(self) -> Tiling:  # noqa: N802 - the name of every array library
+        """The tiling of the transposed problem."""
+        other = Tiling(self.shape[::-1], self.width)
+        other._memory, other._swapped = self._memory, not self._swapped
+        return other
+
+    def fits(self, cost: Cost) -> bool:
+        """Whether a cost is one whose tiles can be skipped."""
+        return isinstance(cost, FactoredCost) and cost.shape == self.shape
+
+    def problem(self, cost: Cost, marginals: Marginals, epsilon: float) -> TileProblem:
+        """Bring a cost into blocks."""
+        assert isinstance(cost, FactoredCost)
+        if self._memory.orders is None:
+            orders = block_orders(cost, (self.width, self.width))
+            self._memory.orders = orders[::-1] if self._swapped else orders
+        orders = self._memory.orders
+        return tile_problem(cost, marginals, epsilon, orders[::-1] if self._swapped else orders)
+
+    def lists(self, problem: TileProblem, u: Tensor, v: Tensor, slack: float = 0.0) -> TileLists:
+        """Choose the tiles of known potentials."""
+        return self._record(problem, problem.keep(u, v, slack))
+
+    def softmin_lists(self, problem: TileProblem, v: Tensor) -> TileLists:
+        """Choose the tiles of a half-step, from the potentials of the columns."""
+        u = potential_bound(problem.rows, problem.columns, v)
+        return self._record(problem, problem.keep(u, v, 0.0))
+
+    def _record(self, problem: TileProblem, kept: Tensor) -> TileLists:
+        lists = TileLists.of(kept)
+        self._memory.shares.append(lists.share)
+        self._memory.bound = max(self._memory.bound, skipped_share(problem.dtype))
+        return lists
+
+    def report(self) -> TileReport | None:
+        """Return what was skipped, or ``None`` if there was nothing to choose."""
+        shares = self._memory.shares
+        if not shares:
+            return None
+        return TileReport(self._memory.bound, sum(shares) / len(shares), len(shares), self.width)
