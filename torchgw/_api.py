@@ -15,12 +15,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from torchgw._autograd import attach
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
 from torchgw._extension import Extension
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
 from torchgw._options import (
     BackendName,
+    Differentiable,
     GradientName,
     Options,
     Precision,
@@ -31,6 +33,7 @@ from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_pro
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, entropy_and_linear, solve_problem
 from torchgw._solver import Iteration, Recorder
+from torchgw._tracked import check_tracked, check_units, tracked_inputs
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import Space
@@ -91,6 +94,7 @@ def solve(
     precision: Precision = "auto",
     storage: Storage = "auto",
     skip_tiles: bool | Literal["auto"] = "auto",
+    differentiable: Differentiable | None = None,
     random_state: int | torch.Generator | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
@@ -185,6 +189,12 @@ def solve(
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
         nothing: at most a few roundings of any row's or column's mass, see ``log["tiles"]``.
         ``"auto"`` does where both factors and a streamed cost allow it.
+    differentiable : {"value", "implicit", "unrolled"} or None
+        Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
+        b, D_X, D_Y and M that require them, and with ``"implicit"`` and ``"unrolled"`` (small
+        problems) ``result.lazy_plan`` too. Needs a number for ``epsilon``, and ``scale="auto"``
+        means ``None``: units that follow the inputs would have to be differentiated as well. See
+        docs/differentiation.md.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.
     callback : callable, optional
@@ -254,6 +264,8 @@ def solve(
         raise InvalidTypeError(
             f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
         )
+    if differentiable is not None:
+        scale = check_units(differentiable, epsilon, scale)
     distance_options = DistanceOptions(n_neighbors, n_landmarks, scale, disconnected)
     recorder = Recorder(_with_progress(callback) if verbose else callback)
     where = resolve_device(device, X, Y, D_X, D_Y)
@@ -270,8 +282,14 @@ def solve(
         linear = None if M is None else check_linear_cost(M, (source.n, target.n))
         linear = None if linear is None else linear.to(where).double()
         problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
+        if differentiable is not None:
+            inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M)
+            check_tracked(inputs, problem, scaled=scale is not None)
         outcome = solve_problem(problem, options, init, generator, recorder)
-        return _report(outcome, problem, spaces, seed)
+        result = _report(outcome, problem, spaces, seed)
+    if differentiable is None:
+        return result
+    return attach(result, problem, inputs, differentiable, generator)
 
 
 def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:

@@ -9,13 +9,22 @@ from typing import Literal, get_args
 
 from torchgw._errors import InvalidInputError
 
-__all__ = ["BackendName", "GradientName", "Options", "Precision", "Regularization", "Storage"]
+__all__ = [
+    "BackendName",
+    "Differentiable",
+    "GradientName",
+    "Options",
+    "Precision",
+    "Regularization",
+    "Storage",
+]
 
 GradientName = Literal["auto", "dense", "factored", "sampled"]
 BackendName = Literal["auto", "triton", "compile", "eager"]
 Precision = Literal["auto", "mixed", "float64", "float32"]
 Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]
+Differentiable = Literal["value", "implicit", "unrolled"]
 
 
 @dataclass(frozen=True)

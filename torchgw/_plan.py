@@ -96,11 +96,18 @@ class TransportPlan:
             )
         dtype = values.dtype if values.dtype.is_floating_point else self.dtype
         table = values.to(torch.promote_types(dtype, self.dtype))
-        result = self._backend.apply(
-            self.cost, self.weights, self.potentials, self.epsilon, table.reshape(len(values), -1)
-        )
+        result = self._product(table.reshape(len(values), -1))
         shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
         return shaped
+
+    def _product(self, table: Tensor) -> Tensor:
+        """Return the product with values of shape (m, c), differentiable in them."""
+        if not (table.requires_grad and torch.is_grad_enabled()):
+            return self._backend.apply(
+                self.cost, self.weights, self.potentials, self.epsilon, table.detach()
+            )
+        product: Tensor = _Product.apply(self, table)  # type: ignore[no-untyped-call]
+        return product
 
     def push(self, values: Any) -> Tensor:
         """Map values on the source to the target, ``plan.T @ values`` (moscot's name)."""
@@ -249,6 +256,19 @@ class TransportPlan:
             kept = torch.where(keep, block, 0.0).double().cpu().numpy()
             parts.append(scipy.sparse.csr_array(kept))
         return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
+
+
+class _Product(torch.autograd.Function):
+    """plan @ values for a plan that is constant; its derivative is streamed likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: TransportPlan, values: Tensor) -> Tensor:
+        ctx.plan = plan
+        return plan @ values
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return None, ctx.plan.T @ upstream[0]
 
 
 def free_memory(device: torch.device) -> int:

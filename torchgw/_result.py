@@ -81,6 +81,9 @@ class GWResult:
         share of tiles computed, ``lists``, how often they were chosen, and their ``width``).
     extension : Extension or None
         What :meth:`transform` maps new points by.
+    loss : Tensor or None, shape (), float64
+        With ``differentiable``: ``log["objective"]`` as a tensor that carries gradients to the
+        inputs; docs/differentiation.md.
     """
 
     lazy_plan: TransportPlan
@@ -105,6 +108,7 @@ class GWResult:
     timings: dict[str, float] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
     extension: Extension | None = None
+    loss: Tensor | None = None
 
     @property
     def value(self) -> float:
