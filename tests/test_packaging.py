@@ -24,7 +24,7 @@ PACKAGE = Path(torchgw.__file__).parent
 LAYERS = {
     0: {"_errors", "_typing", "_launch", "_capture"},
     1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets", "metrics"},
-    2: {"distances", "_cost"},
+    2: {"distances", "_cost", "_features"},
     3: {
         "_sinkhorn",
         "_eager_sinkhorn",
@@ -63,6 +63,7 @@ LAYERS = {
         "_krylov",
         "_implicit",
         "_tracked",
+        "_surrogate",
         "_unrolled",
         "_autograd",
     },

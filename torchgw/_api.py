@@ -13,13 +13,14 @@ from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
 
 from torchgw._autograd import attach
+from torchgw._cost import Cost
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
 from torchgw._extension import Extension
+from torchgw._features import FeatureMetric, check_features, linear_cost, without_structure
 from torchgw._gradient import Problem
-from torchgw._inputs import as_weights, check_linear_cost, make_generator, resolve_device
+from torchgw._inputs import as_weights, make_generator, resolve_device
 from torchgw._options import (
     BackendName,
     Differentiable,
@@ -28,12 +29,13 @@ from torchgw._options import (
     Precision,
     Regularization,
     Storage,
+    merge_precision,
 )
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, entropy_and_linear, solve_problem
 from torchgw._solver import Iteration, Recorder
-from torchgw._tracked import check_tracked, check_units, tracked_inputs
+from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import Space
@@ -70,6 +72,8 @@ def solve(
     D_X: Any = None,  # noqa: N803
     D_Y: Any = None,  # noqa: N803
     M: Any = None,  # noqa: N803
+    features: tuple[Any, Any] | None = None,
+    feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
     n_neighbors: int | None = None,
     n_landmarks: int | None = None,
@@ -121,8 +125,15 @@ def solve(
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
+    features : pair of array-like, shapes (n, k) and (m, k), optional
+        Features of both sides, in place of ``M``: their distances are the linear cost. Of
+        ``"sqeuclidean"`` and ``"cosine"`` nothing of size (n, m) is stored.
+    feature_metric : {"sqeuclidean", "cosine", "euclidean"}
+        Distance of features, in the units given: ``scale`` does not apply to the linear cost.
+        ``"euclidean"`` is stored, and refused where that is too large.
     alpha : float in [0, 1], optional
-        Weight of the quadratic term; 1 without ``M`` and 0.5 with it.
+        Weight of the quadratic term; 1 without a linear cost and 0.5 with one. 0 is a Wasserstein
+        problem, and needs neither X and Y nor D_X and D_Y.
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
     n_landmarks : int, optional
@@ -191,10 +202,10 @@ def solve(
         ``"auto"`` does where both factors and a streamed cost allow it.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y and M that require them, and with ``"implicit"`` and ``"unrolled"`` (small
-        problems) ``result.lazy_plan`` too. Needs a number for ``epsilon``, and ``scale="auto"``
-        means ``None``: units that follow the inputs would have to be differentiated as well. See
-        docs/differentiation.md.
+        b, D_X, D_Y, M and features that require them, and with ``"implicit"`` and ``"unrolled"``
+        (small problems) ``result.lazy_plan`` too. Needs a number for ``epsilon``, and
+        ``scale="auto"`` means ``None``: units that follow the inputs would have to be
+        differentiated as well. See docs/differentiation.md.
     random_state : int, torch.Generator or None
         Same seed, same bits on one device and backend.
     callback : callable, optional
@@ -254,7 +265,7 @@ def solve(
         inner_max_iter=inner_max_iter,
         inner_tol=inner_tol,
         backend=backend,
-        precision=_merge_precision(dtype, precision),
+        precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
         polish=polish,
@@ -268,51 +279,44 @@ def solve(
         scale = check_units(differentiable, epsilon, scale)
     distance_options = DistanceOptions(n_neighbors, n_landmarks, scale, disconnected)
     recorder = Recorder(_with_progress(callback) if verbose else callback)
-    where = resolve_device(device, X, Y, D_X, D_Y)
+    pair = check_features(features, feature_metric)
+    structure = any(part is not None for part in (X, Y, D_X, D_Y))
+    where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
     # no autograd graph grows over the iterations, whatever a provider's tensors require
     with torch.no_grad():
+        tables = D_X, D_Y
+        if alpha == 0 and not structure and isinstance(distances, str):
+            tables, distances = without_structure(M, pair), "auto"
         (source, target), spaces = build_providers(
-            (X, Y), (D_X, D_Y), distances, distance_options, where
+            (X, Y), tables, distances, distance_options, where
         )
         recorder.time("distances", started)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
-        linear = None if M is None else check_linear_cost(M, (source.n, target.n))
-        linear = None if linear is None else linear.to(where).double()
+        linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
         problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
         if differentiable is not None:
-            inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M)
+            inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
         outcome = solve_problem(problem, options, init, generator, recorder)
         result = _report(outcome, problem, spaces, seed)
     if differentiable is None:
         return result
-    return attach(result, problem, inputs, differentiable, generator)
+    definition = Definition(problem, pair, feature_metric)
+    return attach(result, definition, inputs, differentiable, generator)
 
 
-def _merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
-    if dtype is None:
-        return precision
-    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
-    if dtype not in names:
-        raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
-    if precision not in ("auto", names[dtype]):
-        raise InvalidInputError(
-            f"`dtype={dtype}` contradicts `precision={precision!r}`; pass one of them."
-        )
-    return names[dtype]
-
-
-def _check_alpha(alpha: float | None, linear: Tensor | None) -> float:
+def _check_alpha(alpha: float | None, linear: Cost | None) -> float:
     if alpha is None:
         return 1.0 if linear is None else 0.5
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and linear is None:
         raise InvalidInputError(
-            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M`, or leave `alpha`."
+            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or "
+            "`features`, or leave `alpha`."
         )
     return float(alpha)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from torchgw._implicit import Response, Upstream, respond
 from torchgw._options import Differentiable
 from torchgw._plan import TransportPlan
 from torchgw._result import GWResult
-from torchgw._tracked import Model, Side
+from torchgw._surrogate import linear, pairs, sampled_pairs
+from torchgw._tracked import Definition, Model
 from torchgw._typing import Potentials
 from torchgw._unrolled import unroll
 
@@ -40,24 +41,10 @@ _TWICE_WEIGHTS = (
 )
 
 
-class _Map(Protocol):
-    """A matrix over pairs of points, known by its products."""
-
-    @property
-    def T(self) -> _Map:  # noqa: N802 - the name of every array library
-        """Transposed."""
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Return the product with values of shape (m, c)."""
-
-    def stored(self) -> Tensor:
-        """Return the matrix."""
-
-
 class Link(NamedTuple):
     """A finished solve and the names of the inputs that it depends on."""
 
-    problem: Problem
+    definition: Definition
     plan: TransportPlan
     potentials: Potentials  # of the whole cost
     objective: float
@@ -66,11 +53,11 @@ class Link(NamedTuple):
 
     def model(self, inputs: tuple[Tensor, ...]) -> Model:
         """Return the problem as a function of its inputs."""
-        return Model.of(self.problem, dict(zip(self.names, inputs, strict=True)))
+        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     def respond(self, upstream: Upstream) -> Response:
         """Return the response of the plan to a function of it."""
-        given = self.problem
+        given = self.definition.problem
         bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
         bare = bare.to(self.plan.dtype)
         stored = bare.source.factors() is None and bare.target.factors() is None
@@ -197,49 +184,9 @@ def _plan_gradient(
         copies = tuple(part.detach().requires_grad_() for part in inputs)
         moving = link.model(copies)
         total = response.u.double() @ moving.a + response.v.double() @ moving.b
-        total = total - 4 * moving.alpha * _pairs(moving, still, response, link.plan)
-        if "M" in link.names:
-            assert moving.linear is not None
-            matrix = response.stored().double()
-            total = total + (1 - moving.alpha) * (moving.linear * matrix).sum()
+        total = total - 4 * moving.alpha * pairs(moving, still, response, link.plan)
+        total = total + (1 - moving.alpha) * linear(moving, still, response)
     return _derivatives(total, copies)
-
-
-def _pairs(moving: Model, still: Model, left: _Map, right: _Map) -> Tensor:
-    """Return a scalar that changes like <DX, left DY right'> with the distances that move."""
-    total = moving.a.new_zeros(())
-    if moving.tracked & {"X", "D_X"}:
-        total = total + _pair(moving.source, still.source, still.target, left, right)
-    if moving.tracked & {"Y", "D_Y"}:
-        turned = left.T
-        other = turned if left is right else right.T
-        total = total + _pair(moving.target, still.target, still.source, turned, other)
-    return total
-
-
-def _pair(side: Side, held: Side, other: Side, left: _Map, right: _Map) -> Tensor:
-    """Return a scalar that changes with D like <D, left D_other right'>; equation 22."""
-    form, held_form, far = side.form(), held.form(), other.form()
-    if form is not None and held_form is not None:
-        matrix = held_form.matrix
-        reach = left @ other.apply(right.T @ matrix)
-        # a plan with itself: both terms are the same
-        back = reach if left is right else right @ other.apply(left.T @ matrix)
-        return (form.matrix * ((reach + back) @ form.form)).sum()
-    if far is not None:
-        return ((left @ (far.matrix @ far.form)) * side.apply(right @ far.matrix)).sum()
-    return side.inner(left @ other.apply(right.stored().T.double()))
-
-
-def _sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
-    """Estimate :func:`_pairs` of a plan with itself from pairs of points drawn from it."""
-    near, far = still.source.columns(anchors.source), still.target.columns(anchors.target)
-    total = moving.a.new_zeros(())
-    if moving.tracked & {"X", "D_X"}:
-        total = total + (moving.source.columns(anchors.source) * (plan @ far)).sum()
-    if moving.tracked & {"Y", "D_Y"}:
-        total = total + (moving.target.columns(anchors.target) * (plan.T @ near)).sum()
-    return total / len(anchors.source)
 
 
 class _Loss(torch.autograd.Function):
@@ -294,13 +241,11 @@ def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> li
         if moving.tracked & {"Y", "D_Y"}:
             total = total + moving.alpha * (still.b @ moving.target.mean_square(still.b))
         if link.anchors is None:
-            cross = _pairs(moving, still, plan, plan)
+            cross = pairs(moving, still, plan, plan)
         else:
-            cross = _sampled_pairs(moving, still, link.plan, link.anchors)
+            cross = sampled_pairs(moving, still, link.plan, link.anchors)
         total = total - 2 * moving.alpha * cross
-        if "M" in link.names:
-            assert moving.linear is not None
-            total = total + (1 - moving.alpha) * (moving.linear * plan.stored().double()).sum()
+        total = total + (1 - moving.alpha) * linear(moving, still, plan)
         return _derivatives(total, copies, create_graph=again)
 
 
@@ -317,7 +262,7 @@ def _derivatives(
 
 def attach(
     result: GWResult,
-    problem: Problem,
+    definition: Definition,
     inputs: dict[str, Tensor],
     mode: Differentiable,
     generator: torch.Generator,
@@ -326,7 +271,7 @@ def attach(
     tensors = tuple(inputs.values())
     plan = result.lazy_plan
     if mode == "unrolled":
-        matrix, loss = unroll(Model.of(problem, inputs), plan)
+        matrix, loss = unroll(Model.of(definition, inputs), plan)
         unrolled = DifferentiablePlan(plan, lambda turned, v: (matrix.T if turned else matrix) @ v)
         return replace(result, loss=loss, lazy_plan=unrolled)
     exact = result.gradient != "sampled"
@@ -337,7 +282,7 @@ def attach(
         )
     anchors = None if exact else plan.sample(result.log["n_anchors"], generator)
     link = Link(
-        problem,
+        definition,
         plan,
         Potentials(result.potential_a, result.potential_b),
         result.log["objective"],

@@ -73,9 +73,10 @@ def coarsen(problem: Problem, size: int) -> CoarseProblem:
     """Choose at most ``size`` points per side, always the same ones for one problem."""
     source = choose_points(problem.source, problem.marginals.a, size)
     target = choose_points(problem.target, problem.marginals.b, size)
-    alpha, linear = problem.alpha, problem.linear
-    if linear is not None:
-        linear = linear[source.points][:, target.points].double()
+    alpha, linear = problem.alpha, None
+    if problem.linear is not None:
+        chosen = problem.linear.rows(source.points).transpose().rows(target.points).transpose()
+        linear = chosen.dense().matrix.double()
     x, row, mean_x, square_x = _centre(source)
     y, column, mean_y, square_y = _centre(target)
     base = -4 * alpha * torch.outer(row, column)

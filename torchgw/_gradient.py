@@ -49,7 +49,7 @@ class Problem:
     target: DistanceProvider  # (m, m)
     marginals: Marginals  # float64
     alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
-    linear: Tensor | None  # (n, m) linear cost M
+    linear: Cost | None  # (n, m) linear cost M, stored or in factors
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return the problem with its distances and linear cost in another dtype."""
@@ -120,11 +120,18 @@ def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def add_linear(cost: Cost, problem: Problem) -> Cost:
-    """Add (1 - alpha) M, which is stored, so that the sum is stored too."""
-    if problem.linear is None:
+    """Add (1 - alpha) M: factors to factors, otherwise as stored matrices."""
+    linear, weight = problem.linear, 1 - problem.alpha
+    if linear is None:
         return cost
-    matrix = cost.dense().matrix
-    return DenseCost(matrix.add(problem.linear, alpha=1 - problem.alpha))
+    if isinstance(cost, FactoredCost) and isinstance(linear, FactoredCost):
+        return FactoredCost(
+            torch.cat([cost.left, weight * linear.left], dim=1),
+            torch.cat([cost.right, linear.right], dim=1),
+            cost.row + weight * linear.row,
+            cost.column + weight * linear.column,
+        )
+    return DenseCost(cost.dense().matrix.add(linear.dense().matrix, alpha=weight))
 
 
 class DenseGradient:

@@ -54,7 +54,7 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> S
     Parameters
     ----------
     problem : Problem
-        Both sides have factors, and there is no linear term.
+        Both sides have factors, and a linear term has them too.
     size : int
     generator : torch.Generator
     """
@@ -67,7 +67,10 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> S
         indices.append(index)
         sides.append(FactoredDistance(factors.matrix[index], factors.signs))
         weights.append(torch.full_like(weight[index], 1 / len(index)))
-    coarse = Problem(sides[0], sides[1], Marginals(*weights), problem.alpha, None)
+    linear = problem.linear
+    if linear is not None:
+        linear = linear.rows(indices[0]).transpose().rows(indices[1]).transpose()
+    coarse = Problem(sides[0], sides[1], Marginals(*weights), problem.alpha, linear)
     return Subsample(coarse, indices[0], indices[1])
 
 

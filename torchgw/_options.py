@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal, get_args
 
+import torch
+
 from torchgw._errors import InvalidInputError
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Precision",
     "Regularization",
     "Storage",
+    "merge_precision",
 ]
 
 GradientName = Literal["auto", "dense", "factored", "sampled"]
@@ -81,6 +84,20 @@ class Options:
     def patience(self) -> int:
         """Checks without progress before a sampled solve stops."""
         return max(self.min_iter // 2, 20)
+
+
+def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
+    """Return the precision that ``dtype`` and ``precision`` ask for together."""
+    if dtype is None:
+        return precision
+    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
+    if dtype not in names:
+        raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
+    if precision not in ("auto", names[dtype]):
+        raise InvalidInputError(
+            f"`dtype={dtype}` contradicts `precision={precision!r}`; pass one of them."
+        )
+    return names[dtype]
 
 
 def _check_positive(name: str, value: object, hint: str) -> None:

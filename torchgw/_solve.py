@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._cost import exp_
+from torchgw._cost import DenseCost, FactoredCost, exp_
 from torchgw._dispatch import (
     choose_backend,
     choose_gradient,
@@ -19,6 +19,7 @@ from torchgw._dispatch import (
     why_no_tiles,
 )
 from torchgw._errors import InvalidInputError
+from torchgw._features import spread
 from torchgw._gradient import (
     Coupling,
     FactoredGradient,
@@ -109,7 +110,9 @@ def solve_problem(
     start = max(target, guess.epsilon * scale)
 
     store = store_cost(options.storage, device, n * m)
-    reason = why_no_tiles(name, options.backend, linear=problem.linear is not None, store=store)
+    reason = why_no_tiles(
+        name, options.backend, linear=isinstance(problem.linear, DenseCost), store=store
+    )
     tiling = choose_tiling(options.skip_tiles, (n, m), device, reason)
 
     def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:
@@ -214,7 +217,11 @@ def can_subsample(problem: Problem, gradient: str) -> bool:
     """Whether a subsample is worth solving first, and can be."""
     sides = (problem.source, problem.target)
     both = gradient == "factored" and all(side.factors() is not None for side in sides)
-    return both and problem.linear is None and sides[0].n * sides[1].n > _COARSE_ENTRIES
+    return (
+        both
+        and not isinstance(problem.linear, DenseCost)
+        and sides[0].n * sides[1].n > _COARSE_ENTRIES
+    )
 
 
 def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:
@@ -249,7 +256,7 @@ def natural_scale(problem: Problem, generator: torch.Generator) -> float:
     source = distance_spread(problem.source, a, generator)
     scale = 4 * problem.alpha * source * distance_spread(problem.target, b, generator)
     if problem.linear is not None:
-        scale += (1 - problem.alpha) * float(problem.linear.std(correction=0))
+        scale += (1 - problem.alpha) * spread(problem.linear)
     # All points coincide on one side: every plan costs the same and any epsilon will do.
     return scale or 1.0
 
@@ -292,6 +299,11 @@ def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, fl
         block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
         # 0 log 0 is 0, for entries that no mass uses
         kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
-        if problem.linear is not None:
-            linear += float((block * problem.linear[rows]).sum(dtype=torch.float64))
+        if isinstance(problem.linear, DenseCost):
+            linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
+    if isinstance(problem.linear, FactoredCost):
+        left, right, row, column = problem.linear.to(torch.float64)
+        ones = torch.ones_like(right[:, :1])
+        sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
+        linear = float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
     return kl, linear

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from torchgw._cost import Cost, DenseCost
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._features import FeatureMetric, feature_cost
 from torchgw._gradient import Problem
 from torchgw._options import Differentiable
 from torchgw._problem import ScaleName
@@ -23,7 +25,7 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Form", "Model", "Side", "check_tracked", "check_units", "tracked_inputs"]
+__all__ = ["Definition", "Form", "Model", "Side", "check_tracked", "check_units", "tracked_inputs"]
 
 # Elements of one (rows, n, d) block of differences.
 _BLOCK_ELEMENTS = 2**22
@@ -188,7 +190,10 @@ def _cosine_form(points: Tensor) -> Form:
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
-    """Return those inputs that are tensors and require gradients."""
+    """Return those inputs that are tensors and require gradients; ``F`` is a pair of them."""
+    features = inputs.pop("F", None)
+    if features is not None:
+        inputs.update(zip(("F_X", "F_Y"), features, strict=True))
     return {
         name: value
         for name, value in inputs.items()
@@ -228,6 +233,14 @@ def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: boo
             )
 
 
+class Definition(NamedTuple):
+    """A problem, and the features that its linear cost was made from, if any."""
+
+    problem: Problem
+    features: tuple[Tensor, Tensor] | None
+    metric: FeatureMetric
+
+
 @dataclass(frozen=True)
 class Model:
     """Distances, weights and linear cost as functions of some inputs, float64."""
@@ -236,13 +249,14 @@ class Model:
     target: Side
     a: Tensor
     b: Tensor
-    linear: Tensor | None
+    linear: Cost | None
     alpha: float
     tracked: frozenset[str]  # names of the inputs
 
     @classmethod
-    def of(cls, problem: Problem, inputs: Mapping[str, Tensor]) -> Model:
+    def of(cls, definition: Definition, inputs: Mapping[str, Tensor]) -> Model:
         """Write a problem as a function of the inputs; the rest of it is constant."""
+        problem, features, metric = definition
         device, dtype = problem.source.device, torch.float64
         moved = {name: value.to(device, dtype) for name, value in inputs.items()}
         a, b = (
@@ -251,7 +265,15 @@ class Model:
         )
         source = _side(problem.source, moved.get("X"), moved.get("D_X"))
         target = _side(problem.target, moved.get("Y"), moved.get("D_Y"))
-        linear = moved.get("M", problem.linear)
+        linear = problem.linear
+        if "M" in moved:
+            linear = DenseCost(moved["M"])
+        if features is not None:
+            pair = (item.to(device, dtype) for item in features)
+            near, far = (
+                moved.get(name, item) for name, item in zip(("F_X", "F_Y"), pair, strict=True)
+            )
+            linear = feature_cost(near, far, metric)
         return cls(source, target, a, b, linear, problem.alpha, frozenset(inputs))
 
 

@@ -49,10 +49,11 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     matrix = plan.stored().detach().double()
     # the terms of rows and columns alone move into the potentials
     g = plan.potentials.g.detach().double()
+    linear = None if model.linear is None else model.linear.dense().matrix
     for _ in range(_OUTER):
         cost = -4 * model.alpha * (source @ matrix @ target)
-        if model.linear is not None:
-            cost = cost + (1 - model.alpha) * model.linear
+        if linear is not None:
+            cost = cost + (1 - model.alpha) * linear
         for _ in range(_INNER):
             f = -epsilon * torch.logsumexp(log_b + (g - cost) / epsilon, 1)
             g = -epsilon * torch.logsumexp(log_a[:, None] + (f[:, None] - cost) / epsilon, 0)
@@ -63,6 +64,6 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     squares = a @ source.square() @ a + b @ target.square() @ b
     quadratic = squares - 2 * (source @ matrix @ target * matrix).sum()
     loss = model.alpha * quadratic + epsilon * (matrix * log_density).sum()
-    if model.linear is not None:
-        loss = loss + (1 - model.alpha) * (model.linear * matrix).sum()
+    if linear is not None:
+        loss = loss + (1 - model.alpha) * (linear * matrix).sum()
     return matrix, loss
