@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,10 +29,44 @@ from torchgw._tiling import Tiling
 from torchgw._typing import Marginals, Potentials
 
 DELTA = skipped_share(torch.float64)
+BACKENDS = [pytest.param(("eager", "cpu"), id="eager")]
+if find_spec("triton"):
+    from torchgw._triton_operands import interpreted
+    from torchgw._triton_tiled import TiledTritonBackend
+
+    no_interpreter = pytest.mark.skipif(not interpreted(), reason="not interpreted")
+    BACKENDS += [
+        pytest.param(("triton", "cpu"), marks=no_interpreter, id="interpreted"),
+        pytest.param(("triton", "cuda"), marks=pytest.mark.gpu, id="triton"),
+        pytest.param(("eager", "cuda"), marks=pytest.mark.gpu, id="eager-cuda"),
+    ]
+# The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 # Rounding of a potential over epsilon in float64: exponents stay below 1e4.
 ROUNDING = 1e-11
 # n, m, width: one block, fewer points than a block, whole blocks, ragged ends.
 SIZES = [(1, 1, 8), (5, 7, 8), (32, 48, 8), (61, 130, 8), (130, 61, 16)]
+
+
+@pytest.fixture(params=BACKENDS)
+def make(request: pytest.FixtureRequest):
+    """Return how to make the backend of a tiling, its device, and the least width of a block."""
+    name, device = request.param
+    kind = TiledEagerBackend if name == "eager" else TiledTritonBackend
+    return Maker(kind, torch.device(device), 1 if name == "eager" else 16)
+
+
+class Maker(NamedTuple):
+    kind: type
+    device: torch.device
+    least: int
+
+    def __call__(self, shape: tuple[int, int], width: int) -> Any:
+        return self.kind(Tiling(shape, max(width, self.least)))
+
+    def to(self, problem):
+        """Return a cost, weights and potentials on the device."""
+        return [type(part)(*(x.to(self.device) for x in part)) for part in problem]
 
 
 def curve_cost(n: int, m: int, epsilon: float = 1e-3, thickness: float = 0.01):
@@ -114,12 +150,12 @@ def test_bounds_hold(n: int, m: int, width: int, kind: str, epsilon: float) -> N
 @pytest.mark.parametrize(("n", "m", "width"), SIZES)
 @pytest.mark.parametrize("epsilon", [1e3, 1e-2, 1e-5])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_softmin(n: int, m: int, width: int, epsilon: float, axis: int) -> None:
+def test_softmin(n: int, m: int, width: int, epsilon: float, axis: int, make: Maker) -> None:
     """From arbitrary potentials, not only from warm ones."""
-    cost, marginals, _ = curve_cost(n, m)
+    cost, marginals, _ = make.to(curve_cost(n, m))
     size, weight = (n, marginals.log_a) if axis == 0 else (m, marginals.log_b)
-    potential = torch.linspace(0, 1, size, dtype=torch.float64)
-    got = TiledEagerBackend(Tiling((n, m), width)).softmin(cost, weight, potential, epsilon, axis)
+    potential = torch.linspace(0, 1, size, dtype=torch.float64, device=make.device)
+    got = make((n, m), width).softmin(cost, weight, potential, epsilon, axis)
     expected = softmin(cost, weight, potential, epsilon, axis)
     # rounding of exponents of up to 1 / epsilon
     rounding = ROUNDING * max(1.0, 1e-2 / epsilon)
@@ -128,12 +164,12 @@ def test_softmin(n: int, m: int, width: int, epsilon: float, axis: int) -> None:
 
 @pytest.mark.parametrize(("n", "m", "width"), SIZES)
 @pytest.mark.parametrize("epsilon", [1e3, 1e-2, 1e-3])
-def test_sweeps_end_in_half_steps(n: int, m: int, width: int, epsilon: float) -> None:
+def test_sweeps_end_in_half_steps(n: int, m: int, width: int, epsilon: float, make: Maker) -> None:
     """Whatever happens between, f is the softmin of g, and g_next that of f."""
-    cost, marginals, start = curve_cost(n, m, epsilon)
-    backend = TiledEagerBackend(Tiling((n, m), width))
+    cost, marginals, start = make.to(curve_cost(n, m, epsilon))
+    backend = make((n, m), width)
     sweep = backend.sweeper(cost, marginals, start, epsilon)(start, 2, 1.0)
-    assert bool(sweep.ok)
+    assert sweep.check[0] == 1
     used_a, used_b = marginals.a > 0, marginals.b > 0
     f = softmin(cost, marginals.log_b, sweep.g, epsilon, axis=1)
     g_next = softmin(cost, marginals.log_a, sweep.f, epsilon, axis=0)
@@ -156,30 +192,31 @@ def test_two_levels_converge_faster_than_one() -> None:
     assert float((plans[0] - plans[1]).abs().sum()) < 1e-6
 
 
-def test_potentials_that_moved_too_far_are_not_trusted() -> None:
+def test_potentials_that_moved_too_far_are_not_trusted(make: Maker) -> None:
     """Tiles chosen far from the potentials that a sweep is given do not bound anything."""
-    cost, marginals, start = curve_cost(120, 120)
-    tiling = Tiling((120, 120), 8)
-    sweeper = TiledEagerBackend(tiling).sweeper(cost, marginals, start, 1e-3)
+    cost, marginals, start = make.to(curve_cost(120, 120))
+    backend = make((120, 120), 8)
+    sweeper = backend.sweeper(cost, marginals, start, 1e-3)
     noise = torch.randn(120, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = Potentials(start.f, start.g + 0.01 * noise)
+    moved = Potentials(start.f, start.g + 0.01 * noise.to(make.device))
     sweep = sweeper(moved, 1, 1.0)
     # they are chosen anew before the half-step, or the half-step is declared unusable
-    assert tiling.report().lists == 2
+    assert backend.tiling.report().lists == 2
     f = softmin(cost, marginals.log_b, moved.g, 1e-3, axis=1)
-    assert float((sweep.f - f)[marginals.a > 0].abs().max()) / 1e-3 < 1e-9 or not sweep.ok
+    assert float((sweep.f - f)[marginals.a > 0].abs().max()) / 1e-3 < 1e-9 or sweep.check[0] == 0
 
 
 @pytest.mark.parametrize(("n", "m", "width"), SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_plan_products(n: int, m: int, width: int, transposed: bool) -> None:
+def test_plan_products(n: int, m: int, width: int, transposed: bool, make: Maker) -> None:
     epsilon = 1e-3
-    cost, marginals, potentials = curve_cost(n, m, epsilon)
-    backend = TiledEagerBackend(Tiling((n, m), width))
+    cost, marginals, potentials = make.to(curve_cost(n, m, epsilon))
+    backend = make((n, m), width)
     plan = torchgw.TransportPlan(cost, potentials, marginals, epsilon, backend)
     expected = exact_plan(cost, marginals, potentials, epsilon)
     plan, expected = (plan.T, expected.T) if transposed else (plan, expected)
     values = torch.linspace(-1, 1, 3 * plan.shape[1], dtype=torch.float64).view(-1, 3)
+    values = values.to(make.device)
     assert float(expected.sum()) == pytest.approx(1, abs=0.3)
     got = plan @ values
     # a skipped entry is at most DELTA a_i b_j
@@ -191,15 +228,17 @@ def test_plan_products(n: int, m: int, width: int, transposed: bool) -> None:
     torch.testing.assert_close(expected.gather(1, top[1]), exact, rtol=1e-9, atol=1e-300)
 
 
-def test_topk_beyond_the_kept_tiles() -> None:
+def test_topk_beyond_the_kept_tiles(make: Maker) -> None:
     """More entries than the kept tiles hold: the others are looked for in the whole row."""
-    cost, marginals, potentials = curve_cost(100, 120, 1e-4)
-    tiling = Tiling((100, 120), 8)
-    plan = torchgw.TransportPlan(cost, potentials, marginals, 1e-4, TiledEagerBackend(tiling))
-    whole = torchgw.TransportPlan(cost, potentials, marginals, 1e-4)
-    got, expected = plan.topk(110), whole.topk(110)
-    assert tiling.report().kept < 0.5
-    torch.testing.assert_close(got[0], expected[0], rtol=1e-9, atol=1e-300)
+    cost, marginals, potentials = make.to(curve_cost(100, 120, 1e-5))
+    backend = make((100, 120), 8)
+    plan = torchgw.TransportPlan(cost, potentials, marginals, 1e-5, backend)
+    whole = torchgw.TransportPlan(cost, potentials, marginals, 1e-5)
+    got, expected = plan.topk(6), whole.topk(6)
+    assert backend.tiling.report().kept < 0.6
+    # some rows have not as many entries of any size
+    assert float(expected[0].min()) < 1e-30
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-9, atol=1e-200)
 
 
 def test_draws_follow_the_plan() -> None:
@@ -224,7 +263,8 @@ def test_tiles_are_skipped_where_the_plan_is_thin() -> None:
     for epsilon in (1e3, 1e-2, 1e-3, 1e-4):
         cost, marginals, potentials = curve_cost(500, 400, epsilon, thickness=0.0)
         problem = tile_problem(cost, marginals, epsilon, block_orders(cost, (16, 16)))
-        shares.append(TileLists.of(problem.keep(*problem.exponents(potentials), 0.0)).share)
+        kept = problem.keep(*problem.exponents(potentials), 0.0)
+        shares.append(TileLists.of(kept, 16).share)
     assert shares[0] == 1
     assert shares[1] > shares[2] > shares[3]
     assert shares[3] < 0.2

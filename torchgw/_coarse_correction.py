@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["block_scaling"]
+__all__ = ["block_scaling", "grouped"]
 
 # Blocks of a side above which neighbours are taken together: a step solves as many equations.
 _MOST_BLOCKS = 512
@@ -44,8 +44,8 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
     """
     blocks = len(row_mass)
     height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
-    row_mass, column_mass = _grouped(row_mass, height), _grouped(column_mass, width)
-    masses = _grouped(_grouped(masses, height).T, width).T
+    row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
+    masses = grouped(grouped(masses, height).T, width).T
     inverse_mass = _ratio(torch.ones_like(row_mass), row_mass)
     y = torch.zeros_like(column_mass)
     for _ in range(_STEPS):
@@ -67,7 +67,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
     return scaling
 
 
-def _grouped(values: Tensor, size: int) -> Tensor:
+def grouped(values: Tensor, size: int) -> Tensor:
     """Add up groups of ``size`` neighbours along the first axis; the last may be smaller."""
     if size == 1:
         return values

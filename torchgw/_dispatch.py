@@ -92,8 +92,9 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
 def _make(name: str, tiling: Tiling | None) -> Backend:
     if name == "triton":
         from torchgw._triton_sinkhorn import TritonBackend
+        from torchgw._triton_tiled import TiledTritonBackend
 
-        return TritonBackend()
+        return TritonBackend() if tiling is None else TiledTritonBackend(tiling)
     if name == "compile":
         return CompiledBackend()
     return EagerBackend() if tiling is None else TiledEagerBackend(tiling)

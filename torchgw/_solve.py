@@ -286,10 +286,13 @@ def _perturb(coupling: Coupling) -> Coupling:
 
 
 def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:
-    """Return KL(P | a x b) and <M, P>, block by block.
+    """Return KL(P | a x b) and <M, P>.
 
-    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that.
+    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
+    block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     """
+    if isinstance(plan.cost, FactoredCost) and not isinstance(problem.linear, DenseCost):
+        return _factored_entropy(plan, plan.cost), _factored_linear(plan, problem.linear)
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     a, b = plan.weights
     kl = linear = 0.0
@@ -301,9 +304,21 @@ def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, fl
         kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
         if isinstance(problem.linear, DenseCost):
             linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
-    if isinstance(problem.linear, FactoredCost):
-        left, right, row, column = problem.linear.to(torch.float64)
-        ones = torch.ones_like(right[:, :1])
-        sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
-        linear = float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
     return kl, linear
+
+
+def _factored_entropy(plan: TransportPlan, cost: FactoredCost) -> float:
+    """Return KL(P | a x b) from two products with the plan."""
+    p, q = plan.marginals()
+    f, g = (potential.double() for potential in plan.potentials)
+    return float((p @ f + q @ g - _factored_linear(plan, cost)) / plan.epsilon)
+
+
+def _factored_linear(plan: TransportPlan, linear: FactoredCost | None) -> float:
+    """Return <M, P> from one product with the plan."""
+    if linear is None:
+        return 0.0
+    left, right, row, column = linear.to(torch.float64)
+    ones = torch.ones_like(right[:, :1])
+    sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
+    return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())

@@ -16,16 +16,16 @@ from torchgw._anchors import sample_categories
 from torchgw._coarse_correction import block_scaling
 from torchgw._cost import Cost, exp_
 from torchgw._eager_sinkhorn import EagerBackend, usable_sums
-from torchgw._sinkhorn import Sweep, Sweeper
+from torchgw._sinkhorn import Sweep, Sweeper, checked
 from torchgw._tiles import TileLists, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["TiledEagerBackend"]
+__all__ = ["LINEAR", "TiledEagerBackend"]
 
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
-_LINEAR = 0.5
+LINEAR = 0.5
 
 # A block of rows, its kept blocks of columns, and the sums over the rows, (columns, width).
 Part = tuple[int, Tensor, Tensor]
@@ -197,6 +197,7 @@ class _TiledSweeper:
         self, tiling: Tiling, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> None:
         self.tiling = tiling
+        self.b = marginals.b
         self.problem = tiling.problem(cost, marginals, epsilon)
         self.rows, self.columns = self.problem.rows, self.problem.columns
         self.acceleration = Anderson()
@@ -227,13 +228,15 @@ class _TiledSweeper:
             scaled = v - self._column_sum(parts, scaling).double().log()
             u = u + scaling[:, None] * (self.rows.weight > 0)
             scaled = torch.where(torch.isfinite(scaled), scaled, plain)
-            if scaling.abs().max() > _LINEAR:
+            if scaling.abs().max() > LINEAR:
                 self.acceleration = Anderson()
                 v = scaled
             else:
                 v = self._extrapolate(v, scaled)
         f, g = problem.potentials(*before)
-        return Sweep(f, g, problem.potentials(*after).g, problem.potentials(u, v), ok)
+        g_next = problem.potentials(*after).g
+        check = checked(ok, g, g_next, self.b, problem.epsilon)
+        return Sweep(f, g, g_next, problem.potentials(u, v), check)
 
     def _extrapolate(self, v: Tensor, image: Tensor) -> Tensor:
         """Return the next potentials of the columns, from those before and what followed."""

@@ -155,14 +155,15 @@ class TileLists(NamedTuple):
     start: Tensor  # (row blocks + 1,) int64, where each list begins in ``column``
     column: Tensor  # (kept,) int64
     share: float  # of all tiles that is kept
+    width: int  # points of a block, of rows and of columns
 
     @classmethod
-    def of(cls, kept: Tensor) -> TileLists:
+    def of(cls, kept: Tensor, width: int) -> TileLists:
         """Return the lists of a table, shape (row blocks, column blocks), bool."""
         counts = kept.sum(1)
         start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         column = kept.nonzero()[:, 1]
-        return cls(start, column, len(column) / kept.numel())
+        return cls(start, column, len(column) / kept.numel(), width)
 
 
 class TileProblem(NamedTuple):

@@ -105,15 +105,16 @@ class Tiling:
 
     def lists(self, problem: TileProblem, u: Tensor, v: Tensor, slack: float = 0.0) -> TileLists:
         """Choose the tiles of known potentials."""
-        return self._record(problem, problem.keep(u, v, slack))
+        return self.record(problem, problem.keep(u, v, slack))
 
     def softmin_lists(self, problem: TileProblem, v: Tensor) -> TileLists:
         """Choose the tiles of a half-step, from the potentials of the columns."""
         u = potential_bound(problem.rows, problem.columns, v)
-        return self._record(problem, problem.keep(u, v, 0.0))
+        return self.record(problem, problem.keep(u, v, 0.0))
 
-    def _record(self, problem: TileProblem, kept: Tensor) -> TileLists:
-        lists = TileLists.of(kept)
+    def record(self, problem: TileProblem, kept: Tensor) -> TileLists:
+        """Return the lists of a table of kept tiles, and remember their share."""
+        lists = TileLists.of(kept, self.width)
         self._memory.shares.append(lists.share)
         self._memory.bound = max(self._memory.bound, skipped_share(problem.dtype))
         return lists

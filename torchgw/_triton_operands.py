@@ -19,6 +19,7 @@ from torchgw._cost import Cost, DenseCost, FactoredCost
 __all__ = [
     "Blocks",
     "Operands",
+    "Walk",
     "ProductPrecision",
     "interpreted",
     "launch_options",
@@ -26,6 +27,7 @@ __all__ = [
     "operands",
     "scale_of",
     "split_columns",
+    "whole",
 ]
 
 ProductPrecision = Literal["fp16x3", "tf32x3", "tf32", "float32", "float64"]
@@ -46,6 +48,20 @@ class Blocks(NamedTuple):
     m: int  # columns of a tile
     warps: int
     stages: int
+
+
+class Walk(NamedTuple):
+    """Which tiles of columns each block of rows goes over, as the kernels read it."""
+
+    start: Tensor  # (row blocks + 1,) int64, where the list of each begins
+    tiles: Tensor  # (kept,) int64, blocks of columns, ascending
+    width: int  # points of a block; 0 for all columns
+
+    def fit(self, blocks: Blocks) -> Blocks:
+        """Return blocks that divide those of the lists."""
+        if not self.width:
+            return blocks
+        return blocks._replace(n=min(blocks.n, self.width), m=min(blocks.m, self.width))
 
 
 class Operands(NamedTuple):
@@ -175,6 +191,13 @@ def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
     widest = 64 if precision == "fp16x3" else 32
     block = min(widest, max(16, triton.next_power_of_2(rank)))
     return triton.cdiv(rank, block) * block, block
+
+
+@cache
+def whole(device: torch.device) -> Walk:
+    """Return the walk over all columns; its lists are not read."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    return Walk(nothing, nothing, 0)
 
 
 @cache

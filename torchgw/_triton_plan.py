@@ -15,15 +15,20 @@ from torchgw._launch import launch
 from torchgw._triton_operands import (
     Blocks,
     Operands,
+    Walk,
     interpreted,
     launch_options,
     split_columns,
+    whole,
 )
 from torchgw._triton_softmin import padded
-from torchgw._triton_tiles import exponents, load_left
+from torchgw._triton_tiles import exponents, load_left, walk_column, walk_range
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["apply", "column_bias", "row_potential", "sample", "topk"]
+__all__ = ["MOST_PASSES", "apply", "column_bias", "row_potential", "sample", "topk"]
+
+# Passes over a plan, one for each of the k largest, that take less time than sorting its rows once.
+MOST_PASSES = 16
 
 # Stands for log2 of zero among candidates: below every exponent, above what is no candidate.
 _FLOOR = tl.constexpr(-1e30)
@@ -51,6 +56,8 @@ def _apply_kernel(
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
     values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 2 bfloat16 parts
     out,  # [splits, n, c]
+    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    tiles,  # [kept]
     n,
     m,
     c,
@@ -62,6 +69,7 @@ def _apply_kernel(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -70,8 +78,7 @@ def _apply_kernel(
 ):
     """Multiply a block of rows of the plan, without its row weights, by a block of values."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(1) * width
-    end = tl.minimum(begin + width, m)
+    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     leading, trailing = rows, rows
@@ -80,7 +87,8 @@ def _apply_kernel(
     potential = tl.load(own + rows, mask=rows < n, other=0.0)
     total = tl.zeros((BLOCK_N, BLOCK_C), kind)
     plane = tl.num_programs(2).to(tl.int64) * BLOCK_C * pitch
-    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+    for position in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        column = walk_column(tiles, position, WALK)
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
@@ -139,6 +147,8 @@ def _best_kernel(
     last_column,  # [s] int64, read if NEXT
     score_out,  # [splits, s]
     column_out,  # [splits, s] int64
+    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    tiles,  # [kept]
     seed,  # [1] int64, read if RANDOM
     s,
     n,
@@ -152,6 +162,7 @@ def _best_kernel(
     PRECISION: tl.constexpr,
     INDEXED: tl.constexpr,
     NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
+    WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     RANDOM: tl.constexpr,  # race exponential variables: a draw from the row
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -159,8 +170,7 @@ def _best_kernel(
 ):
     """Find the largest exponent of each row, the lowest column among equals."""
     place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(1) * width
-    end = tl.minimum(begin + width, m)
+    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     rows = tl.load(index + place, mask=place < s, other=0) if INDEXED else place
     leading, trailing = rows, rows
@@ -171,7 +181,8 @@ def _best_kernel(
         after = tl.load(last_column + place, mask=place < s, other=0)[:, None]
     best = tl.full((BLOCK_N,), -float("inf"), kind)
     where = tl.zeros((BLOCK_N,), tl.int64)
-    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+    for position in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        column = walk_column(tiles, position, WALK)
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
@@ -179,7 +190,7 @@ def _best_kernel(
         )  # fmt: skip
         if RANDOM:
             x -= _log_exponential(tl.load(seed), place, columns)
-        candidate = (columns < end)[None, :]
+        candidate = (columns < m)[None, :]
         x = tl.where(x > _FLOOR, x, _FLOOR)
         if NEXT:
             candidate &= (x < bound) | ((x == bound) & (columns[None, :] > after))
@@ -198,6 +209,7 @@ def apply(
     scale: float,
     values: Tensor,
     *,
+    walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
@@ -208,8 +220,9 @@ def apply(
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
     # exponents, their two parts and the accumulators share the registers
-    blocks = blocks or Blocks(64, 64, 4, 2)
-    splits, width = split_columns(n, m, blocks, own.device, splits)
+    walk = walk or whole(own.device)
+    blocks = walk.fit(blocks or Blocks(64, 64, 4, 2))
+    splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
     bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
     table = own.new_zeros((1, channels * block_c, pitch))
@@ -219,15 +232,22 @@ def apply(
     out = own.new_empty((splits, n, c))
     launch(
         _apply_kernel, (triton.cdiv(n, blocks.n), splits, channels),
-        cost.first, cost.second, own, bias, table, out, n, m, c, pitch, width, *cost.strides,
-        **cost.constants(), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
-        BLOCK_C=block_c, EMULATE=interpreted(), **launch_options(blocks),
+        cost.first, cost.second, own, bias, table, out, walk.start, walk.tiles, n, m, c, pitch,
+        width, *cost.strides, **cost.constants(), WALK=walk.width, STAGES=blocks.stages,
+        BLOCK_N=blocks.n, BLOCK_M=blocks.m, BLOCK_C=block_c, EMULATE=interpreted(),
+        **launch_options(blocks),
     )  # fmt: skip
     return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
 
 
 def topk(
-    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float, k: int
+    cost: Operands,
+    marginals: Marginals,
+    potentials: Potentials,
+    scale: float,
+    k: int,
+    *,
+    walk: Walk | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest entries of each row, values (n, k) and columns (n, k) in int64.
 
@@ -237,7 +257,7 @@ def topk(
     scores, columns = [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
-        previous = _best(cost, bias, previous=previous)
+        previous = _best(cost, bias, previous=previous, walk=walk)
         scores.append(previous[0])
         columns.append(previous[1])
     own = row_potential(cost, marginals, potentials, scale)
@@ -268,23 +288,27 @@ def _best(
     rows: Tensor | None = None,
     previous: tuple[Tensor, Tensor] | None = None,
     seed: Tensor | None = None,
+    walk: Walk | None = None,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the largest exponent of each row and its column."""
     n, m = cost.shape
     count = n if rows is None else len(rows)
+    walk = walk or whole(bias.device)
     blocks = Blocks(32, 64, 4, 2) if cost.dtype == torch.float64 else Blocks(64, 128, 4, 2)
-    splits, width = split_columns(count, m, blocks, bias.device, splits)
+    blocks = walk.fit(blocks)
+    splits, width = split_columns(count, m, blocks, bias.device, 1 if walk.width else splits)
     score = bias.new_empty((splits, count))
     column = torch.empty((splits, count), dtype=torch.int64, device=bias.device)
     last_score, last_column = previous or (score, column)
     launch(
         _best_kernel, (triton.cdiv(count, blocks.n), splits),
         cost.first, cost.second, bias, column if rows is None else rows, last_score, last_column,
-        score, column, column if seed is None else seed, count, n, m, width, *cost.strides,
+        score, column, walk.start, walk.tiles, column if seed is None else seed, count,
+        n, m, width, *cost.strides,
         **cost.constants(), INDEXED=rows is not None, NEXT=previous is not None,
-        RANDOM=seed is not None, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
-        **launch_options(blocks),
+        RANDOM=seed is not None, WALK=walk.width, STAGES=blocks.stages,
+        BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     top = score.amax(0)
     return top, torch.where(score == top, column, m).amin(0)

@@ -16,9 +16,10 @@ from torch import Tensor
 from torchgw import _triton_dense, _triton_dense_plan, _triton_plan
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._sinkhorn import Sweeper
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
 from torchgw._triton_softmin import log_sum_exp, padded
-from torchgw._triton_sweeps import Linear, TritonSweeper, dense_sweeper, factored_sweeper
+from torchgw._triton_sweeps import Linear, dense_sweeper, factored_sweeper
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
@@ -92,7 +93,7 @@ class TritonBackend:
         epsilon: float,
         *,
         tau: tuple[float, float] = (1.0, 1.0),
-    ) -> TritonSweeper:
+    ) -> Sweeper:
         """Prepare full iterations, reading a matrix once per iteration where a row fits on chip.
 
         With ``tau`` below one the plain iteration is f = tau[0] * softmin(g),
@@ -132,7 +133,7 @@ class TritonBackend:
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
     ) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row, by a pass each while that is faster."""
-        if k > _MOST_PASSES:
+        if k > _triton_plan.MOST_PASSES:
             return EagerBackend().topk(cost, marginals, potentials, epsilon, k)
         parts = operands(cost, epsilon, self.precision)
         return _triton_plan.topk(parts, marginals, potentials, scale_of(epsilon), k)
@@ -155,7 +156,5 @@ class TritonBackend:
         return self.poly if cost.dtype == torch.float32 and not interpreted() else 0
 
 
-# Passes over a plan that take less time than sorting its rows once.
-_MOST_PASSES = 16
 # Shapes of a FactoredCost: left, right, row, column.
 _PROBE = ((8, 2), (8, 2), (8,), (8,))

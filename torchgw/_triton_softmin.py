@@ -19,10 +19,18 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._launch import launch
-from torchgw._triton_operands import Blocks, Operands, launch_options, split_columns
-from torchgw._triton_tiles import exp2_mixed, exponents, load_left, logsumexp_step
+from torchgw._triton_operands import Blocks, Operands, Walk, launch_options, split_columns, whole
+from torchgw._triton_tiles import (
+    exp2_mixed,
+    exponents,
+    load_left,
+    logsumexp_step,
+    walk_column,
+    walk_range,
+)
 
 __all__ = [
+    "Groups",
     "Rule",
     "Side",
     "half_step_",
@@ -56,6 +64,13 @@ class Side(NamedTuple):
     weight: Tensor  # (n,)
     scaling: Tensor  # (n,) u, 0 where sweeps start from p
     feed: Tensor  # (n, padded with 0) weight * 2^u: what the other side's sums are weighted by
+
+
+class Groups(NamedTuple):
+    """Where the sums of rows are kept apart by groups of columns."""
+
+    sums: Tensor  # (groups, n or more), zero where no tile of a group is kept
+    width: int  # columns of a group, a multiple of the width of a block
 
 
 @triton.jit
@@ -111,6 +126,10 @@ def _softmin_kernel(
     feed_out,  # [n]
     bad,  # [1] int32
     partial,  # [splits, n] log-sum, or sum if STABLE, of each share of the columns
+    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    tiles,  # [kept]
+    groups,  # [groups, pitch] sums over groups of the columns' blocks, written if GROUP
+    pitch,
     n,
     m,
     width,  # columns of one split, a multiple of BLOCK_M
@@ -123,14 +142,15 @@ def _softmin_kernel(
     STABLE: tl.constexpr,
     POLY: tl.constexpr,
     SPLITS: tl.constexpr,
+    WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
+    GROUP: tl.constexpr,  # points of a group, if sums by group are wanted, or 0
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Reduce a block of rows over one share of the columns."""
+    """Reduce a block of rows over one share of the columns, or over the tiles of a list."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(1) * width
-    end = tl.minimum(begin + width, m)
+    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     leading, trailing = rows, rows
     if RANK == BLOCK_R:
@@ -139,7 +159,11 @@ def _softmin_kernel(
         own = tl.load(start + rows, mask=rows < n, other=0.0)
     best = tl.full((BLOCK_N,), -float("inf"), kind)
     total = tl.zeros((BLOCK_N,), kind)
-    for column in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+    if GROUP:
+        part = tl.zeros((BLOCK_N,), kind)
+        last = tl.cast(-1, tl.int32)
+    for position in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        column = walk_column(tiles, position, WALK)
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
@@ -147,7 +171,13 @@ def _softmin_kernel(
         )  # fmt: skip
         if STABLE:
             scaled = exp2_mixed(x + own[:, None], POLY) * tl.load(feed + columns)[None, :]
-            total += tl.sum(scaled, 1)
+            added = tl.sum(scaled, 1)
+            total += added
+            if GROUP:
+                group = column // GROUP
+                part = tl.where(group == last, part, 0.0) + added
+                last = group
+                tl.store(groups + group.to(tl.int64) * pitch + rows, part, mask=rows < n)
         else:
             best, total = logsumexp_step(best, total, x, POLY)
     if STABLE and SPLITS == 1:
@@ -195,6 +225,7 @@ def log_sum_exp(
     bias: Tensor,
     *,
     poly: int = 0,
+    walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
@@ -207,19 +238,23 @@ def log_sum_exp(
         Column potential plus base-2 log weight, exponent units.
     poly : {0, 4, 8}
         One of so many exponentials by a polynomial.
+    walk : Walk, optional
+        The tiles to sum over; all unless given.
     blocks, splits : optional
         Overrides of the tables, for measurements and tests.
     """
     n, m = cost.shape
-    blocks = blocks or softmin_blocks(cost)
-    splits, width = split_columns(n, m, blocks, bias.device, splits)
+    walk = walk or whole(bias.device)
+    blocks = walk.fit(blocks or softmin_blocks(cost))
+    splits, width = split_columns(n, m, blocks, bias.device, 1 if walk.width else splits)
     partial = bias.new_empty((splits, n))
     # what the kernel does not touch may be any tensor
     launch(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
-        n, m, width, *cost.strides, **cost.constants(), STABLE=False, POLY=poly, SPLITS=1,
-        STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
+        walk.start, walk.tiles, bias, 0, n, m, width, *cost.strides, **cost.constants(),
+        STABLE=False, POLY=poly, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
+        BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits == 1:
         return partial[0]
@@ -236,23 +271,29 @@ def half_step_(
     bad: Tensor,
     *,
     poly: int = 0,
+    walk: Walk | None = None,
+    groups: Groups | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> None:
     """Update the scalings of the rows from the sums of E diag(columns.feed), (T2).
 
-    ``bad``, shape (1,), int32, is set to one if a sum or a scaling is not ``usable``.
+    ``bad``, shape (1,), int32, is set to one if a sum or a scaling is not ``usable``. With a
+    ``walk`` the sums are over its tiles, and ``groups`` may take them by group of columns.
     """
     n, m = cost.shape
-    blocks = blocks or softmin_blocks(cost)
-    splits, width = split_columns(n, m, blocks, bad.device, splits)
+    walk = walk or whole(bad.device)
+    groups = groups or Groups(rows.feed, 0)
+    blocks = walk.fit(blocks or softmin_blocks(cost))
+    splits, width = split_columns(n, m, blocks, bad.device, 1 if walk.width else splits)
     partial = rows.weight.new_empty((splits, n)) if splits > 1 else rows.weight
     outcome = (*rule, rows.weight, rows.scaling, rows.feed, bad)
     launch(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
-        n, m, width, *cost.strides, **cost.constants(), STABLE=True, POLY=poly,
-        SPLITS=min(splits, 2), STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
+        walk.start, walk.tiles, groups.sums, groups.sums.stride(0), n, m, width, *cost.strides,
+        **cost.constants(), STABLE=True, POLY=poly, SPLITS=min(splits, 2), WALK=walk.width,
+        GROUP=groups.width, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         **launch_options(blocks),
     )  # fmt: skip
     if splits > 1:

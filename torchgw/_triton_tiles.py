@@ -15,7 +15,14 @@ import struct
 import triton
 import triton.language as tl
 
-__all__ = ["exp2_mixed", "exponents", "load_left", "logsumexp_step"]
+__all__ = [
+    "exp2_mixed",
+    "exponents",
+    "load_left",
+    "logsumexp_step",
+    "walk_column",
+    "walk_range",
+]
 
 # Minimax polynomial of 2^x on [-1/2, 1/2], highest power first; relative error 7.5e-8.
 _POLYNOMIAL = (0.0013276471, 0.0096755410, 0.055507131, 0.24022120, 0.69314694, 1.0000001)
@@ -81,6 +88,36 @@ def logsumexp_step(
     shift = tl.where(top == -float("inf"), 0.0, top)
     total = total * tl.exp2(best - shift) + tl.sum(exp2_mixed(x - shift[:, None], POLY), 1)
     return top, total
+
+
+@triton.jit
+def walk_range(
+    start,  # [row blocks + 1] as in Walk
+    width,  # columns of one split
+    m,
+    WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
+    BLOCK_N: tl.constexpr,
+):
+    """Return where this program's walk over tiles begins and ends, in columns."""
+    if WALK == 0:
+        begin = tl.program_id(1) * width
+        return begin, tl.minimum(begin + width, m)
+    else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
+        block = start + tl.program_id(0) * BLOCK_N // WALK
+        return tl.load(block) * WALK, tl.load(block + 1) * WALK
+
+
+@triton.jit
+def walk_column(
+    tiles,  # [kept] as in Walk
+    position,  # of a walk, a multiple of BLOCK_M
+    WALK: tl.constexpr,
+):
+    """Return the first column of the tile at a position of the walk."""
+    if WALK == 0:
+        return position
+    else:  # noqa: RET505
+        return (tl.load(tiles + position // WALK) * WALK + position % WALK).to(tl.int32)
 
 
 @triton.jit
