@@ -122,6 +122,7 @@ _ALL: tuple[Problem, ...] = (
     _spiral(400, 500, "precomputed"),
     _spiral(4_000, 5_000, "landmark"),
     _spiral(10_000, 12_000, "landmark"),
+    _spiral(20_000, 20_000, "landmark"),
     _spiral(20_000, 25_000, "landmark"),
     _spiral(45_000, 45_000, "landmark"),
     _spiral(60_000, 60_000, "landmark"),
