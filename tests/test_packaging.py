@@ -27,6 +27,7 @@ LAYERS = {
     2: {"distances", "_cost", "_features"},
     3: {
         "_sinkhorn",
+        "_batch_sinkhorn",
         "_eager_sinkhorn",
         "_acceleration",
         "_compiled_sinkhorn",

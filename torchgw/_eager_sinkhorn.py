@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import sample_categories
+from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn import Sweep, Sweeper, checked, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
@@ -47,6 +48,18 @@ class EagerBackend:
         if isinstance(cost, DenseCost):
             return _StoredKernel(cost, marginals, start, epsilon)
         return _StreamedKernel(cost, marginals, epsilon)
+
+    def solve_batch(
+        self,
+        costs: Tensor,
+        marginals: Marginals,
+        g: Tensor,
+        epsilon: Tensor,
+        iterations: int,
+        relaxation: float,
+    ) -> BatchPlans:
+        """Compute :func:`torchgw._batch_sinkhorn.solve_batch`."""
+        return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
 
     def apply(
         self,

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from torchgw._candidates import GUESS_EPSILON, Starts, make_starts
 from torchgw._coarse import CoarseProblem, coarsen
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
 from torchgw._rounding import round_to_marginals
 from torchgw._schedule import Annealing
+from torchgw._sinkhorn import Backend
+from torchgw._typing import Marginals
 
 __all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima"]
 
@@ -26,9 +29,8 @@ _ITERATIONS = 20
 _POLISH = 10
 _FINE_ITERATIONS = 10
 _INNER = {"search": 10, "polish": 20}
-# Over-relaxation of Sinkhorn's iteration, and the factor of a scaling up to which it is applied.
+# Over-relaxation of Sinkhorn's iteration.
 _RELAXATION = {"search": 1.5, "polish": 1.7}
-_RELAXED_FACTOR = 2.0
 # Distance (CoarseProblem.distances) above which two plans are different optima.
 _DISTINCT = 0.05
 # Optima that are polished and reported at most.
@@ -39,8 +41,6 @@ _CLOSE = 0.05
 _LEAST_EPSILON = 1e-3
 # Resolution above which coarse points say little about their neighbours' partners.
 _COARSEST = 0.2
-# What scalings and their sums are kept within, so that float32 neither over- nor underflows.
-_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,9 @@ class _Batch(NamedTuple):
         return _Batch(tuple(self.labels[i] for i in index), self.plans[index], self.g[index])
 
 
-def find_optima(problem: Problem, epsilon: float, count: int) -> Search:
+def find_optima(
+    problem: Problem, epsilon: float, count: int, backend: Backend | None = None
+) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima.
 
     Parameters
@@ -105,26 +107,29 @@ def find_optima(problem: Problem, epsilon: float, count: int) -> Search:
         Target of the whole solve.
     count : int
         Number of starts.
+    backend : Backend, optional
+        PyTorch operations unless given.
     """
+    backend = backend or EagerBackend()
     coarse = coarsen(problem, _POINTS)
     if coarse.resolution > _COARSEST:
         return Search((), float("nan"))
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
     starts = make_starts(coarse, target, count, _ITERATIONS)
-    batch, _ = _distinct(coarse, _from_costs(coarse, starts))
+    batch, _ = _distinct(coarse, _from_costs(coarse, starts, backend))
     constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
-    batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish"))
+    batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish", backend))
     close = [i for i, value in enumerate(values) if value <= (1 + _CLOSE) * values[0]]
     first: list[Alternative] = []
     if len(close) > 1 and coarse.resolution > 0:
-        first = _compare_finely(problem, coarse, batch.take(close), target)
+        first = _compare_finely(problem, coarse, batch.take(close), target, backend)
         batch, values = batch.take(list(range(len(close), len(values)))), values[len(close) :]
     found = (*first, *_alternatives(problem, coarse, batch, values))
     return Search(found, _ambiguity(found))
 
 
 def _compare_finely(
-    problem: Problem, coarse: CoarseProblem, batch: _Batch, target: float
+    problem: Problem, coarse: CoarseProblem, batch: _Batch, target: float, backend: Backend
 ) -> list[Alternative]:
     """Carry optima of nearly the same value over to more points, and compare them there."""
     fine = coarsen(problem, _FINER_POINTS)
@@ -135,7 +140,7 @@ def _compare_finely(
     epsilons = [[fall(iteration)] * len(batch.labels) for iteration in range(_FINE_ITERATIONS)]
     starts = Starts(batch.labels, fine.base - 4 * fine.alpha * cross, fine.x.new_tensor(epsilons))
     constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
-    batch = _iterate(fine, _from_costs(fine, starts), constant, "polish")
+    batch = _iterate(fine, _from_costs(fine, starts, backend), constant, "polish", backend)
     batch, values = _distinct(fine, batch)
     return _alternatives(problem, fine, batch, values)
 
@@ -158,15 +163,17 @@ def _alternatives(
     ]
 
 
-def _from_costs(coarse: CoarseProblem, starts: Starts) -> _Batch:
+def _from_costs(coarse: CoarseProblem, starts: Starts, backend: Backend) -> _Batch:
     """Take the plan of each start's first cost, then iterate."""
     costs = starts.costs.float()
     first = _Batch(starts.labels, costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _sinkhorn(coarse, first, costs, starts.epsilons[0], "search")
-    return _iterate(coarse, first, starts.epsilons[1:], "search")
+    first = _solve(coarse, first, costs, starts.epsilons[0], "search", backend)
+    return _iterate(coarse, first, starts.epsilons[1:], "search", backend)
 
 
-def _iterate(coarse: CoarseProblem, batch: _Batch, epsilons: Tensor, stage: str) -> _Batch:
+def _iterate(
+    coarse: CoarseProblem, batch: _Batch, epsilons: Tensor, stage: str, backend: Backend
+) -> _Batch:
     """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
 
     Nothing is read from the device, and all starts take the same number of iterations.
@@ -176,37 +183,24 @@ def _iterate(coarse: CoarseProblem, batch: _Batch, epsilons: Tensor, stage: str)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
         costs = torch.baddbmm(base, x @ batch.plans, y, alpha=-4 * coarse.alpha)
-        batch = _sinkhorn(coarse, batch, costs, epsilon, stage)
+        batch = _solve(coarse, batch, costs, epsilon, stage, backend)
     return batch
 
 
-def _sinkhorn(
-    coarse: CoarseProblem, batch: _Batch, costs: Tensor, epsilon: Tensor, stage: str
+def _solve(
+    coarse: CoarseProblem,
+    batch: _Batch,
+    costs: Tensor,
+    epsilon: Tensor,
+    stage: str,
+    backend: Backend,
 ) -> _Batch:
-    """Run over-relaxed Sinkhorn iterations of all starts, each with its own epsilon (B,).
-
-    Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
-    bounded, so that none overflows.
-    """
-    a, b = coarse.source.weights.float()[:, None], coarse.target.weights.float()
-    epsilon = epsilon[:, None, None].to(costs.dtype)
-    exponent = (batch.g - costs).div_(epsilon)
-    kernel = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=-70.0).exp_()
-    excess = _RELAXATION[stage] - 1
-    v = b.expand(len(costs), 1, -1)
-    u = a / (kernel * v).sum(-1, keepdim=True)
-    for _ in range(_INNER[stage]):
-        v = _relax(v, b / (kernel * u).sum(-2, keepdim=True), excess)
-        u = _relax(u, a / (kernel * v).sum(-1, keepdim=True), excess)
-    v = (b / (kernel * u).sum(-2, keepdim=True)).clamp_(_SMALLEST, _LARGEST)
-    u = a / (kernel * v).sum(-1, keepdim=True)
-    return _Batch(batch.labels, kernel.mul_(u).mul_(v), batch.g + epsilon * (v / b).log())
-
-
-def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
-    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
-    bounded = (new / old).clamp_(1 / _RELAXED_FACTOR, _RELAXED_FACTOR)
-    return (new * bounded.pow_(excess)).clamp_(_SMALLEST, _LARGEST)
+    """Run the Sinkhorn iterations of one outer iteration."""
+    weights = Marginals(coarse.source.weights, coarse.target.weights)
+    plans, g = backend.solve_batch(
+        costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage]
+    )
+    return _Batch(batch.labels, plans, g)
 
 
 def _distinct(coarse: CoarseProblem, batch: _Batch) -> tuple[_Batch, list[float]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgw._batch_sinkhorn import BatchPlans
 from torchgw._cost import Cost, exp_
 from torchgw._typing import Marginals, Potentials
 
@@ -84,6 +85,17 @@ class Backend(Protocol):
         self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> Sweeper:
         """Prepare sweeps that begin at or near ``start``."""
+
+    def solve_batch(
+        self,
+        costs: Tensor,
+        marginals: Marginals,
+        g: Tensor,
+        epsilon: Tensor,
+        iterations: int,
+        relaxation: float,
+    ) -> BatchPlans:
+        """Compute :func:`torchgw._batch_sinkhorn.solve_batch`."""
 
     def apply(
         self,

@@ -204,7 +204,8 @@ def first_guess(
     if init is not None or options.n_init == 1 or trivial:
         return read_init(init, problem.marginals), None
     searched = problem if sample is None else sample.problem
-    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS)
+    backend = choose_backend(options.backend, problem.source.device, torch.float32)
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
     if not search.alternatives:
         return PRODUCT, search
     guess = from_alternative(search.alternatives[0], problem.source.device)

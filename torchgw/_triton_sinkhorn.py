@@ -13,7 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torchgw import _triton_dense, _triton_dense_plan, _triton_plan
+from torchgw import _triton_batch, _triton_dense, _triton_dense_plan, _triton_plan
+from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._sinkhorn import Sweeper
@@ -109,6 +110,19 @@ class TritonBackend:
     def transposed(self) -> TritonBackend:
         """Return this backend, to which all costs are alike."""
         return self
+
+    def solve_batch(
+        self,
+        costs: Tensor,
+        marginals: Marginals,
+        g: Tensor,
+        epsilon: Tensor,
+        iterations: int,
+        relaxation: float,
+    ) -> BatchPlans:
+        """Compute :func:`torchgw._batch_sinkhorn.solve_batch`, on chip where problems fit."""
+        solve = _triton_batch.solve_batch if _triton_batch.fits(costs.shape) else solve_batch
+        return solve(costs, marginals, g, epsilon, iterations, relaxation)
 
     def apply(
         self,
