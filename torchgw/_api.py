@@ -194,8 +194,9 @@ def solve(
         float64 for small problems and mixed otherwise.
     storage : {"auto", "stored", "streamed"}
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
-        read. ``"auto"`` stores up to 25 million entries on a CPU and 200 million on a GPU. The
-        dense gradient and ``M`` have stored costs in any case.
+        read. ``"auto"`` takes what a model fitted to measurements says is faster, and never stores
+        matrices of more than 2 GiB on a GPU or 256 MiB on a CPU, or more than fits. The dense
+        gradient and ``M`` have stored costs in any case.
     skip_tiles : bool or "auto"
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
         nothing: at most a few roundings of any row's or column's mass, see ``log["tiles"]``.

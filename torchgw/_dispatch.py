@@ -17,6 +17,7 @@ from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import BackendUnavailableError, UnsupportedError
 from torchgw._options import BackendName, GradientName, Precision, Storage
+from torchgw._plan import free_memory
 from torchgw._sinkhorn import Backend
 from torchgw._tiled_sinkhorn import TiledEagerBackend
 from torchgw._tiling import Tiling
@@ -27,6 +28,7 @@ __all__ = [
     "choose_gradient",
     "choose_precision",
     "choose_tiling",
+    "problem_seconds",
     "store_cost",
     "why_no_tiles",
 ]
@@ -37,12 +39,16 @@ logger = logging.getLogger(__name__)
 # compiled softmin; compile is there when asked for by name.
 _ORDER = {"cuda": ("triton", "compile", "eager"), "cpu": ("eager",)}
 
+# Entries below which "auto" leaves one half-step over factors to PyTorch: Triton's takes 0.7 ms
+# whatever the size, most of it to prepare operands that a sweep prepares once (PyTorch: 0.23 ms at
+# 1,024 x 1,024 and rank 16, 0.5 at 4,096 x 4,096, 4.3 at 16,384 x 16,384). Sweeps, stored costs and
+# everything read off a plan are faster by Triton from the smallest size on, or within 0.1 ms.
+_KERNEL_ENTRIES = 2**25
 # Entries (n * m) up to which the exact gradient by dense products is affordable: three tables of
 # this size and two matrix products of n * m * max(n, m) operations per iteration.
 _DENSE_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
-# Entries up to which the cost of one iteration is stored, because scaling a stored kernel reads one
-# number per entry where streaming computes an exponential and a product of length r.
-_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
+# Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
+_AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
 # launches take the time there, not arithmetic.
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
@@ -68,13 +74,13 @@ def choose_backend(
             raise BackendUnavailableError(
                 f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
             )
-        return _make(name, tiling)
+        return _make(name, tiling, asked=True)
     for candidate in _ORDER.get(device.type, ("eager",)):
         reason = _why_not(candidate, device, dtype)
         if reason is None:
-            return _make(candidate, tiling)
+            return _make(candidate, tiling, asked=False)
         _log_once(candidate, reason)
-    return _make("eager", tiling)
+    return _make("eager", tiling, asked=False)
 
 
 def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -89,12 +95,14 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     return TritonBackend.why_not(device, dtype)
 
 
-def _make(name: str, tiling: Tiling | None) -> Backend:
+def _make(name: str, tiling: Tiling | None, *, asked: bool) -> Backend:
     if name == "triton":
         from torchgw._triton_sinkhorn import TritonBackend
         from torchgw._triton_tiled import TiledTritonBackend
 
-        return TritonBackend() if tiling is None else TiledTritonBackend(tiling)
+        if tiling is not None:
+            return TiledTritonBackend(tiling)
+        return TritonBackend(least_entries=0 if asked else _KERNEL_ENTRIES)
     if name == "compile":
         return CompiledBackend()
     return EagerBackend() if tiling is None else TiledEagerBackend(tiling)
@@ -200,13 +208,65 @@ def choose_precision(
         return name, Steps(torch.float64, torch.float64, again=False)
     if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
         return name, Steps(
-            torch.float32, torch.float64, again=entries <= _STORED_ENTRIES.get(device.type, 0)
+            torch.float32, torch.float64, again=entries <= _AGAIN_ENTRIES.get(device.type, 0)
         )
     return name, Steps(torch.float32, torch.float32, again=False)
 
 
-def store_cost(name: Storage, device: torch.device, entries: int) -> bool:
-    """Whether to store the cost of an iteration instead of streaming its factors."""
-    if name != "auto":
-        return name == "stored"
-    return entries <= _STORED_ENTRIES.get(device.type, 0)
+class _Rates(NamedTuple):
+    """Picoseconds of one linear problem, fitted to the tables in OPTIMIZATION_LOG.md."""
+
+    make: float  # per entry: compute the cost, and the kernel from it
+    read: float  # per entry and iteration: scale the kernel
+    wide: float  # the same where a row does not fit on chip
+    exponential: float  # per entry and iteration: what streaming takes whatever the rank
+    product: float  # per entry, iteration and column of the factors
+    launch: float  # per iteration, the least that streaming takes
+    prepare: float  # per problem: the operands of streaming
+
+
+# The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
+# 2^17 bytes is read once per iteration, and small streamed problems are bound by their launches.
+_RATES = {
+    ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
+    ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
+    ("cpu", torch.float32): _Rates(5000.0, 400.0, 400.0, 1700.0, 60.0, 0.0, 0.0),
+    ("cpu", torch.float64): _Rates(10000.0, 800.0, 800.0, 6000.0, 100.0, 0.0, 0.0),
+}
+# Iterations of one linear problem: what most outer iterations take.
+_PROBLEM_ITERATIONS = 20
+# Bytes of a row that the one-read iteration holds on chip.
+_ROW_BYTES = 2**17
+# Bytes of a cost above which streaming, whose memory does not grow with n m, is preferred to time;
+# and how many matrices of that size a stored problem holds: cost, kernel, one in the making.
+_STORED_BYTES = {"cpu": 2**28, "cuda": 2**31}
+_STORED_MATRICES = 3
+
+
+def store_cost(
+    name: Storage, device: torch.device, steps: Steps, shape: tuple[int, int], rank: int
+) -> bool:
+    """Whether to store the cost of an iteration instead of streaming its factors of some rank.
+
+    "auto" stores where the model says that it is faster and where it fits, in the wider dtype of
+    the two. A rank of zero stands for a cost that is a matrix in any case.
+    """
+    if name != "auto" or rank == 0:
+        return name != "streamed"
+    needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
+    if needed > _STORED_BYTES.get(device.type, 0):
+        return False
+    stored, streamed = problem_seconds(device, steps.loop, shape, rank)
+    return stored <= streamed and _STORED_MATRICES * needed <= free_memory(device)
+
+
+def problem_seconds(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int], rank: int
+) -> tuple[float, float]:
+    """Return the modelled time of one linear problem, stored and streamed."""
+    rates = _RATES["cuda" if device.type == "cuda" else "cpu", dtype]
+    entries = shape[0] * shape[1]
+    wide = shape[1] * dtype.itemsize > _ROW_BYTES
+    stored = entries * (rates.make + _PROBLEM_ITERATIONS * (rates.wide if wide else rates.read))
+    each = max(rates.launch, entries * (rates.exponential + rates.product * rank))
+    return 1e-12 * stored, 1e-12 * (rates.prepare + _PROBLEM_ITERATIONS * each)

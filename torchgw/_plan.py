@@ -274,7 +274,9 @@ class _Product(torch.autograd.Function):
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on a device."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # PyTorch keeps what it has freed, and gives it out again
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

@@ -109,7 +109,8 @@ def solve_problem(
     clock = recorder.time("multistart", clock)
     start = max(target, guess.epsilon * scale)
 
-    store = store_cost(options.storage, device, n * m)
+    rank = cost_rank(name, problem, n_anchors)
+    store = store_cost(options.storage, device, steps, (n, m), rank)
     reason = why_no_tiles(
         name, options.backend, linear=isinstance(problem.linear, DenseCost), store=store
     )
@@ -245,6 +246,17 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
     )  # fmt: skip
     return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)
+
+
+def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
+    """Return the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
+    if gradient == "dense" or isinstance(problem.linear, DenseCost):
+        return 0
+    linear = 0 if problem.linear is None else problem.linear.rank
+    if gradient == "sampled":
+        return n_anchors + linear
+    factors = (problem.source.factors(), problem.target.factors())
+    return min(side.signs.numel() for side in factors if side is not None) + linear
 
 
 def natural_scale(problem: Problem, generator: torch.Generator) -> float:

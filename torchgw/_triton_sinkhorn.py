@@ -17,7 +17,7 @@ from torchgw import _triton_batch, _triton_dense, _triton_dense_plan, _triton_pl
 from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Sweeper
+from torchgw._sinkhorn import Sweeper, softmin
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
 from torchgw._triton_softmin import log_sum_exp, padded
 from torchgw._triton_sweeps import Linear, dense_sweeper, factored_sweeper
@@ -40,6 +40,8 @@ class TritonBackend:
         measurements and tests.
     graphs : bool
         Whether sweeps over small matrices are replayed as CUDA graphs.
+    least_entries : int
+        A single half-step over factors with fewer entries (n * m) is left to PyTorch operations.
     """
 
     name = "triton"
@@ -50,11 +52,13 @@ class TritonBackend:
         poly: int = 0,
         plan: _triton_dense.SweepPlan | None = None,
         graphs: bool = True,
+        least_entries: int = 0,
     ) -> None:
         self.precision = precision
         self.poly = poly
         self.plan = plan
         self.graphs = graphs
+        self.least_entries = least_entries
 
     @staticmethod
     @cache
@@ -77,6 +81,8 @@ class TritonBackend:
         self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
     ) -> Tensor:
         """Compute :func:`torchgw._sinkhorn.softmin`."""
+        if isinstance(cost, FactoredCost) and cost.shape[0] * cost.shape[1] < self.least_entries:
+            return softmin(cost, log_weight, potential, epsilon, axis)
         scale = scale_of(epsilon)
         parts = operands(cost, epsilon, self.precision)
         if axis == 0:
