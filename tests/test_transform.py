@@ -64,6 +64,26 @@ def test_training_points_in_mixed_precision(distances):
     assert float((result.transform(X) - expected).abs().max()) < 2e-3
 
 
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+def test_proximal_steps(curves, gradient):
+    X, Y = curves
+    settings = {"distances": "landmark", "gradient": gradient, "n_anchors": 64}
+    result = solve(X, Y, regularization="proximal", **settings)
+    np.testing.assert_allclose(result.transform(X), result.lazy_plan.barycentric(Y), atol=1e-10)
+
+
+def test_polished_plans_are_mapped_by_the_entropic_one(curves):
+    X = curves[0]
+    Y = X[::-1] * 2
+    settings = {"distances": "euclidean", "epsilon": 2e-3}
+    entropic = solve(X, Y, **settings)
+    polished = solve(X, Y, polish=True, **settings)
+    np.testing.assert_allclose(polished.transform(X), entropic.transform(X), atol=1e-11)
+    assert float((polished.transform(X) - polished.lazy_plan.barycentric(Y)).abs().max()) > 1e-4
+    back = polished.inverse_transform(Y)
+    np.testing.assert_allclose(back, entropic.inverse_transform(Y), atol=1e-11)
+
+
 def test_unequal_and_zero_weights(curves):
     X, Y = curves
     a, b = random_weights(90), random_weights(110, 1)

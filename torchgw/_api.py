@@ -375,8 +375,7 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
             "polish_gap": outcome.polish_gap,
             "tiles": None if outcome.tiles is None else outcome.tiles._asdict(),
         },
-        # a polished plan is not that of any linearised cost
-        extension=None
-        if outcome.polish_steps is not None
-        else Extension.of(outcome.gradient, outcome.linearised, outcome.coupling, spaces),
+        extension=Extension.of(
+            outcome.gradient, outcome.linearised, outcome.coupling, spaces, outcome.unpolished
+        ),
     )

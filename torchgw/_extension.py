@@ -5,7 +5,7 @@ The cost (2) at a plan P is linear in the distances of a source point: its row n
     C(x, j) = -4 alpha sum_kl d(x, k) P_kl DY_lj + (1 - alpha) M(x, j)
 
 up to a term of the row, which no conditional plan sees. One half-step against the potentials g of
-the solve then gives the new row of the plan (docs/algorithm.md, equation 11).
+the solve then gives the new row of the plan (docs/algorithm.md, equation 13).
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class Extension:
         Weight of the quadratic term.
     linear : bool
         Whether there was a linear cost.
+    unpolished : TransportPlan or None
+        The entropic plan, where the plan of the result is a polished one, which has no potentials.
     """
 
     source: Side
@@ -109,10 +111,16 @@ class Extension:
     coupling: Coupling
     alpha: float
     linear: bool
+    unpolished: TransportPlan | None
 
     @classmethod
     def of(
-        cls, gradient: str, problem: Problem, coupling: Coupling, spaces: tuple[Space, Space]
+        cls,
+        gradient: str,
+        problem: Problem,
+        coupling: Coupling,
+        spaces: tuple[Space, Space],
+        unpolished: TransportPlan | None,
     ) -> Extension:
         """Return the extension of a solved problem."""
         providers = problem.source, problem.target
@@ -134,14 +142,18 @@ class Extension:
             )
             coupling = coupling.T if swapped else coupling
             assert tuple(coupling.shape) == tuple(sizes)
-        return cls(sides[0], sides[1], coupling, problem.alpha, problem.linear is not None)
+        linear = problem.linear is not None
+        return cls(sides[0], sides[1], coupling, problem.alpha, linear, unpolished)
 
     @property
     def T(self) -> Extension:  # noqa: N802 - the name of every array library
         """The extension from target to source."""
         coupling = self.coupling
         turned = Anchors(*coupling[::-1]) if isinstance(coupling, Anchors) else coupling.T
-        return replace(self, source=self.target, target=self.source, coupling=turned)
+        plan = None if self.unpolished is None else self.unpolished.T
+        return replace(
+            self, source=self.target, target=self.source, coupling=turned, unpolished=plan
+        )
 
     def new_points(self, points: Any, table: Any, linear: Any) -> NewPoints:
         """Check what a user gives of new source points."""
@@ -182,7 +194,8 @@ class Extension:
 
     def map(self, plan: TransportPlan, new: NewPoints, values: Tensor) -> Tensor:
         """Return the plan-weighted mean of ``values``, shape (m, c), at each new point, (q, c)."""
-        cost_of, width = self._cost_function(plan)
+        plan = self.unpolished or plan
+        cost_of, width = self._cost_function()
         cross = new.distances
         step = cross.block_size(width)
         mapped = []
@@ -195,7 +208,7 @@ class Extension:
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
 
-    def _cost_function(self, plan: TransportPlan) -> tuple[Any, int]:
+    def _cost_function(self) -> tuple[Any, int]:
         """Return a function from a block of new points to its cost, and distances read of each."""
         source, target, coupling = self.source, self.target.distances, self.coupling
         weight = 4 * self.alpha

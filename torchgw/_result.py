@@ -165,7 +165,8 @@ class GWResult:
 
         The potentials of the solve give a new point x the row P_xj of the plan, up to its mass, by
         one half-step; the point goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X
-        goes where ``lazy_plan.barycentric`` sends it.
+        goes where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials: points are
+        then mapped by the entropic plan that it was made from.
 
         Parameters
         ----------

@@ -83,6 +83,7 @@ class Outcome(NamedTuple):
     recorder: Recorder
     linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
     coupling: Coupling
+    unpolished: TransportPlan | None  # the plan of that cost, if ``plan`` is a polished one
 
 
 def solve_problem(
@@ -149,9 +150,9 @@ def solve_problem(
     plan, status = settle(setting, state, steps.settle)
     gradient = setting.gradient
     potentials = Potentials(plan.potentials.f + gradient.row, plan.potentials.g + gradient.column)
-    epsilon, polished = plan.epsilon, None
+    epsilon, polished, unpolished = plan.epsilon, None, None
     if options.polish:
-        clock = perf_counter()
+        clock, unpolished = perf_counter(), plan
         polished = polish(gradient, plan, generator)
         plan, epsilon = polished.plan, 0.0
         if status is not Status.STOPPED:
@@ -189,6 +190,7 @@ def solve_problem(
         recorder=recorder,
         linearised=gradient.problem,
         coupling=state.coupling,
+        unpolished=unpolished,
     )
 
 

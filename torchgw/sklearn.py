@@ -19,7 +19,7 @@ except ImportError as error:
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError
-from torchgw._options import BackendName, GradientName, Precision, Storage
+from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
 from torchgw._solver import Iteration
 
@@ -42,11 +42,14 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         gradient: GradientName = "auto",
         n_anchors: int | None = None,
         momentum: float = 0.9,
+        n_init: int | None = None,
         max_iter: int = 500,
         min_iter: int = 40,
         tol: float = 1e-5,
         inner_max_iter: int = 2000,
         inner_tol: float | None = None,
+        regularization: Regularization = "entropic",
+        polish: bool = False,
         backend: BackendName = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -66,11 +69,14 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.gradient = gradient
         self.n_anchors = n_anchors
         self.momentum = momentum
+        self.n_init = n_init
         self.max_iter = max_iter
         self.min_iter = min_iter
         self.tol = tol
         self.inner_max_iter = inner_max_iter
         self.inner_tol = inner_tol
+        self.regularization = regularization
+        self.polish = polish
         self.backend = backend
         self.device = device
         self.dtype = dtype
