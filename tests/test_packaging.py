@@ -70,7 +70,7 @@ LAYERS = {
     },
     5: {"_api", "_batched", "_distributed"},
     6: {""},
-    7: {"sklearn", "anndata", "plotting", "cli", "__main__"},
+    7: {"sklearn", "anndata", "plotting", "cli", "_commands", "__main__"},
 }
 
 

@@ -15,6 +15,7 @@ from matplotlib import pyplot  # noqa: E402
 
 import torchgw  # noqa: E402
 from torchgw.plotting import (  # noqa: E402
+    plot_alternatives,
     plot_confusion,
     plot_convergence,
     plot_demo,
@@ -165,3 +166,15 @@ def test_demo_figure_draws_three_panels(result, clouds, tmp_path):
     figure.savefig(tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert pyplot.get_fignums() == [], "a figure left in pyplot's list is never freed"
+
+
+def test_alternatives_are_bars_of_their_values():
+    X = np.random.default_rng(0).normal(size=(60, 2)) * [3, 1]
+    result = torchgw.solve(X, X, distances="euclidean", n_init=8, random_state=0)
+    axes = plot_alternatives(result)
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [item.value for item in result.alternatives]
+    assert len(widths) > 1
+    single = torchgw.solve(X, X, distances="euclidean", n_init=1, random_state=0)
+    with pytest.raises(torchgw.InvalidInputError, match="Pass `n_init`"):
+        plot_alternatives(single)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from numbers import Real
@@ -16,6 +15,7 @@ import torch
 
 from torchgw._autograd import attach
 from torchgw._cost import Cost
+from torchgw._console import verbose_progress
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
 from torchgw._extension import Extension
 from torchgw._features import FeatureMetric, check_features, linear_cost, without_structure
@@ -212,7 +212,9 @@ def solve(
     callback : callable, optional
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
-        Write one line of progress per outer iteration to standard error.
+        Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
+        (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. Choices of
+        backend and gradient are logged, see ``logging.getLogger("torchgw")``.
 
     Returns
     -------
@@ -279,13 +281,13 @@ def solve(
     if differentiable is not None:
         scale = check_units(differentiable, epsilon, scale)
     distance_options = DistanceOptions(n_neighbors, n_landmarks, scale, disconnected)
-    recorder = Recorder(_with_progress(callback) if verbose else callback)
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
     # no autograd graph grows over the iterations, whatever a provider's tensors require
-    with torch.no_grad():
+    with torch.no_grad(), verbose_progress(verbose) as report:
+        recorder = Recorder(_both(report, callback))
         tables = D_X, D_Y
         if alpha == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
@@ -322,18 +324,18 @@ def _check_alpha(alpha: float | None, linear: Cost | None) -> float:
     return float(alpha)
 
 
-def _with_progress(callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any]:
-    """Write one line per outer iteration to standard error, then call the user's callback."""
+def _both(
+    report: Callable[[Iteration], None] | None, callback: Callable[[Iteration], Any] | None
+) -> Callable[[Iteration], Any] | None:
+    """Return a callback that shows progress and then asks the user's."""
+    if report is None or callback is None:
+        return report or callback
 
-    def report(entry: Iteration) -> Any:
-        sys.stderr.write(
-            f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  objective "
-            f"{entry.objective:.6e}  marginal error {entry.marginal_error:.1e}  change "
-            f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
-        )
-        return None if callback is None else callback(entry)
+    def shown(entry: Iteration) -> Any:
+        report(entry)
+        return callback(entry)
 
-    return report
+    return shown
 
 
 def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], seed: int) -> GWResult:

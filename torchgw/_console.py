@@ -1,4 +1,4 @@
-"""What the command line says on standard error: progress, warnings, logs."""
+"""What is said on standard error: progress, warnings, logs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Protocol, TextIO
 
 from torchgw._errors import ConvergenceWarning
 
-__all__ = ["Progress", "messages", "progress"]
+__all__ = ["Progress", "messages", "progress", "verbose_progress"]
 
 
 class _Iteration(Protocol):
@@ -29,6 +30,12 @@ class _Iteration(Protocol):
 
     @property
     def marginal_error(self) -> float: ...
+
+    @property
+    def change(self) -> float: ...
+
+    @property
+    def inner_iterations(self) -> int: ...
 
 
 class Progress:
@@ -71,6 +78,45 @@ def progress(quiet: bool) -> Iterator[Progress | None]:
     finally:
         if shown is not None:
             shown.close()
+
+
+@contextmanager
+def verbose_progress(verbose: bool) -> Iterator[Callable[[_Iteration], None] | None]:
+    """Yield what shows an iteration in a solve with ``verbose=True``, otherwise None.
+
+    It is a bar where one can move, in a terminal or notebook with tqdm, and lines elsewhere.
+    """
+    if not verbose:
+        yield None
+    elif find_spec("tqdm") is None or not (sys.stderr.isatty() or _in_notebook()):
+        yield _write_line
+    else:
+        from tqdm.auto import tqdm
+
+        with tqdm(desc="torchgw", unit=" iterations") as bar:
+
+            def advance(state: _Iteration) -> None:
+                bar.set_postfix_str(
+                    f"epsilon {state.epsilon:.2e}, objective {state.objective:.5g}, marginal error "
+                    f"{state.marginal_error:.1e}",
+                    refresh=False,
+                )
+                bar.update()
+
+            yield advance
+
+
+def _write_line(entry: _Iteration) -> None:
+    sys.stderr.write(
+        f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  objective "
+        f"{entry.objective:.6e}  marginal error {entry.marginal_error:.1e}  change "
+        f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
+    )
+
+
+def _in_notebook() -> bool:
+    """Whether the code runs in a Jupyter kernel, whose standard error is no terminal."""
+    return "ipykernel" in sys.modules
 
 
 @contextmanager

@@ -30,6 +30,7 @@ __all__ = [
     "choose_tiling",
     "problem_seconds",
     "store_cost",
+    "unavailable_backends",
     "why_no_tiles",
 ]
 
@@ -81,6 +82,12 @@ def choose_backend(
             return _make(candidate, tiling, asked=False)
         _log_once(candidate, reason)
     return _make("eager", tiling, asked=False)
+
+
+def unavailable_backends(device: torch.device) -> dict[str, str | None]:
+    """Return every backend with the reason why it cannot run on a device, ``None`` if it can."""
+    names = ("triton", "compile", "eager")
+    return {name: _why_not(name, device, torch.float32) for name in names}
 
 
 def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from numpy.typing import NDArray
 
 from torchgw._errors import InvalidInputError
 
-__all__ = ["read_array", "read_weights"]
+__all__ = ["read_array", "read_labels", "read_weights"]
 
-_FORMS = "`.npy`, `.npz`, `file.npz:array`, `.csv` or `.tsv`"
+_FORMS = (
+    "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.parquet`, `file.h5ad:X` or "
+    "`file.h5ad:obsm/NAME`"
+)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Forms that hold several arrays, one of which is named after a colon.
+_WITH_MEMBERS = (".npz", ".h5ad", ".parquet")
 
 
 def read_array(name: str) -> NDArray[Any]:
@@ -25,7 +31,9 @@ def read_array(name: str) -> NDArray[Any]:
     ----------
     name : str
         A ``.npy``, ``.csv`` or ``.tsv`` file, or a ``.npz`` file, of which ``file.npz:array`` picks
-        one array. Tables may begin with a line of column names.
+        one array. Tables may begin with a line of column names. With their readers installed also a
+        ``.parquet`` table, of which ``file.parquet:column`` picks a column, and
+        ``file.h5ad:X`` or ``file.h5ad:obsm/X_pca`` of an AnnData file.
 
     Returns
     -------
@@ -39,13 +47,92 @@ def read_array(name: str) -> NDArray[Any]:
     """
     path, member = _split(name)
     suffix = path.suffix.lower()
-    if suffix not in {".npy", ".npz", *_DELIMITERS}:
+    if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     if not path.is_file():
         raise InvalidInputError(f"{name}: there is no such file.")
     if suffix in _DELIMITERS:
         return _read_table(path, _DELIMITERS[suffix])
+    if suffix == ".parquet":
+        return _numeric(_read_parquet(path, member), name)
+    if suffix == ".h5ad":
+        return _numeric(_read_h5ad(path, member), name)
     return _numeric(_read_numpy(path, member), name)
+
+
+def read_labels(name: str) -> NDArray[Any]:
+    """Read one label per point, numbers or words.
+
+    Parameters
+    ----------
+    name : str
+        As for `read_array`, or a ``.txt`` file with one label per line, or ``file.h5ad:obs/NAME``.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+    """
+    path, member = _split(name)
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
+        if not path.is_file():
+            raise InvalidInputError(f"{name}: there is no such file.")
+        labels = np.array(path.read_text(encoding="utf-8-sig").split("\n"))
+        labels = labels[:-1] if labels[-1] == "" else labels
+    elif suffix in (".h5ad", ".parquet") and path.is_file():
+        read = _read_h5ad if suffix == ".h5ad" else _read_parquet
+        labels = np.asarray(read(path, member))
+        labels = labels.astype(str) if labels.dtype.kind == "O" else labels
+    else:
+        labels = _read_numpy(path, member) if suffix in (".npy", ".npz") else read_array(name)
+    if labels.size == 0 or max(labels.shape) != labels.size:
+        raise InvalidInputError(
+            f"{name}: labels must be one per point; got an array of shape {labels.shape}."
+        )
+    return labels.reshape(-1)
+
+
+def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:
+    """Read a table or one column of it."""
+    if find_spec("pandas") is None or find_spec("pyarrow") is None:
+        raise InvalidInputError(
+            f"{path}: parquet files need pandas and pyarrow: pip install 'torchgw[files]'"
+        )
+    import pandas
+    from pyarrow.lib import ArrowException
+
+    try:
+        table = pandas.read_parquet(path)
+    except (ArrowException, OSError) as error:
+        raise InvalidInputError(f"{path}: not a readable parquet file: {error}") from error
+    if member is None:
+        return np.asarray(table)
+    if member not in table.columns:
+        columns = ", ".join(map(str, table.columns))
+        raise InvalidInputError(f"{path}: no column named {member!r}; the file has: {columns}.")
+    return np.asarray(table[member])
+
+
+def _read_h5ad(path: Path, member: str | None) -> NDArray[Any]:
+    """Read X, or an entry of obsm, or a column of obs."""
+    if find_spec("anndata") is None:
+        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install 'torchgw[files]'")
+    import anndata
+
+    try:
+        data = anndata.read_h5ad(path)
+    except (OSError, KeyError, ValueError) as error:
+        raise InvalidInputError(f"{path}: not a readable h5ad file: {error}") from error
+    members = {f"{slot}/{key}": table[key] for slot in ("obsm", "obs")
+               for table in [getattr(data, slot)] for key in table}  # fmt: skip
+    if data.X is not None:
+        members["X"] = data.X
+    value = members[_member(path, list(members), member)]
+    if hasattr(value, "toarray"):
+        raise InvalidInputError(
+            f"{path}: {member} is sparse; reduce it first (scanpy.pp.pca) and name obsm/X_pca."
+        )
+    return np.asarray(value)
 
 
 def read_weights(name: str) -> NDArray[Any]:
@@ -81,7 +168,7 @@ def read_weights(name: str) -> NDArray[Any]:
 def _split(name: str) -> tuple[Path, str | None]:
     """Separate ``file.npz:array``; other colons belong to the path."""
     file, colon, member = name.rpartition(":")
-    if colon and file.lower().endswith(".npz"):
+    if colon and file.lower().endswith(_WITH_MEMBERS):
         return Path(file), member
     return Path(name), None
 

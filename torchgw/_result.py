@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import os
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
@@ -218,7 +220,13 @@ class GWResult:
         turned = None if self.extension is None else self.extension.T
         return _map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new), values)
 
-    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dense: bool = False,
+        extra: dict[str, NDArray[Any]] | None = None,
+    ) -> None:
         """Write the result to a file that :func:`torchgw.load` reads.
 
         The file is NumPy's ``.npz`` with JSON in it; nothing is pickled. It holds the factors of
@@ -231,6 +239,8 @@ class GWResult:
             The file to write; by convention it ends in ``.npz``.
         dense : bool
             Store (n, m) costs, and distances given as matrices, in full.
+        extra : dict of str to ndarray, optional
+            Further arrays of the file, for readers that do not know torchgw.
 
         Raises
         ------
@@ -253,10 +263,8 @@ class GWResult:
         >>> again.value == result.value
         True
         """
-        write_fields(path, "GWResult", self._fields(), dense=dense)
-
-    def _fields(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        write_fields(path, "GWResult", fields, dense=dense, extra=extra)
 
     def __repr__(self) -> str:
         """Summarise in a few lines."""
@@ -270,6 +278,26 @@ class GWResult:
             f"{self.n_iters} iterations in {sum(self.timings.values()):.2f} s\n"
             f"  {self.status.advice}{self._warn_of_ambiguity()}"
         )
+
+    def _repr_html_(self) -> str:
+        """Summarise as a table, for notebooks."""
+        n, m = self.lazy_plan.shape
+        error = self.log.get("value_standard_error", 0.0)
+        spread = f" &plusmn; {error:.2g}" if error else ""
+        rows = {
+            "value": f"{self.value:.6g}{spread}",
+            "epsilon": f"{self.epsilon:.4g}",
+            "marginal error": f"{self.marginal_error:.2g}",
+            "how": f"{self.gradient} gradient, {self.backend} backend, {self.precision}",
+            "iterations": f"{self.n_iters} in {sum(self.timings.values()):.2f} s",
+            "status": html.escape(self.status.advice + self._warn_of_ambiguity()),
+        }
+        left = "style='text-align:left'"
+        cells = "".join(
+            f"<tr><th {left}>{name}</th><td {left}>{text}</td></tr>" for name, text in rows.items()
+        )
+        mark = "&#10003;" if self.converged else "&#9888;"
+        return f"<table><caption>GWResult {n} &times; {m} {mark}</caption>{cells}</table>"
 
     def _warn_of_ambiguity(self) -> str:
         """Return a line for the summary if another optimum is nearly as good."""

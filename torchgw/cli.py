@@ -1,4 +1,4 @@
-"""Command line: ``torchgw align`` matches two files, ``torchgw demo`` shows what that looks like.
+"""Command line: ``torchgw align`` matches two files; other commands read what it writes.
 
 Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
 is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written.
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import torchgw
+from torchgw._commands import add_commands, add_output_options, check_writable, positive
 from torchgw._console import messages, progress
-from torchgw._errors import InvalidInputError, PlanTooLargeError, TorchGWError, UnsupportedError
+from torchgw._errors import PlanTooLargeError, TorchGWError, UnsupportedError
 from torchgw._files import read_array, read_weights
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
             description="Match a spiral with a Swiss roll, print how well, and draw the match.",
         )
     )
+    add_commands(commands)
     return parser
 
 
@@ -94,7 +96,9 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``torchgw align``."""
     parser.set_defaults(run=_align)
     parser.add_argument(
-        "X", help="source: .npy, .npz, file.npz:array, .csv or .tsv; rows are points"
+        "X",
+        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, .parquet or "
+        "file.h5ad:obsm/NAME",
     )
     parser.add_argument("Y", help="target, in the same forms")
     parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
@@ -105,17 +109,21 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
     parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
+    parser.add_argument(
+        "--linear-cost", metavar="FILE", help="n x m linear cost M between the sides"
+    )
     stored = parser.add_argument_group("what else is stored")
+    stored.add_argument("--dense", action="store_true", help="store all that is n x m or n x n")
     stored.add_argument("--plan", action="store_true", help="store the dense plan")
     stored.add_argument(
         "--sparse-topk",
-        type=_positive,
+        type=positive,
         metavar="K",
         help="store the K largest entries of every row of the plan",
     )
     names = _add_solve_options(parser.add_argument_group("solver, as torchgw.solve takes them"))
     parser.set_defaults(solve_options=names)
-    _add_output_options(parser)
+    add_output_options(parser)
 
 
 def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
@@ -135,6 +143,14 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
     add("--gradient", help="auto, dense, factored or sampled")
     add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
+    add("--momentum", type=float, help="share of the anchors redrawn in each iteration")
+    add("--n-init", type=int, metavar="K", help="starts on a coarse problem")
+    add("--regularization", help="entropic or proximal")
+    add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
+    add("--disconnected", help="stitch or fill")
+    add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
+    add("--min-iter", type=int, help="iterations before a sampled solve may stop")
+    add("--storage", help="auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
     add("--tol", type=float, help="tolerance of the outer iterations")
     add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
@@ -150,22 +166,15 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``torchgw demo``."""
     parser.set_defaults(run=_demo)
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
-    parser.add_argument("--n", type=_positive, default=400, help="points of the spiral")
-    parser.add_argument("--m", type=_positive, default=500, help="points of the Swiss roll")
+    parser.add_argument("--n", type=positive, default=400, help="points of the spiral")
+    parser.add_argument("--m", type=positive, default=500, help="points of the Swiss roll")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
-    _add_output_options(parser)
-
-
-def _add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how much is reported."""
-    volume = parser.add_mutually_exclusive_group()
-    volume.add_argument("-q", "--quiet", action="store_true", help="report errors only")
-    volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
+    add_output_options(parser)
 
 
 def _align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
-    _check_writable(options.output)
+    check_writable(options.output)
     sides = read_array(options.X), read_array(options.Y)
     settings = _solve_settings(options)
     weights: dict[str, Any] = {
@@ -173,15 +182,15 @@ def _align(options: argparse.Namespace) -> int:
         for name, file in (("a", options.a), ("b", options.b))
         if file is not None
     }
+    if options.linear_cost is not None:
+        weights["M"] = read_array(options.linear_cost)
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
     given: dict[str, Any] = dict(zip(names, sides, strict=True))
     with progress(options.quiet) as report:
         result = torchgw.solve(**given, **weights, **settings, callback=report)
     contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
     complete = _add_plan(contents, result, options)
-    # An open file keeps the name as given; savez would append .npz to another suffix.
-    with options.output.open("wb") as file:
-        np.savez(file, **contents)
+    result.save(options.output, dense=options.dense, extra=contents)
     if not options.quiet:
         print(f"status           {result.status.name}: {result.status.advice}")
         print(f"value            {float(result.value):.6g}")
@@ -203,7 +212,7 @@ def _demo(options: argparse.Namespace) -> int:
     from torchgw.datasets import spiral, swiss_roll
     from torchgw.plotting import plot_demo
 
-    _check_writable(options.output)
+    check_writable(options.output)
     X, source_angle = spiral(options.n, random_state=options.seed)
     Y, target_angle = swiss_roll(options.m, random_state=options.seed + 1)
     start = time.perf_counter()
@@ -279,26 +288,10 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _check_writable(path: Path) -> None:
-    """Refuse a path before the work is done rather than after."""
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"cannot write {path}: there is no directory {path.parent}.")
-    if path.is_dir():
-        raise InvalidInputError(f"cannot write {path}: it is a directory.")
-
-
 def _array(tensor: Any) -> NDArray[Any]:
     """Bring a tensor to NumPy."""
     array: NDArray[Any] = tensor.detach().cpu().numpy()
     return array
-
-
-def _positive(text: str) -> int:
-    """Read a whole number above zero."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
 
 
 def _number_or_auto(text: str) -> float | str:

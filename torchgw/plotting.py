@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from torchgw._result import GWResult
+
 __all__ = [
+    "plot_alternatives",
     "plot_confusion",
     "plot_convergence",
     "plot_demo",
@@ -26,26 +29,6 @@ __all__ = [
 ]
 
 _LARGEST_PICTURE = 4_000
-
-
-class _Plan(Protocol):
-    """What the drawings ask of a lazy plan."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    def argmax(self, axis: int = 1) -> Tensor: ...
-
-    def rows(self, index: Tensor) -> Tensor: ...
-
-    def __matmul__(self, values: Any) -> Tensor: ...
-
-
-class _Result(Protocol):
-    """What the drawings ask of a result."""
-
-    @property
-    def lazy_plan(self) -> _Plan: ...
 
 
 def plot_points(
@@ -86,7 +69,7 @@ def plot_points(
 
 
 def plot_match(
-    result: _Result,
+    result: GWResult,
     X: Any,
     Y: Any,
     *,
@@ -125,7 +108,7 @@ def plot_match(
     return ax
 
 
-def plot_plan(result: _Result, *, order: Any = "structure", ax: Axes | None = None) -> Axes:
+def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = None) -> Axes:
     """Draw the plan as a heat map, rows are points of X and columns points of Y.
 
     Each row is divided by its largest entry, so that light rows can be seen as well. Plans of more
@@ -169,7 +152,7 @@ def plot_plan(result: _Result, *, order: Any = "structure", ax: Axes | None = No
     return ax
 
 
-def plot_convergence(result: Any, *, ax: Axes | None = None) -> Axes:
+def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     """Draw epsilon, the marginal error and the change of the plan over the outer iterations.
 
     Parameters
@@ -208,8 +191,45 @@ def plot_convergence(result: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
+    """Draw the values of the optima that a multi-start found, the best on top.
+
+    Values that are nearly equal mean that the data allow several alignments; pass one of
+    ``result.alternatives`` as ``init`` to solve from there.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned, with alternatives.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    found = result.alternatives
+    if not found:
+        raise InvalidInputError(
+            "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
+        )
+    if ax is None:
+        ax = _new_axes(2)
+    values = [item.value for item in found]
+    ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
+    for place, value in enumerate(values):
+        ax.text(value, place, f" {value:.4g}", va="center")
+    ax.set_yticks(range(len(found)), [f"{place}: {item.label}" for place, item in enumerate(found)])
+    ax.invert_yaxis()
+    ax.margins(x=0.2)
+    ax.set_xlabel("objective of the coarse plan")
+    ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
+    return ax
+
+
 def plot_confusion(
-    result: _Result, source_labels: Any, target_labels: Any, *, ax: Axes | None = None
+    result: GWResult, source_labels: Any, target_labels: Any, *, ax: Axes | None = None
 ) -> Axes:
     """Draw which labels of Y the mass of each label of X goes to.
 
@@ -254,7 +274,7 @@ def plot_confusion(
     return ax
 
 
-def plot_demo(result: _Result, X: Any, Y: Any, *, colour: Any = None) -> Figure:
+def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure:
     """Draw both clouds coloured by the match, and the plan, side by side.
 
     Parameters

@@ -1,0 +1,75 @@
+"""What a solve says: bars, lines, logs, summaries."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import torchgw
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 2)), RNG.normal(size=(25, 3))
+
+
+class Terminal:
+    """Standard error that says it is a terminal."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def isatty(self):
+        return True
+
+
+def test_verbose_writes_a_line_per_iteration(capsys):
+    result = torchgw.solve(X, Y, verbose=True, epsilon=0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == result.n_iters
+    assert lines[-1].split()[0] == str(result.n_iters)
+    torchgw.solve(X, Y, epsilon=0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
+    pytest.importorskip("tqdm", reason="needs tqdm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    seen = []
+    result = torchgw.solve(X, Y, verbose=True, epsilon=0.1, callback=seen.append)
+    assert f"torchgw: {result.n_iters} iterations" in sys.stderr.text
+    assert "marginal error" in sys.stderr.text
+    assert seen == list(result.history)
+
+
+def test_callback_stops_a_verbose_solve(capsys):
+    with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback"):
+        result = torchgw.solve(X, Y, verbose=True, callback=lambda entry: entry.iteration == 3)
+    assert result.status is torchgw.Status.STOPPED
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_choices_are_logged(caplog):
+    with caplog.at_level(logging.INFO, logger="torchgw"):
+        torchgw.solve(X, Y, epsilon=0.1)
+    assert "gradient dense: both distance matrices fit" in caplog.text
+    assert not logging.getLogger("torchgw").handlers
+
+
+def test_html_is_a_table():
+    result = torchgw.solve(X, Y, epsilon=0.1)
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed(result._repr_html_())
+    assert tags.count("tr") == tags.count("th") == 6
+    assert "20 &times; 25" in result._repr_html_()
+    assert f"{result.value:.6g}" in result._repr_html_()
