@@ -23,8 +23,8 @@ import torchgw  # noqa: E402
 from torchgw import InvalidInputError  # noqa: E402
 from torchgw.sklearn import GWAligner, GWTransport  # noqa: E402
 
-# What a solve takes as data rather than as an option.
-DATA = {"X", "Y", "a", "b", "D_X", "D_Y", "M", "init"}
+# What a solve takes as data rather than as an option, and gradients, which arrays do not have.
+DATA = {"X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init", "differentiable"}
 # Fitted on two samples of any sizes, y is points: nothing has to be excepted. GWTransport's fit
 # takes (Xs, ys, Xt, yt), as ot.da has it, so only the checks of its parameters can be run.
 PARAMETER_CHECKS = [

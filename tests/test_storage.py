@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from test_transform import DISTANCES, curves, solve  # noqa: F401
 
 import torchgw
-from torchgw import Alternative, InvalidInputError, TorchGWWarning, UnsupportedError, _archive
+from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError, _archive
 from torchgw.distances import CallableDistance
 
 

@@ -126,6 +126,26 @@ def test_given_distances_and_linear_cost():
     np.testing.assert_allclose(back.sum(1), 1)
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "euclidean"])
+def test_features(curves, metric):
+    X, Y = curves
+    rng = np.random.default_rng(0)
+    F_X, F_Y = rng.normal(size=(90, 4)), rng.normal(size=(110, 4))
+    result = solve(
+        X, Y, features=(F_X, F_Y), feature_metric=metric, alpha=0.9, distances="landmark",
+        epsilon=0.02,
+    )  # fmt: skip
+    moved = result.transform(X[3:8], F_new=F_X[3:8])
+    np.testing.assert_allclose(moved, result.lazy_plan.barycentric(Y)[3:8], atol=1e-10)
+    back = result.inverse_transform(Y[3:8], F_new=F_Y[3:8])
+    np.testing.assert_allclose(back, result.lazy_plan.T.barycentric(X)[3:8], atol=1e-10)
+    assert float((result.transform(X[3:8], F_new=F_X[13:18]) - moved).abs().max()) > 1e-3
+    with pytest.raises(InvalidInputError, match="or `F_new`, their features"):
+        result.transform(X[3:8])
+    with pytest.raises(InvalidInputError, match=r"`F_new` must have shape \(5, 4\)"):
+        result.transform(X[3:8], F_new=F_X[:3])
+
+
 def test_graph_is_mapped_by_distances():
     import networkx as nx
 

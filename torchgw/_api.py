@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from torchgw._autograd import attach
-from torchgw._cost import Cost
 from torchgw._console import verbose_progress
+from torchgw._cost import Cost
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
 from torchgw._extension import Extension
 from torchgw._features import FeatureMetric, check_features, linear_cost, without_structure
@@ -304,6 +304,12 @@ def solve(
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
         outcome = solve_problem(problem, options, init, generator, recorder)
+        if pair is not None:
+            first, second = (
+                space._replace(features=part.to(where), feature_metric=feature_metric)
+                for space, part in zip(spaces, pair, strict=True)
+            )
+            spaces = first, second
         result = _report(outcome, problem, spaces, seed)
     if differentiable is None:
         return result

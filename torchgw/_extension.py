@@ -19,6 +19,7 @@ from torch import Tensor
 from torchgw._anchors import Anchors
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._features import feature_cost
 from torchgw._gradient import Coupling, Problem
 from torchgw._inputs import check_linear_cost, check_points
 from torchgw._plan import TransportPlan
@@ -80,12 +81,12 @@ class NewPoints:
     ----------
     distances : CrossDistance
         To the known points of their side.
-    linear : Tensor of shape (q, m) or None
+    linear : DenseCost or FactoredCost of shape (q, m), or None
         Their linear cost.
     """
 
     distances: CrossDistance
-    linear: Tensor | None
+    linear: Cost | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +156,9 @@ class Extension:
             self, source=self.target, target=self.source, coupling=turned, unpolished=plan
         )
 
-    def new_points(self, points: Any, table: Any, linear: Any) -> NewPoints:
+    def new_points(self, points: Any, table: Any, linear: Any, features: Any) -> NewPoints:
         """Check what a user gives of new source points."""
-        side, target_n = self.source, self.target.distances.n
+        side = self.source
         name = side.name
         if (points is None) == (table is None):
             what = "neither was" if points is None else "both were"
@@ -181,16 +182,34 @@ class Extension:
         else:
             table = check_table(table, side.distances.n).to(side.distances.device)
         cross = CrossDistance(side.space, side.distances, points, table)
-        if self.linear and linear is None:
+        return NewPoints(cross, self._linear_cost(linear, features, cross.n_new))
+
+    def _linear_cost(self, table: Any, features: Any, count: int) -> Cost | None:
+        """Return the linear cost of new points from their table or their features."""
+        shape = count, self.target.distances.n
+        if not self.linear:
+            if table is None and features is None:
+                return None
             raise InvalidInputError(
-                "The solve had a linear cost: pass `M_new` of shape "
-                f"({cross.n_new}, {target_n}), the linear cost of the new points."
+                "`M_new` or `F_new` was given, and the solve had no linear cost. Drop it."
             )
-        if linear is not None and not self.linear:
-            raise InvalidInputError("`M_new` was given, and the solve had no linear cost. Drop it.")
-        if linear is not None:
-            linear = check_linear_cost(linear, (cross.n_new, target_n), name="M_new")
-        return NewPoints(cross, linear)
+        if table is not None and features is None:
+            return DenseCost(check_linear_cost(table, shape, name="M_new"))
+        space = self.target.space
+        if space.features is None or features is None or table is not None:
+            also = "" if space.features is None else ", or `F_new`, their features"
+            raise InvalidInputError(
+                f"The solve had a linear cost: pass `M_new` of shape {shape}, the linear cost of "
+                f"the new points{also}."
+            )
+        other = space.features
+        new = check_points("F_new", features).to(other.device).double()
+        if new.shape != (count, other.shape[1]):
+            raise InvalidInputError(
+                f"`F_new` must have shape {(count, other.shape[1])}, the features of each new "
+                f"point; got {tuple(new.shape)}."
+            )
+        return feature_cost(new, other.double(), space.feature_metric)
 
     def map(self, plan: TransportPlan, new: NewPoints, values: Tensor) -> Tensor:
         """Return the plan-weighted mean of ``values``, shape (m, c), at each new point, (q, c)."""
@@ -203,7 +222,7 @@ class Extension:
             block = slice(start, min(start + step, cross.n_new))
             cost = cost_of(cross, block)
             if new.linear is not None:
-                linear = new.linear[block].to(cost.device, cost.dtype)
+                linear = new.linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
                 cost = DenseCost(cost.dense().matrix.add(linear, alpha=1 - self.alpha))
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)

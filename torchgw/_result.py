@@ -162,6 +162,7 @@ class GWResult:
         values: Any = None,
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
+        F_new: Any = None,  # noqa: N803
     ) -> Tensor:
         """Map new source points to the target without solving again.
 
@@ -180,8 +181,8 @@ class GWResult:
         D_new : array-like, shape (q, n), optional
             Distances to the points of X, in the units of ``D_X``, in place of ``X_new``; for
             matrices, graphs and providers.
-        M_new : array-like, shape (q, m), optional
-            Linear cost of the new points, if the solve had one.
+        M_new, F_new : array-like, shapes (q, m) and (q, f), optional
+            Linear cost of the new points, or their features, if the solve had such.
 
         Returns
         -------
@@ -202,7 +203,7 @@ class GWResult:
         >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
         True
         """
-        return _map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new), values)
+        return _map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new, F_new), values)
 
     def inverse_transform(
         self,
@@ -211,6 +212,7 @@ class GWResult:
         values: Any = None,
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
+        F_new: Any = None,  # noqa: N803
     ) -> Tensor:
         """Map new target points to the source, see :meth:`transform`.
 
@@ -218,7 +220,7 @@ class GWResult:
         (q, n).
         """
         turned = None if self.extension is None else self.extension.T
-        return _map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new), values)
+        return _map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new, F_new), values)
 
     def save(
         self,
@@ -311,7 +313,7 @@ class GWResult:
 
 
 def _map_new(
-    extension: Extension | None, plan: TransportPlan, given: tuple[Any, Any, Any], values: Any
+    extension: Extension | None, plan: TransportPlan, given: tuple[Any, ...], values: Any
 ) -> Tensor:
     """Map new points of the source side of a plan."""
     if extension is None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError
@@ -49,7 +48,7 @@ def align(
         ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix.
     joint_rep : str or pair of str, optional
         Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
-        distances between them, over the largest, are the linear cost ``M``.
+        distances between them, over their mean, are the linear cost.
     labels : str, optional
         Column of ``obs``, of the target, the source or both, to be carried over to the other side.
     key_added : str
@@ -93,7 +92,7 @@ def align(
     if use_rep is not None and use_obsp is not None:
         raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
     options = dict(solve_options or {})
-    taken = sorted({"X", "Y", "D_X", "D_Y", "M"} & set(options))
+    taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))
     if taken:
         raise InvalidInputError(
             f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
@@ -114,7 +113,7 @@ def align(
             points[place] = inputs[side] = _points(adata, name)
     if joint_rep is not None:
         first, second = _pair("joint_rep", joint_rep)
-        inputs["M"] = _linear_cost(_points(adata_src, first), _points(adata_tgt, second))
+        inputs["features"] = _joint(_points(adata_src, first), _points(adata_tgt, second))
     columns = _label_columns(both, labels)
     result = solve(**inputs, **options)
     _write(result, both, points[1], key_added, sparse_topk)
@@ -157,15 +156,18 @@ def _points(adata: AnnData, name: str | None) -> NDArray[np.float64]:
     return np.asarray(value, dtype=np.float64)
 
 
-def _linear_cost(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return squared distances of shared coordinates over the largest."""
+def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Return shared coordinates, in units in which their mean squared distance is one."""
     if source.shape[1] != target.shape[1]:
         raise InvalidInputError(
             f"`joint_rep` must have as many columns on both sides; got {source.shape[1]} and "
             f"{target.shape[1]}."
         )
-    cost = np.asarray(cdist(source, target, "sqeuclidean"))
-    return cost / (cost.max() or 1.0)
+    middle = (source.mean(0) + target.mean(0)) / 2
+    source, target = source - middle, target - middle
+    square = (source**2).sum(1).mean() + (target**2).sum(1).mean()
+    unit = np.sqrt(square - 2 * source.mean(0) @ target.mean(0)) or 1.0
+    return source / unit, target / unit
 
 
 def _label_columns(both: tuple[AnnData, AnnData], labels: str | None) -> list[Any]:

@@ -19,6 +19,7 @@ except ImportError as error:
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError
+from torchgw._features import FeatureMetric
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
 from torchgw._solver import Iteration
@@ -43,6 +44,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         n_anchors: int | None = None,
         momentum: float = 0.9,
         n_init: int | None = None,
+        feature_metric: FeatureMetric = "sqeuclidean",
+        skip_tiles: bool | Literal["auto"] = "auto",
         max_iter: int = 500,
         min_iter: int = 40,
         tol: float = 1e-5,
@@ -70,6 +73,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_anchors = n_anchors
         self.momentum = momentum
         self.n_init = n_init
+        self.feature_metric = feature_metric
+        self.skip_tiles = skip_tiles
         self.max_iter = max_iter
         self.min_iter = min_iter
         self.tol = tol
@@ -128,6 +133,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         a: Any = None,
         b: Any = None,
         init: Any = None,
+        features: Any = None,
     ) -> GWAligner:
         """Align X with the target points.
 
@@ -141,6 +147,9 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
             Weights.
         init : plan or GWResult, optional
             Where to start.
+        features : pair of array-like, shapes (n, f) and (m, f), optional
+            Features that both sides share. New points are then mapped by ``result_.transform``,
+            which takes theirs.
 
         Returns
         -------
@@ -156,7 +165,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         names = getattr(y, "columns", None)
         target = check_array(y, dtype=[np.float64, np.float32], ensure_2d=False, input_name="y")
         target = target.reshape(len(target), -1)
-        self.result_ = self._solve(X, target, {"a": a, "b": b, "init": init})
+        self.result_ = self._solve(X, target, {"a": a, "b": b, "init": init, "features": features})
         self.n_iter_ = self.result_.n_iters
         self._n_features_out = target.shape[1]
         self._target_names = None if names is None else np.asarray(names, dtype=object)

@@ -40,6 +40,10 @@ class Space(NamedTuple):
         Points that a new one is joined to in that graph.
     scale : float
         What distances are multiplied by.
+    features : Tensor of shape (n, f) or None
+        What the linear cost was made from.
+    feature_metric : {"sqeuclidean", "cosine", "euclidean"}
+        How.
     """
 
     points: Tensor | None
@@ -47,6 +51,8 @@ class Space(NamedTuple):
     geodesics: Geodesics | None
     n_neighbors: int
     scale: float
+    features: Tensor | None = None
+    feature_metric: PointMetric = "sqeuclidean"
 
     def to(self, device: torch.device) -> Space:
         """Return the space with its points on another device."""
