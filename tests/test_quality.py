@@ -21,7 +21,7 @@ from benchmarks.report import read_records
 SMALL = [name for name, problem in PROBLEMS.items() if not problem.large]
 # Here the true match has the lowest value, as the noise is small beside what tells points apart.
 EXACT = ("tiny", "cloud-2d", "cloud-round", "tree", "cosine", "words")
-SHARED = {"device": "cpu", "commit": "none"}
+SHARED = {"device": "cpu", "device_name": "some", "cores": 2, "commit": "none"}
 
 
 def small(name, n=60):
@@ -166,7 +166,12 @@ def test_records_of_ours_of_a_peer_and_of_failures(monkeypatch):
     text = quality_table(rows)
     assert "| ours | 1/1 | 1.0000 |" in text
     assert "| broken | 0/1 |" in text
+    # the overview: no value without a plan, and nothing of a runner that was never asked
+    assert "| tiny | 1/1, " in text
+    assert "| 0/1 |" in text
     assert "1 x FloatingPointError: as it was told" in text
+    # the instance has changed since: only what was solved again is shown
+    assert "broken" not in quality_table([*rows, {**rows[0], "fingerprint": "new"}])
 
 
 def test_epsilon_is_asked_of_the_solver():

@@ -61,6 +61,9 @@ def sweep(
     versions of the package, for ours the commit. Seeds are the outer loop, so that a sweep that is
     cut short has some of every problem.
     """
+    if options.jobs > 1:
+        # read by BLAS when a process starts
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     shared = environment(RunOptions(device=options.device, commit=options.commit))
     known: dict[Task, list[Record]] = {}
     if output.exists():
@@ -170,7 +173,7 @@ def prepare(task: Task, shared: Record) -> tuple[Record, Instance | None]:
         instance = PROBLEMS[task[0]].instance(task[2])
     except MissingDataError as error:
         return record | {"status": "unsupported", "message": str(error)}, None
-    epsilon = default_epsilon(instance)
+    epsilon = default_epsilon(instance, shared["device"])
     product = gw_value(instance.d_x, instance.d_y, np.outer(*instance.marginals))
     record |= {"epsilon": epsilon, "product_value": product}
     record["fingerprint"] = f"{product:.6e} {epsilon:.6e}"

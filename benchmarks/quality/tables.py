@@ -29,23 +29,70 @@ _HEAD = (
 
 
 def quality_table(records: list[Record]) -> str:
-    """Return a table for each problem and device, in the order of the registry.
+    """Return an overview, and a table for each problem and device, in the registry's order.
 
     Success counts every seed tried, failures included. Medians are over the solves that gave a
     plan. The best of an instance is the lowest of all runners on it and of the known answer, after
     the plan was given exact marginals; for the objective, of runners at the same epsilon.
     """
+    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in _current(records):
+        groups[record["problem"], record["device"]].append(record)
+    parts = []
+    for (name, device), group in sorted(groups.items(), key=lambda item: _place(item[0][0])):
+        parts.append(_problem_table(name, device, group))
+    kept = [record for group in groups.values() for record in group]
+    where = "\n".join(dict.fromkeys(map(_environment, kept)))
+    return "\n\n".join([_overview(groups), *parts, where])
+
+
+def _overview(groups: dict[tuple[str, str], list[Record]]) -> str:
+    """Return a row for each problem: success and median value over the best known, by runner."""
+    used = {record["runner"] for group in groups.values() for record in group}
+    runners = [name for name in SOLVERS if name in used]
+    lines = [_row(["success, value / best", *runners]), _row(["---"] * (1 + len(runners)))]
+    for (name, device), group in sorted(groups.items(), key=lambda item: _place(item[0][0])):
+        values = relative(group, "value")
+        cells = [name if device == "cpu" else f"{name} ({device})"]
+        for runner in runners:
+            tried = [
+                (record, value)
+                for record, value in zip(group, values, strict=True)
+                if record["runner"] == runner and record["status"] != "unsupported"
+            ]
+            found = [value for _, value in tried if value is not None]
+            success = sum(record.get("success", False) for record, _ in tried)
+            cells.append(
+                f"{success}/{len(tried)}" + (f", {np.median(found):.3f}" if found else "")
+                if tried
+                else ""
+            )
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _place(problem: str) -> int:
+    return list(PROBLEMS).index(problem)
+
+
+def _current(records: list[Record]) -> list[Record]:
+    """Keep the last record of each runner on each instance; an instance of old is left out."""
+    instance: dict[tuple[str, ...], str] = {}
     latest: dict[tuple[str, ...], Record] = {}
     for record in records:
-        latest[tuple(str(record[key]) for key in ("problem", "device", "runner", "seed"))] = record
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in latest.values():
-        groups[record["problem"], record["device"]].append(record)
-    order = list(PROBLEMS)
-    parts = []
-    for (name, device), group in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        parts.append(_problem_table(name, device, group))
-    return "\n\n".join(parts)
+        drawn = tuple(str(record[key]) for key in ("problem", "device", "seed"))
+        # a process that ended early has not said which instance it had
+        instance[drawn] = record["fingerprint"] or instance.get(drawn, "")
+        latest[(*drawn, record["runner"])] = record
+    return [
+        record for key, record in latest.items() if record["fingerprint"] in ("", instance[key[:3]])
+    ]
+
+
+def _environment(record: Record) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    own = f", commit {record['commit']}" if "torchgw" in record["versions"] else ""
+    return f"- {record['device_name']}, {record['cores']} cores: {versions}{own}"
 
 
 def relative(group: list[Record], field: str) -> list[float | None]:
