@@ -35,6 +35,8 @@ from torchgw import (
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._sinkhorn import Sweep, Sweeper
+from torchgw._typing import Potentials
 from torchgw.distances import dijkstra, landmark
 
 __all__ = ["PHASES", "Clock", "Work", "labelled", "targets"]
@@ -244,21 +246,28 @@ def _wrap(function: Callable[..., Any], target: Target, clock: Clock) -> Callabl
             with clock.counted():
                 result = function(*args, **kwargs)
         if target.attribute == "sweeper":
-            return _wrap_sweeper(result, arguments["cost"], target.phase, clock)
+            return _LabelledSweeper(result, arguments["cost"], target.phase, clock)
         return result
 
     return run
 
 
-def _wrap_sweeper(
-    sweeper: Callable[..., Any], cost: Cost, phase: str, clock: Clock
-) -> Callable[..., Any]:
-    """Label a sweeper; each of its iterations reads a stored kernel once, or makes it anew."""
+@dataclass(frozen=True)
+class _LabelledSweeper:
+    """Labels a sweeper; each of its iterations reads a stored kernel once, or makes it anew."""
 
-    def run(start: Any, count: int, relaxation: float) -> Any:
-        with clock.phase(phase):
-            clock.add_work(phase, pass_over(cost, exponentials=False).times(count))
-            with clock.counted():
-                return sweeper(start, count, relaxation)
+    sweeper: Sweeper
+    cost: Cost
+    phase: str
+    clock: Clock
 
-    return run
+    @property
+    def two_level(self) -> bool:
+        return self.sweeper.two_level
+
+    def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
+        with self.clock.phase(self.phase):
+            passes = pass_over(self.cost, exponentials=False)
+            self.clock.add_work(self.phase, passes.times(count))
+            with self.clock.counted():
+                return self.sweeper(start, count, relaxation)
