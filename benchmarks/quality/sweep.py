@@ -114,19 +114,19 @@ def _in_process(task: Task, options: SweepOptions, shared: Record, done: set[str
     context = multiprocessing.get_context("forkserver")
     # what a process imports is imported once
     context.set_forkserver_preload(["benchmarks.__main__", "ot"])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(sender, task, options, shared, done))
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there, task, options, shared, done))
     process.start()
-    sender.close()
+    there.close()
     record = _head(task, shared)
     try:
         # first what is to be solved, then the same with what came of it
         while "status" not in record:
             limit = options.limit_s if record["fingerprint"] else _DRAWING_LIMIT_S
-            if not receiver.poll(limit):
+            if not here.poll(limit):
                 record |= {"status": "timeout", "message": f"not done in {limit:g} s"}
                 break
-            record = receiver.recv()
+            record = here.recv()
             if key_of(record) in done:
                 return None
     except EOFError:
@@ -134,6 +134,7 @@ def _in_process(task: Task, options: SweepOptions, shared: Record, done: set[str
         record |= {"status": "failed", "message": f"process ended with {process.exitcode}"}
     finally:
         _end(process)
+        here.close()
     return record | {"limit_s": options.limit_s}
 
 
@@ -147,17 +148,24 @@ def _end(process: BaseProcess) -> None:
 
 
 def _work(
-    sender: Connection, task: Task, options: SweepOptions, shared: Record, done: set[str]
+    parent: Connection, task: Task, options: SweepOptions, shared: Record, done: set[str]
 ) -> None:
     """Send what is to be solved, and, unless it has been, the record; the body of a process."""
     os.setsid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if options.jobs > 1:
         torch.set_num_threads(1)
     record, instance = prepare(task, shared)
-    sender.send(record)
+    parent.send(record)
     if instance is not None and key_of(record) not in done:
-        sender.send(record | attempt(task, instance, record["epsilon"], options))
-    sender.close()
+        parent.send(record | attempt(task, instance, record["epsilon"], options))
+
+
+def _end_with(parent: Connection) -> None:
+    """End this process and what it has started once the parent, which says nothing, is gone."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        parent.recv()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _head(task: Task, shared: Record) -> Record:
