@@ -237,8 +237,8 @@ class _Rates(NamedTuple):
 _RATES = {
     ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
     ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
-    ("cpu", torch.float32): _Rates(5000.0, 400.0, 400.0, 1700.0, 60.0, 0.0, 0.0),
-    ("cpu", torch.float64): _Rates(10000.0, 800.0, 800.0, 6000.0, 100.0, 0.0, 0.0),
+    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 650.0, 1500.0, 30.0, 0.0, 0.0),
+    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 1200.0, 2900.0, 75.0, 0.0, 0.0),
 }
 # Iterations of one linear problem: what most outer iterations take.
 _PROBLEM_ITERATIONS = 20
@@ -255,15 +255,17 @@ def store_cost(
 ) -> bool:
     """Whether to store the cost of an iteration instead of streaming its factors of some rank.
 
-    "auto" stores where the model says that it is faster and where it fits, in the wider dtype of
-    the two. A rank of zero stands for a cost that is a matrix in any case.
+    "auto" stores where the model says that it is faster, over the dtypes that the outer iterations
+    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case.
     """
     if name != "auto" or rank == 0:
         return name != "streamed"
     needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
     if needed > _STORED_BYTES.get(device.type, 0):
         return False
-    stored, streamed = problem_seconds(device, steps.loop, shape, rank)
+    dtypes = [steps.loop, steps.settle] if steps.again else [steps.loop]
+    times = [problem_seconds(device, dtype, shape, rank) for dtype in dtypes]
+    stored, streamed = map(sum, zip(*times, strict=True))
     return stored <= streamed and _STORED_MATRICES * needed <= free_memory(device)
 
 
