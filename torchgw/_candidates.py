@@ -30,7 +30,8 @@ class Start(NamedTuple):
     """One start: what it is called, its first cost, and how epsilon moves."""
 
     label: str
-    cost: Tensor  # (s, t) float64
+    cost: Tensor | None  # (s, t) float64, or that of the rotation
+    rotation: Tensor | None  # (rank, rank) float64 on the CPU
     anneal: Annealing
     ladder: bool  # whether epsilon goes below the target in between
 
@@ -64,35 +65,35 @@ def make_starts(problem: CoarseProblem, target: float, count: int, iterations: i
     rank = min(x_axes.shape[1], y_axes.shape[1])
     x_axes, y_axes = x_axes[:, :rank], y_axes[:, :rank]
 
-    def rotated(rotation: Tensor) -> Tensor:
-        return problem.base - 4 * problem.alpha * (x_axes @ rotation) @ y_axes.T
-
-    starts = [Start("annealed", problem.base, whole, ladder=False)]
+    starts = [Start("annealed", problem.base, None, whole, ladder=False)]
     for pattern in range(2**rank):
         signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
         label = "spectral " + "".join("+" if sign > 0 else "-" for sign in signs)
-        starts.append(
-            Start(label, rotated(torch.diag(x_axes.new_tensor(signs))), guess, ladder=False)
-        )
+        diagonal = torch.diag(torch.tensor(signs, dtype=torch.float64))
+        starts.append(Start(label, None, diagonal, guess, ladder=False))
     distribution = _lower_bound(
         problem, _distribution(problem.source), _distribution(problem.target)
     )
-    starts.append(Start("distance distributions", distribution, guess, ladder=False))
-    starts.append(Start("distance distributions, ladder", distribution, guess, ladder=True))
+    starts.append(Start("distance distributions", distribution, None, guess, ladder=False))
+    starts.append(Start("distance distributions, ladder", distribution, None, guess, ladder=True))
     eccentricity = _lower_bound(
         problem, _eccentricity(problem.source), _eccentricity(problem.target)
     )
-    starts.append(Start("eccentricities", eccentricity, guess, ladder=False))
+    starts.append(Start("eccentricities", eccentricity, None, guess, ladder=False))
     generator = torch.Generator().manual_seed(0)
     for number in range(count - len(starts)):
         normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator)
-        rotation = torch.linalg.qr(normal).Q.to(problem.base)
         label = f"rotation {number + 1}" + (", ladder" if number % 2 else "")
-        starts.append(Start(label, rotated(rotation), guess, ladder=bool(number % 2)))
+        rotation = torch.linalg.qr(normal).Q
+        starts.append(Start(label, None, rotation, guess, ladder=bool(number % 2)))
     starts = starts[:count]
+    rotations = [start.rotation for start in starts if start.rotation is not None]
+    # all together: on a GPU each product would take longer to launch than to compute
+    table = torch.stack(rotations) if rotations else torch.empty(0, rank, rank)
+    costs = iter(problem.base - 4 * problem.alpha * (x_axes @ table.to(x_axes)) @ y_axes.T)
     return Starts(
         labels=tuple(start.label for start in starts),
-        costs=torch.stack([start.cost for start in starts]),
+        costs=torch.stack([next(costs) if start.cost is None else start.cost for start in starts]),
         epsilons=torch.tensor(
             [_schedule(start, iterations) for start in starts],
             dtype=torch.float64,
