@@ -96,7 +96,7 @@ def test_exact_values_equal_the_reference(plan):
 
 def test_every_gradient_starts_at_the_product_plan():
     expected = 2 * reference.gw_cost(D_X, D_Y, np.outer(A, B))
-    sampled = SampledGradient(problem("table", "table"), 16, 1.0, generator())
+    sampled = SampledGradient(problem("table", "table"), 16, 1.0)
     for gradient in [*exact_gradients(), sampled]:
         cost = whole_cost(gradient, gradient.start())
         np.testing.assert_allclose(cost, expected, atol=1e-11 * np.abs(expected).max())
@@ -111,7 +111,7 @@ def test_change_is_relative_and_zero_at_a_fixed_point(plan):
 
 def test_sampled_cost_is_unbiased(plan):
     """The mean over independent draws is the exact cost within five standard errors."""
-    gradient = SampledGradient(problem("table", "table"), 50, 1.0, generator())
+    gradient = SampledGradient(problem("table", "table"), 50, 1.0)
     random = generator()
     draws = torch.stack(
         [
@@ -129,7 +129,7 @@ def test_sampled_cost_is_unbiased(plan):
 
 
 def test_sampled_value_is_unbiased_with_an_honest_error(plan):
-    gradient = SampledGradient(problem("table", "table"), 40, 1.0, generator())
+    gradient = SampledGradient(problem("table", "table"), 40, 1.0)
     masses, random = Marginals(*plan.marginals()), generator()
     estimates = [gradient.evaluate(plan, masses, random) for _ in range(400)]
     values = np.array([estimate.value for estimate in estimates])
@@ -140,14 +140,14 @@ def test_sampled_value_is_unbiased_with_an_honest_error(plan):
 
 
 def test_one_anchor_has_no_standard_error(plan):
-    gradient = SampledGradient(problem("table", "table"), 1, 1.0, generator())
+    gradient = SampledGradient(problem("table", "table"), 1, 1.0)
     value = gradient.evaluate(plan, Marginals(*plan.marginals()), generator())
     assert np.isfinite(value.value)
     assert np.isnan(value.standard_error)
 
 
 def test_momentum_keeps_its_share_of_anchors(plan):
-    gradient = SampledGradient(problem("table", "table"), 100, 0.3, generator())
+    gradient = SampledGradient(problem("table", "table"), 100, 0.3)
     random = generator()
     first = gradient.update(plan, None, random)
     marked = Anchors(first.source + 1000, first.target)

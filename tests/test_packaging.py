@@ -41,6 +41,7 @@ LAYERS = {
         "_sparse_plan",
         "_anchors",
         "_gradient",
+        "_coarse",
         "_sampled_gradient",
         "_problem",
         "_polish",
@@ -48,7 +49,6 @@ LAYERS = {
     },
     4: {
         "_rounding",
-        "_coarse",
         "_candidates",
         "_multistart",
         "_starts",

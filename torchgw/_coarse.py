@@ -18,6 +18,8 @@ __all__ = ["CoarseProblem", "CoarseSide", "choose_points", "coarsen"]
 # Power of the distance to the points so far that a point is drawn in proportion to: large enough to
 # spread them evenly, small enough not to collect outliers.
 _SPREAD = 4
+# Weight, relative to the largest, of points that are left out: float32 could not hold their plan.
+_NEGLIGIBLE = 1e-12
 
 
 class CoarseSide(NamedTuple):
@@ -72,7 +74,8 @@ class CoarseProblem:
 def coarsen(problem: Problem, size: int) -> CoarseProblem:
     """Choose at most ``size`` points per side, always the same ones for one problem."""
     source = choose_points(problem.source, problem.marginals.a, size)
-    target = choose_points(problem.target, problem.marginals.b, size)
+    # other draws: the same ones would favour equal indices where both sides are the same
+    target = choose_points(problem.target, problem.marginals.b, size, seed=1)
     alpha, linear = problem.alpha, None
     if problem.linear is not None:
         chosen = problem.linear.rows(source.points).transpose().rows(target.points).transpose()
@@ -115,18 +118,22 @@ def _centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return table - row[:, None] - row[None, :] + mean, row - mean, mean, square
 
 
-def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> CoarseSide:
+def choose_points(
+    provider: DistanceProvider, weights: Tensor, size: int, seed: int = 0
+) -> CoarseSide:
     """Draw spread-out points in rounds; all those of positive weight if there are no more.
 
     The columns of a round are read together, and each round doubles the points, so that there are
     few rounds. A fixed seed draws them: exact solves do not depend on ``random_state``.
     """
+    weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
+    weights = weights / weights.sum()
     used = weights.nonzero()[:, 0]
     if len(used) <= size:
         table = provider.columns(used)[used].double()
         return CoarseSide(used, (table + table.T) / 2, weights[used], weights.new_zeros(()))
-    generator = torch.Generator(device=weights.device).manual_seed(0)
-    index = used[:1]
+    generator = torch.Generator(device=weights.device).manual_seed(seed)
+    index = used[seed % len(used)][None]
     columns = provider.columns(index)
     while len(index) < size:
         share = weights * columns.amin(1).double().clamp_min(0).pow(_SPREAD)

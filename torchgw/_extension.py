@@ -23,6 +23,7 @@ from torchgw._features import feature_cost
 from torchgw._gradient import Coupling, Problem
 from torchgw._inputs import check_linear_cost, check_points
 from torchgw._plan import TransportPlan
+from torchgw._sampled_gradient import moments, quadrature
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import CrossDistance, Space, factor_reference, factor_rows
 
@@ -214,7 +215,7 @@ class Extension:
     def map(self, plan: TransportPlan, new: NewPoints, values: Tensor) -> Tensor:
         """Return the plan-weighted mean of ``values``, shape (m, c), at each new point, (q, c)."""
         plan = self.unpolished or plan
-        cost_of, width = self._cost_function()
+        cost_of, width = self._cost_function(plan)
         cross = new.distances
         step = cross.block_size(width)
         mapped = []
@@ -227,16 +228,15 @@ class Extension:
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
 
-    def _cost_function(self) -> tuple[Any, int]:
+    def _cost_function(self, plan: TransportPlan) -> tuple[Any, int]:
         """Return a function from a block of new points to its cost, and distances read of each."""
         source, target, coupling = self.source, self.target.distances, self.coupling
+        if isinstance(coupling, Anchors):
+            return self._sampled_cost_function(plan, coupling)
         weight = 4 * self.alpha
         index: Tensor | None
         turn: Tensor | float
-        if isinstance(coupling, Anchors):
-            index, right = coupling.source, target.columns(coupling.target)
-            turn = weight / len(index)
-        elif source.reference is not None:
+        if source.reference is not None:
             index = source.reference
             factors = source.distances.factors()
             assert factors is not None
@@ -249,19 +249,18 @@ class Extension:
             rows = cross.rows(block, index)
             return rows @ turn if isinstance(turn, Tensor) else rows * turn
 
-        if not isinstance(coupling, Anchors):
-            coupling = coupling.double()
-            if self.target.encoded:
-                factors = target.factors()
-                assert factors is not None
-                right = factors.matrix
-                coupling = coupling * factors.signs.double()
-            elif source.encoded:
-                right = target.apply(coupling.T.to(target.dtype))
-                coupling = None
-            else:
-                turned = coupling.T
-                return lambda cross, block: _dense(turned @ left_of(cross, block).T, target), width
+        coupling = coupling.double()
+        if self.target.encoded:
+            factors = target.factors()
+            assert factors is not None
+            right = factors.matrix
+            coupling = coupling * factors.signs.double()
+        elif source.encoded:
+            right = target.apply(coupling.T.to(target.dtype))
+            coupling = None
+        else:
+            turned = coupling.T
+            return lambda cross, block: _dense(turned @ left_of(cross, block).T, target), width
 
         def factored(cross: CrossDistance, block: slice) -> Cost:
             left = left_of(cross, block)
@@ -270,6 +269,25 @@ class Extension:
             return FactoredCost.of_products(left, right.double()).centred()
 
         return factored, width
+
+    def _sampled_cost_function(self, plan: TransportPlan, anchors: Anchors) -> tuple[Any, int]:
+        """Return the same from anchors: the cost of a sampled gradient, with its mean distances."""
+        weight, count = 4 * self.alpha, len(anchors.source)
+        source, target = self.source.distances, self.target.distances
+        nodes, mass = quadrature(source, plan.weights.a)
+        index = None if nodes is None else torch.cat([anchors.source, nodes])
+        mean = moments(target, plan.weights.b)[0][:, None]
+        right = torch.cat([target.columns(anchors.target) - mean, mean], dim=1).double()
+
+        def cost(cross: CrossDistance, block: slice) -> Cost:
+            rows = cross.rows(block, index)
+            to_anchors = rows[:, anchors.source] if index is None else rows[:, :count]
+            to_nodes = rows if index is None else rows[:, count:]
+            own = (to_nodes @ mass.to(rows.dtype))[:, None]
+            left = torch.cat([(to_anchors - own) / count, own], dim=1)
+            return FactoredCost.of_products(weight * left.double(), right).centred()
+
+        return cost, source.n if index is None else len(index)
 
 
 def check_table(value: Any, n: int) -> Tensor:

@@ -35,8 +35,9 @@ _RELAXATION = {"search": 1.5, "polish": 1.7}
 _DISTINCT = 0.05
 # Optima that are polished and reported at most.
 _KEPT = 5
-# Values closer than this, relatively, are compared again on the finer problem.
+# Values closer than this, relatively, are compared again on the finer problem; this many at most.
 _CLOSE = 0.05
+_COMPARED = 3
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
 _LEAST_EPSILON = 1e-3
 # Resolution above which coarse points say little about their neighbours' partners.
@@ -119,7 +120,9 @@ def find_optima(
     batch, _ = _distinct(coarse, _from_costs(coarse, starts, backend))
     constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
     batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish", backend))
-    close = [i for i, value in enumerate(values) if value <= (1 + _CLOSE) * values[0]]
+    # what the coarse points alone make up
+    doubt = _CLOSE * abs(values[0]) + coarse.resolution**2 * coarse.scale
+    close = [i for i, value in enumerate(values) if value <= values[0] + doubt][:_COMPARED]
     first: list[Alternative] = []
     if len(close) > 1 and coarse.resolution > 0:
         first = _compare_finely(problem, coarse, batch.take(close), target, backend)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors, redraw, sample_categories
+from torchgw._coarse import choose_points
 from torchgw._cost import Cost, FactoredCost
 from torchgw._gradient import (
     DenseGradient,
@@ -20,30 +21,34 @@ from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["SampledGradient", "distance_spread", "make_gradient"]
+__all__ = ["SampledGradient", "distance_spread", "make_gradient", "moments", "quadrature"]
 
-# Columns used to estimate a sum over all points where each column is a shortest-path run.
-_ESTIMATE_COLUMNS = 256
+# Columns of the quadrature of a sum over all points where each column is a shortest-path run.
+_QUADRATURE_COLUMNS = 96
 
 
 class SampledGradient:
     """Unbiased, from distance columns at anchor pairs drawn from the plan.
 
-    Q = (4 alpha / s) DX[:, k] and K = DY[:, l] for s anchors (k, l) ~ P. Momentum keeps a share
-    1 - ``momentum`` of the anchors from one iteration to the next.
+    With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
+
+        Q = 4 alpha [(DX[:, k] - x) / s, x],    K = [DY[:, l] - y, y]
+
+    give the cost up to terms of rows or columns alone. The means are control variates: without
+    them the error of the anchors' own marginals is multiplied by distances as a whole, and is
+    larger than what is to be found. Momentum keeps a share 1 - ``momentum`` of the anchors from one
+    iteration to the next.
     """
 
     name = "sampled"
     exact = False
 
-    def __init__(
-        self, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
-    ) -> None:
+    def __init__(self, problem: Problem, n_anchors: int, momentum: float) -> None:
         self.problem = problem
         self.n_anchors = n_anchors
         self.momentum = momentum
-        source = _moments(problem.source, problem.marginals.a, generator)
-        target = _moments(problem.target, problem.marginals.b, generator)
+        source = moments(problem.source, problem.marginals.a)
+        target = moments(problem.target, problem.marginals.b)
         self._means = source[0], target[0]
         self.row = 2 * problem.alpha * source[1].double()
         self.column = 2 * problem.alpha * target[1].double()
@@ -53,11 +58,11 @@ class SampledGradient:
 
     def linearise(self, coupling: Anchors | None) -> Cost:
         """Return the factored cost at the anchors; at a x b it is known exactly, of rank one."""
-        if coupling is None:
-            left, right = (mean[:, None] for mean in self._means)
-        else:
-            left = self.problem.source.columns(coupling.source) / self.n_anchors
-            right = self.problem.target.columns(coupling.target)
+        left, right = (mean[:, None] for mean in self._means)
+        if coupling is not None:
+            anchors = self.problem.source.columns(coupling.source) - left
+            left = torch.cat([anchors / self.n_anchors, left], dim=1)
+            right = torch.cat([self.problem.target.columns(coupling.target) - right, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return add_linear(cost.centred(), self.problem)
 
@@ -108,22 +113,30 @@ class SampledGradient:
         return QuadraticValue(float(values.mean()), float(values.std() / self.n_anchors**0.5))
 
 
-def _moments(
-    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return D w and (D * D) w, exact where columns are cheap, otherwise from a sample of them."""
-    weights = weights.to(provider.dtype)
+def quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return nodes, ``None`` for all points, and masses of a sum over all points by weight.
+
+    All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
+    those nearest to it.
+    """
     if provider.cheap_columns:
-        return provider.apply(weights[:, None])[:, 0], provider.mean_square(weights)
-    columns = provider.columns(sample_categories(weights, _ESTIMATE_COLUMNS, generator))
-    return columns.mean(1), columns.square().mean(1)
+        return None, weights.to(provider.dtype)
+    nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
+    return nodes.points, nodes.weights.to(provider.dtype)
 
 
-def distance_spread(
-    provider: DistanceProvider, weights: Tensor, generator: torch.Generator
-) -> float:
+def moments(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return D w and (D * D) w, by :func:`quadrature`."""
+    nodes, mass = quadrature(provider, weights)
+    if nodes is None:
+        return provider.apply(mass[:, None])[:, 0], provider.mean_square(mass)
+    columns = provider.columns(nodes)
+    return columns @ mass, columns.square() @ mass
+
+
+def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     """Return the standard deviation of a distance between two points drawn by weight."""
-    mean, square = _moments(provider, weights, generator)
+    mean, square = moments(provider, weights)
     weights = weights.to(provider.dtype)
     second = weights @ square
     variance = second - (weights @ mean) ** 2
@@ -131,12 +144,10 @@ def distance_spread(
     return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0
 
 
-def make_gradient(
-    name: str, problem: Problem, n_anchors: int, momentum: float, generator: torch.Generator
-) -> Gradient:
+def make_gradient(name: str, problem: Problem, n_anchors: int, momentum: float) -> Gradient:
     """Build a gradient by name."""
     if name == "dense":
         return DenseGradient(problem)
     if name == "factored":
         return FactoredGradient(problem)
-    return SampledGradient(problem, n_anchors, momentum, generator)
+    return SampledGradient(problem, n_anchors, momentum)

@@ -97,7 +97,7 @@ def solve_problem(
         check_polish(problem.marginals, exact=name != "sampled")
     precision, steps = choose_precision(options.precision, device, n * m)
     n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
-    scale = natural_scale(problem, generator)
+    scale = natural_scale(problem)
     share = _AUTO_EPSILON[options.regularization]
     target = share * scale if options.epsilon == "auto" else float(options.epsilon)
     proximal = options.regularization == "proximal"
@@ -118,7 +118,7 @@ def solve_problem(
     tiling = choose_tiling(options.skip_tiles, (n, m), device, reason)
 
     def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:
-        gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum, generator)
+        gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum)
         return Setting(
             gradient=gradient,
             marginals=problem.marginals,
@@ -143,9 +143,13 @@ def solve_problem(
         state = starting_point(setting, guess)
     recorder.time("setup", clock)
     state = iterate(setting, state)
-    if setting.gradient.exact and steps.settle != steps.loop:
-        setting = setting_in(steps.settle, options.tol, setting.anneal)
-        if steps.again:
+    if steps.settle != steps.loop:
+        if setting.gradient.exact:
+            setting = setting_in(steps.settle, options.tol, setting.anneal)
+        else:
+            # the anchors are kept; only their last linear problem is solved in the other dtype
+            setting = replace(setting, dtype=steps.settle)
+        if setting.gradient.exact and steps.again:
             state = iterate(setting, state)
     plan, status = settle(setting, state, steps.settle)
     gradient = setting.gradient
@@ -261,15 +265,15 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
     return min(side.signs.numel() for side in factors if side is not None) + linear
 
 
-def natural_scale(problem: Problem, generator: torch.Generator) -> float:
+def natural_scale(problem: Problem) -> float:
     """Return the spread of the cost at a concentrated plan.
 
     4 alpha std(DX) std(DY) + (1 - alpha) std(M). The spread at a x b itself would not do: it
     vanishes on homogeneous spaces, where all points have the same mean distance.
     """
     a, b = problem.marginals
-    source = distance_spread(problem.source, a, generator)
-    scale = 4 * problem.alpha * source * distance_spread(problem.target, b, generator)
+    source = distance_spread(problem.source, a)
+    scale = 4 * problem.alpha * source * distance_spread(problem.target, b)
     if problem.linear is not None:
         scale += (1 - problem.alpha) * spread(problem.linear)
     # All points coincide on one side: every plan costs the same and any epsilon will do.

@@ -1,0 +1,314 @@
+"""Multi-start: the right optimum by default, what else was found, and how sure it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import scipy.stats
+import torch
+from problems import distance_matrices, isometric_copy, random_weights
+
+import torchgw
+from torchgw._coarse import coarsen
+from torchgw._gradient import Problem
+from torchgw._multistart import find_optima
+from torchgw._rounding import round_to_marginals
+from torchgw._typing import Marginals
+from torchgw.distances import CallableDistance, PrecomputedDistance
+
+
+def coarse_input(tables, a=None, b=None, linear=None, alpha=1.0):
+    sides = [PrecomputedDistance(torch.as_tensor(table)) for table in tables]
+    weights = [
+        torch.full((side.n,), 1 / side.n, dtype=torch.float64) if weight is None else weight
+        for side, weight in zip(sides, (a, b), strict=True)
+    ]
+    return Problem(*sides, Marginals(*weights), alpha, linear)
+
+
+def curve(n, seed=0, noise=0.01):
+    """Points along an arc whose density falls: straight and mirrored matchings differ in value."""
+    rng = np.random.default_rng(seed)
+    t = np.sort(rng.uniform(size=n) ** 1.3)
+    points = np.column_stack([np.cos(2 * t), np.sin(2 * t)])
+    return points + noise * rng.normal(size=points.shape), t
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_rounding_is_feasible_and_near(batch):
+    generator = torch.Generator().manual_seed(0)
+    plan = torch.rand(*batch, 7, 9, generator=generator, dtype=torch.float64)
+    a, b = (torch.rand(*batch, k, generator=generator, dtype=torch.float64) for k in (7, 9))
+    a[..., 2] = 0
+    a, b = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True)
+    plan = plan * a[..., None] / plan.sum(-1, keepdim=True)
+    plan[..., 2, :] = 0.01
+    rounded = round_to_marginals(plan, a, b)
+    assert float(rounded.min()) >= 0
+    torch.testing.assert_close(rounded.sum(-1), a, atol=1e-15, rtol=0)
+    torch.testing.assert_close(rounded.sum(-2), b, atol=1e-15, rtol=0)
+    error = (plan.sum(-1) - a).abs().sum(-1) + (plan.sum(-2) - b).abs().sum(-1)
+    # the bound of Altschuler, Weed and Rigollet
+    assert bool(((rounded - plan).abs().sum((-1, -2)) <= 2 * error + 1e-12).all())
+    torch.testing.assert_close(round_to_marginals(rounded, a, b), rounded, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_coarse_problem_of_all_points_is_the_problem(fused):
+    """Value and cost are those of the definition, whatever constants were taken out."""
+    d_x, d_y = distance_matrices(12, 15)
+    a, b = (torch.as_tensor(random_weights(n, seed)) for n, seed in ((12, 1), (15, 2)))
+    linear = torch.rand(12, 15, dtype=torch.float64) if fused else None
+    alpha = 0.3 if fused else 1.0
+    coarse = coarsen(coarse_input((d_x, d_y), a, b, linear, alpha), 20)
+    assert coarse.resolution == 0
+    plans = torch.rand(3, 12, 15, dtype=torch.float64)
+    plans = round_to_marginals(plans / plans.sum((1, 2), keepdim=True), a, b)
+    for plan, value in zip(plans, coarse.value(plans), strict=True):
+        expected = alpha * reference.gw_value(d_x, d_y, plan.numpy())
+        if fused:
+            expected += (1 - alpha) * float((linear * plan).sum())
+        assert float(value) == pytest.approx(expected, rel=1e-12)
+    plans.requires_grad_(True)
+    coarse.value(plans).sum().backward()
+    cost = coarse.base - 4 * alpha * coarse.x @ plans.detach() @ coarse.y
+    torch.testing.assert_close(plans.grad, cost)
+
+
+def test_coarse_points_carry_the_mass_of_their_neighbours():
+    x = np.random.default_rng(0).normal(size=(500, 2))
+    weights = random_weights(500)
+    weights[:100] = 0
+    weights = torch.as_tensor(weights / weights.sum())
+    table = np.linalg.norm(x[:, None] - x, axis=2)
+    coarse = coarsen(coarse_input((table, table), weights, weights), 64)
+    side = coarse.source
+    assert len(set(side.points.tolist())) == 64
+    assert bool((weights[side.points] > 0).all())
+    nearest = table[:, side.points.numpy()].argmin(1)
+    expected = np.bincount(nearest, weights=weights.numpy(), minlength=64)
+    np.testing.assert_allclose(side.weights.numpy(), expected, atol=1e-15)
+    assert 0 < coarse.resolution < 0.2
+    finer = coarsen(coarse_input((table, table), weights, weights), 128)
+    assert torch.equal(finer.source.points[:64], side.points)
+    assert finer.resolution < coarse.resolution
+
+
+def test_search_finds_both_orders_of_a_line():
+    points = np.linspace(0, 1, 40)
+    table = abs(points[:, None] - points)
+    found = find_optima(coarse_input((table, table)), 1e-3, 16)
+    assert len(found.alternatives) == 2
+    assert found.ambiguity == pytest.approx(1, abs=1e-3)
+    orders = {
+        round(float(scipy.stats.spearmanr(np.arange(40), one.plan.argmax(1)).statistic))
+        for one in found.alternatives
+    }
+    assert orders == {-1, 1}
+    for one in found.alternatives:
+        torch.testing.assert_close(one.plan.sum(1), torch.full((40,), 1 / 40).double())
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+@pytest.mark.parametrize(("n", "seeds"), [(40, 20), pytest.param(150, 20, marks=pytest.mark.slow)])
+def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
+    """Clouds in space have eight mirror images; all but one are worse."""
+    for seed in range(seeds):
+        x, y, answer = isometric_copy(n, seed=seed)
+        result = torchgw.solve(
+            x, y, distances="sqeuclidean", gradient=gradient, random_state=seed, epsilon=1e-3
+        )
+        recovered = (result.lazy_plan.argmax().numpy() == answer).mean()
+        # neighbours are exchanged by the blur of epsilon and by sampling
+        assert recovered > 0.9, (seed, recovered)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_gaussian_clouds_with_few_anchors():
+    """Without control variates the noise drowns the answer for most seeds of these."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)) * [3, 2, 1]
+    for seed in range(3):
+        result = torchgw.solve(
+            x, x, distances="euclidean", gradient="sampled", n_anchors=256, random_state=seed
+        )
+        recovered = (result.lazy_plan.argmax().numpy() == np.arange(300)).mean()
+        assert recovered > 0.8, (seed, recovered)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("distances", ["precomputed", "landmark", "dijkstra", "euclidean"])
+def test_mirrored_curves_are_told_apart(distances, seed):
+    (x, t_x), (y, t_y) = curve(130, seed), curve(110, seed + 50)
+    count = None if distances == "euclidean" else 10
+    result = torchgw.solve(x, y, distances=distances, n_neighbors=count, random_state=seed)
+    matched = t_y[result.lazy_plan.argmax().numpy()]
+    assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
+    assert 0 < result.ambiguity < 0.9
+    assert "mbiguous" not in repr(result)
+
+
+def test_symmetric_shapes_are_ambiguous():
+    angle = np.linspace(0, 2 * np.pi, 120, endpoint=False)
+    ellipse = np.column_stack([2 * np.cos(angle), np.sin(angle)])
+    result = torchgw.solve(ellipse, ellipse, distances="euclidean", random_state=0)
+    assert result.ambiguity > 0.98
+    assert len(result.alternatives) >= 4
+    assert "Ambiguous" in repr(result)
+    assert result.value < 1e-3
+
+
+def test_alternatives_are_starts():
+    (x, t_x), (y, t_y) = curve(130), curve(110, 1)
+    options = {"distances": "euclidean", "random_state": 0}
+    result = torchgw.solve(x, y, **options)
+    best, other = result.alternatives[:2]
+    assert best.value < other.value
+    assert result.ambiguity == pytest.approx(best.value / other.value)
+    again = torchgw.solve(x, y, init=best, **options)
+    assert again.value == pytest.approx(result.value, rel=1e-9)
+    assert again.alternatives == ()
+    assert np.isnan(again.ambiguity)
+    mirrored = torchgw.solve(x, y, init=other, **options)
+    assert mirrored.value > result.value
+    matched = t_y[mirrored.lazy_plan.argmax().numpy()]
+    assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
+    with pytest.raises(torchgw.InvalidInputError, match=r"shape \(110, 130\)"):
+        torchgw.solve(y, x, init=other, **options)
+
+
+def test_single_start_is_the_annealed_one():
+    """n_init=1 begins at a x b at the natural scale, and searches nothing."""
+    d_x, d_y = distance_matrices()
+    single = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.01, n_init=1)
+    assert single.alternatives == ()
+    assert np.isnan(single.ambiguity)
+    scale = 4 * float(np.std(d_x) * np.std(d_y))
+    assert single.history[0].epsilon == pytest.approx(scale)
+    several = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.01)
+    assert several.history[0].epsilon == pytest.approx(0.1 * scale)
+    # a start can only find as low a value, up to the tolerance of the solve
+    assert several.value <= single.value * 1.01
+    assert torch.equal(several.plan, torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.01).plan)
+
+
+def test_high_dimensions_are_not_coarsened():
+    x = np.random.default_rng(0).normal(size=(200, 100))
+    answer = np.random.default_rng(1).permutation(200)
+    y = np.empty_like(x)
+    y[answer] = x
+    result = torchgw.solve(x, y, distances="cosine", random_state=0)
+    assert result.alternatives == ()
+    assert np.isnan(result.ambiguity)
+    assert (result.lazy_plan.argmax().numpy() == answer).all()
+
+
+def test_fused_search_follows_the_linear_term():
+    """The linear term prefers the mirrored order of a line, whose distances do not care."""
+    points = np.linspace(0, 1, 120)
+    linear = abs(points[:, None] + points - 1)
+    result = torchgw.solve(
+        points[:, None], points[:, None], distances="euclidean", M=linear, alpha=0.9
+    )
+    order = result.lazy_plan.argmax().numpy()
+    assert scipy.stats.spearmanr(np.arange(120), order).statistic < -0.99
+    assert result.ambiguity < 0.5
+
+
+def test_zero_weights_and_tiny_problems():
+    x, y, _ = isometric_copy(120, 2)
+    a = np.full(120, 1 / 60)
+    a[::2] = 0
+    result = torchgw.solve(x, y, a=a, distances="euclidean", random_state=0)
+    assert result.converged
+    assert not np.isin(result.alternatives[0].source.numpy(), np.arange(0, 120, 2)).any()
+    for n, m in ((1, 1), (1, 5), (2, 2), (3, 2)):
+        small = torchgw.solve(x[:n], x[:m], distances="euclidean", scale=None)
+        assert small.marginal_error < 1e-6
+    # two against two leave the saddle point now: either matching is exact
+    assert torchgw.solve(x[:2], x[:2], distances="euclidean").value < 1e-6
+
+
+def test_any_provider_that_gives_columns():
+    (x, t_x), (y, t_y) = curve(130), curve(110, 1)
+    providers = [
+        CallableDistance(
+            len(points),
+            lambda index, p=points: torch.cdist(p, p[index]),
+            dtype=torch.float64,
+        )
+        for points in map(torch.as_tensor, (x, y))
+    ]
+    result = torchgw.solve(*providers, gradient="sampled", random_state=0)
+    matched = t_y[result.lazy_plan.argmax().numpy()]
+    assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
+    assert len(result.alternatives) >= 2
+
+
+def test_init_as_matching_and_potentials():
+    (x, t_x), (y, t_y) = curve(60), curve(60, 1)
+    options = {"distances": "euclidean", "random_state": 0}
+    order = np.arange(60)
+    backwards = torchgw.solve(x, y, init=order[::-1].copy(), **options)
+    matched = t_y[backwards.lazy_plan.argmax().numpy()]
+    assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
+    some = order.copy()
+    some[10:50] = -1
+    pairs = np.column_stack([order[some >= 0], some[some >= 0]])
+    best = torchgw.solve(x, y, **options)
+    for init in (some, pairs, torch.as_tensor(pairs)):
+        result = torchgw.solve(x, y, init=init, **options)
+        assert result.value == pytest.approx(best.value, rel=1e-4)
+    for gradient in ("factored", "sampled"):
+        other = torchgw.solve(x, y, init=pairs, gradient=gradient, distances="sqeuclidean")
+        matched = t_y[other.lazy_plan.argmax().numpy()]
+        assert scipy.stats.spearmanr(t_x, matched).statistic > 0.9
+    warm = torchgw.solve(x, y, init=best.potentials, **options)
+    assert warm.marginal_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (np.arange(5), r"integers of shape \(30,\)"),
+        (np.full(30, 25), "target indices within 0 and 24"),
+        (np.array([[0, 0], [30, 1]]), "source indices within 0 and 29"),
+        (np.full(30, -1), "match at least one point"),
+        ((np.zeros(30), np.zeros(24)), r"\(30,\) and \(25,\)"),
+        ((np.zeros(30),), "pair of potentials"),
+        ((np.zeros(30), np.full(25, np.nan)), "NaN or infinity"),
+        (np.ones((25, 30)) / 750, r"shape \(30, 25\)"),
+    ],
+)
+def test_wrong_starts_are_refused(init, message):
+    d_x, d_y = distance_matrices(30, 25)
+    with pytest.raises(torchgw.InvalidInputError, match=message):
+        torchgw.solve(D_X=d_x, D_Y=d_y, init=init)
+
+
+def test_init_and_several_starts_contradict():
+    d_x, d_y = distance_matrices(30, 25)
+    with pytest.raises(torchgw.InvalidInputError, match="n_init=4"):
+        torchgw.solve(D_X=d_x, D_Y=d_y, init=np.full((30, 25), 1 / 750), n_init=4)
+
+
+def test_large_factored_problems_search_their_subsample(monkeypatch):
+    """The optima come back as points of the whole problem, and the right one is found."""
+    import torchgw._solve as module
+
+    monkeypatch.setattr(module, "_COARSE_ENTRIES", 10_000)
+    monkeypatch.setattr(module, "_COARSE_POINTS", 150)
+    (x, t_x), (y, t_y) = curve(400), curve(300, 1)
+    result = torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0)
+    matched = t_y[result.lazy_plan.argmax().numpy()]
+    assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
+    best = result.alternatives[0]
+    assert best.shape == (400, 300)
+    partners = best.plan.argmax(1)
+    assert (
+        scipy.stats.spearmanr(
+            t_x[best.source.numpy()], t_y[best.target[partners].numpy()]
+        ).statistic
+        > 0.95
+    )
