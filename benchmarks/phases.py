@@ -23,6 +23,7 @@ from torch.profiler import record_function
 from benchmarks.measure import synchronize
 from torchgw import (
     _api,
+    _evaluation,
     _gradient,
     _plan,
     _problem,
@@ -143,7 +144,7 @@ _TARGETS = (
     Target(_gradient.DenseGradient, "evaluate", "evaluation"),
     Target(_gradient.FactoredGradient, "evaluate", "evaluation"),
     Target(_sampled_gradient.SampledGradient, "evaluate", "evaluation"),
-    Target(_api, "entropy_and_linear", "evaluation"),
+    Target(_evaluation, "_entropy_and_linear", "evaluation"),
 )
 
 

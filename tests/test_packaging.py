@@ -55,6 +55,7 @@ LAYERS = {
         "_schedule",
         "_step",
         "_solver",
+        "_evaluation",
         "_solve",
         "_result",
         "_multiscale",

@@ -33,7 +33,7 @@ from torchgw._options import (
 )
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
-from torchgw._solve import Outcome, entropy_and_linear, solve_problem
+from torchgw._solve import Outcome, solve_problem
 from torchgw._solver import Iteration, Recorder
 from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._typing import Marginals
@@ -347,9 +347,9 @@ def _both(
 def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], seed: int) -> GWResult:
     """Assemble the result and warn if it has not converged."""
     plan, recorder, search = outcome.plan, outcome.recorder, outcome.search
-    kl, linear = entropy_and_linear(plan, problem)
-    quadratic = problem.alpha * outcome.quadratic.value
-    value_linear = (1 - problem.alpha) * linear
+    found, options = outcome.evaluation, outcome.options
+    quadratic = problem.alpha * found.quadratic.value
+    value_linear = (1 - problem.alpha) * found.linear
     if not outcome.status.converged:
         warnings.warn(outcome.status.advice, ConvergenceWarning, stacklevel=4)
     return GWResult(
@@ -358,9 +358,9 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
         potential_b=outcome.potentials.g,
         value_quad=quadratic,
         value_linear=value_linear,
-        marginal_a=outcome.masses.a,
-        marginal_b=outcome.masses.b,
-        marginal_error=outcome.marginal_error,
+        marginal_a=found.masses.a,
+        marginal_b=found.masses.b,
+        marginal_error=found.marginal_error,
         status=outcome.status,
         epsilon=outcome.epsilon,
         alpha=problem.alpha,
@@ -374,10 +374,14 @@ def _report(outcome: Outcome, problem: Problem, spaces: tuple[Space, Space], see
         history=tuple(recorder.history),
         timings=dict(recorder.timings),
         log={
-            "value_standard_error": problem.alpha * outcome.quadratic.standard_error,
-            "kl": kl,
-            "objective": quadratic + value_linear + outcome.epsilon * kl,
+            "value_standard_error": problem.alpha * found.quadratic.standard_error,
+            "kl": found.kl,
+            "objective": quadratic + value_linear + outcome.epsilon * found.kl,
+            "outer_iterations": len(recorder.history),
+            "max_iter": options.max_iter,
             "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
+            "settle_iterations": recorder.settle_iterations,
+            "inner_max_iter": options.inner_max_iter,
             "n_anchors": outcome.n_anchors,
             "polish_steps": outcome.polish_steps,
             "polish_gap": outcome.polish_gap,

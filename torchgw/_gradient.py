@@ -37,6 +37,7 @@ __all__ = [
     "Problem",
     "QuadraticValue",
     "add_linear",
+    "product_value",
     "stored_matrix",
 ]
 
@@ -88,6 +89,7 @@ class Gradient(Protocol):
     problem: Problem
     row: Tensor  # (n,) float64, 2 alpha DX^2 a
     column: Tensor  # (m,) float64, 2 alpha DY^2 b
+    product: float  # alpha <L(a x b), a x b>
 
     def start(self) -> Coupling:
         """Return the coupling of the product plan a x b; ``None`` where it has its own cost."""
@@ -119,6 +121,21 @@ def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return 2 * problem.alpha * squares[0].double(), 2 * problem.alpha * squares[1].double()
 
 
+def _means(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the mean distances DX a and DY b."""
+    a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)
+    return problem.source.apply(a)[:, 0], problem.target.apply(b)[:, 0]
+
+
+def product_value(
+    problem: Problem, own: tuple[Tensor, Tensor], means: tuple[Tensor, Tensor]
+) -> float:
+    """Return alpha <L(a x b), a x b>, given 2 alpha DX^2 a and DX a, and those of the target."""
+    a, b = problem.marginals
+    cross = (a @ means[0].double()) * (b @ means[1].double())
+    return float((a @ own[0] + b @ own[1]) / 2 - 2 * problem.alpha * cross)
+
+
 def add_linear(cost: Cost, problem: Problem) -> Cost:
     """Add (1 - alpha) M: factors to factors, otherwise as stored matrices."""
     linear, weight = problem.linear, 1 - problem.alpha
@@ -145,6 +162,7 @@ class DenseGradient:
         self._source = stored_matrix(problem.source)
         self._target = stored_matrix(problem.target)
         self.row, self.column = _own_terms(problem)
+        self.product = product_value(problem, (self.row, self.column), _means(problem))
 
     def start(self) -> Tensor:
         """Return a x b."""
@@ -226,6 +244,7 @@ class FactoredGradient:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.row, self.column = _own_terms(problem)
+        self.product = product_value(problem, (self.row, self.column), _means(problem))
         source, target = problem.source.factors(), problem.target.factors()
         # The side of smaller rank carries the streamed products, whose cost is its rank.
         ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]

@@ -13,6 +13,7 @@ from torchgw._anchors import Anchors, sample_categories
 from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError, PlanTooLargeError
+from torchgw._rounding import RoundedPlan, rounding_of
 from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
 
@@ -124,6 +125,44 @@ class TransportPlan:
         ones_m = torch.ones(self.shape[1], dtype=torch.float64, device=self.device)
         ones_n = torch.ones(self.shape[0], dtype=torch.float64, device=self.device)
         return self @ ones_m, self.T @ ones_n
+
+    def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
+        """Return the plan moved to exact marginals, an operator too: nothing (n, m) is stored.
+
+        Rows and then columns that carry too much are scaled down, and what is missing is spread as
+        an outer product: diag(x) P diag(y) + u v', at an L1 distance of at most twice the marginal
+        errors.
+
+        Parameters
+        ----------
+        a, b : Tensor, shapes (n,) and (m,), optional
+            The marginals, of equal sums; the weights of the problem by default.
+        """
+        a, b = (
+            weight if given is None else torch.as_tensor(given).to(weight)
+            for given, weight in zip((a, b), self.weights, strict=True)
+        )
+        x, y = rounding_of(self, a, b)
+        f, g = self.potentials
+        # a row or column whose marginal is zero is scaled away as one of weight zero
+        scaled = TransportPlan(
+            self.cost,
+            Potentials(
+                f + self.epsilon * torch.where(x > 0, x, 1.0).log(),
+                g + self.epsilon * torch.where(y > 0, y, 1.0).log(),
+            ),
+            Marginals(
+                torch.where(x > 0, self.weights.a, 0.0), torch.where(y > 0, self.weights.b, 0.0)
+            ),
+            self.epsilon,
+            self._backend,
+        )
+        row, column = (
+            (weight - mass).clamp_min(0.0)
+            for weight, mass in zip((a, b), scaled.marginals(), strict=True)
+        )
+        missing = column.sum().clamp_min(torch.finfo(column.dtype).tiny)
+        return RoundedPlan(scaled, row, column / missing)
 
     def barycentric(self, points: Any) -> Tensor:
         """Map each source point to the plan-weighted mean of target points.

@@ -77,7 +77,9 @@ class GWResult:
         Seconds by phase.
     log : dict
         value_standard_error, kl (KL of the plan to a x b), objective (value + epsilon * kl),
-        inner_iterations, n_anchors, polish_steps and polish_gap (``None`` without ``polish``),
+        outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn iterations but the
+        last solve's), settle_iterations (the last solve's) and its limit inner_max_iter, n_anchors,
+        polish_steps and polish_gap (``None`` without ``polish``),
         tiles (``None`` where none were skipped; else ``bound``, the
         share of a row's or column's mass that skipping may lose in a half-step, ``kept``, the mean
         share of tiles computed, ``lists``, how often they were chosen, and their ``width``).

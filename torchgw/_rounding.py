@@ -1,11 +1,95 @@
-"""Rounding a nearly feasible plan to its exact marginals."""
+"""Rounding a nearly feasible plan to its exact marginals: stored, or as an operator."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["round_to_marginals"]
+__all__ = ["Operator", "RoundedPlan", "round_to_marginals", "rounding_of"]
+
+
+class Operator(Protocol):
+    """What rounding needs of a plan."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values."""
+
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan."""
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix."""
+
+
+class RoundedPlan:
+    """diag(x) P diag(y) + u v', a plan with exact marginals that is never stored, shape (n, m).
+
+    Returned by :meth:`TransportPlan.rounded`.
+
+    Parameters
+    ----------
+    scaled : Operator, shape (n, m)
+        diag(x) P diag(y), which exceeds neither marginal.
+    row, column : Tensor, shapes (n,) and (m,), float64
+        u and v: the outer product of what is missing on each side.
+    """
+
+    def __init__(self, scaled: Operator, row: Tensor, column: Tensor) -> None:
+        self.scaled = scaled
+        self.row = row
+        self.column = column
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.scaled.shape
+
+    @property
+    def T(self) -> RoundedPlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return RoundedPlan(self.scaled.T, self.column, self.row)
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values for values of shape (m,) or (m, c)."""
+        product = self.scaled @ values
+        values = torch.as_tensor(values, device=product.device).to(torch.float64)
+        extra = torch.tensordot(self.column, values, dims=1)
+        total: Tensor = product + torch.tensordot(self.row, extra, dims=0)
+        return total.to(product.dtype)
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return row sums (n,) and column sums (m,), float64."""
+        ones_n, ones_m = torch.ones_like(self.row), torch.ones_like(self.column)
+        return self @ ones_m, self.T @ ones_n
+
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.row.device))
+        block = self.scaled.rows(index)
+        return block + torch.outer(self.row[index], self.column).to(block.dtype)
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
+        matrix = self.scaled.to_dense()
+        return matrix + torch.outer(self.row, self.column).to(matrix.dtype)
+
+
+def rounding_of(plan: Operator, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors x (n,) and y (m,), at most one, of :func:`round_to_marginals`, float64."""
+    tiny = torch.finfo(torch.float64).tiny
+    x = (a / (plan @ torch.ones_like(b)).clamp_min(tiny)).clamp_max(1.0)
+    y = (b / (plan.T @ x).clamp_min(tiny)).clamp_max(1.0)
+    return x, y
 
 
 def round_to_marginals(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torchgw._gradient import (
     Problem,
     QuadraticValue,
     add_linear,
+    product_value,
 )
 from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals
@@ -52,6 +53,7 @@ class SampledGradient:
         self._means = source[0], target[0]
         self.row = 2 * problem.alpha * source[1].double()
         self.column = 2 * problem.alpha * target[1].double()
+        self.product = product_value(problem, (self.row, self.column), self._means)
 
     def start(self) -> None:
         """Return ``None``: the product plan needs no anchors."""

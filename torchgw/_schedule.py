@@ -99,6 +99,14 @@ class Status(Enum):
         "The plan settled but the last Sinkhorn solve stopped before the marginals were met: raise "
         "`inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
     )
+    BOTH_LIMITS = (
+        "Outer iterations ran out before the plan settled, and the last Sinkhorn solve stopped "
+        "before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise `epsilon`."
+    )
+    IMPLAUSIBLE = (
+        "The plan costs more than the product plan a x b, or less than nothing: it is no useful "
+        "answer, whatever the iteration says. Raise `epsilon`, or pass another `init`."
+    )
     POLISH_LIMIT = (
         "The conditional gradient steps of `polish` ran out before the plan was stationary: it is "
         "valid, and its value may still fall by `log['polish_gap']`. Start closer "

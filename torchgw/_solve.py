@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._cost import DenseCost, FactoredCost, exp_
+from torchgw._cost import DenseCost
 from torchgw._dispatch import (
     choose_backend,
     choose_gradient,
@@ -19,12 +19,12 @@ from torchgw._dispatch import (
     why_no_tiles,
 )
 from torchgw._errors import InvalidInputError
+from torchgw._evaluation import Evaluation, evaluate, judge
 from torchgw._features import spread
 from torchgw._gradient import (
     Coupling,
     FactoredGradient,
     Problem,
-    QuadraticValue,
 )
 from torchgw._multiscale import Subsample, draw_subsample, extend
 from torchgw._multistart import DEFAULT_STARTS, Search, find_optima
@@ -33,21 +33,19 @@ from torchgw._plan import TransportPlan
 from torchgw._polish import check_polish, polish
 from torchgw._sampled_gradient import distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
-from torchgw._sinkhorn import row_blocks
 from torchgw._solver import (
     LoopState,
     Recorder,
     Setting,
-    check_finite,
     inner_tolerance,
     iterate,
     settle,
 )
 from torchgw._starts import PRODUCT, Guess, from_alternative, read_init
 from torchgw._tiling import TileReport
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Potentials
 
-__all__ = ["Outcome", "entropy_and_linear", "solve_problem"]
+__all__ = ["Outcome", "solve_problem"]
 
 # epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
@@ -66,10 +64,8 @@ class Outcome(NamedTuple):
     """Everything that a result is made from."""
 
     plan: TransportPlan
-    masses: Marginals  # row and column sums of the plan, float64
-    marginal_error: float  # larger of their L1 distances to the weights
+    evaluation: Evaluation
     potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
-    quadratic: QuadraticValue
     epsilon: float  # entropic regularisation that the plan has
     polish_steps: int | None
     polish_gap: float | None
@@ -81,6 +77,7 @@ class Outcome(NamedTuple):
     search: Search | None  # what a multi-start found, if there was one
     tiles: TileReport | None
     recorder: Recorder
+    options: Options
     linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
     coupling: Coupling
     unpolished: TransportPlan | None  # the plan of that cost, if ``plan`` is a polished one
@@ -164,23 +161,14 @@ def solve_problem(
         recorder.time("polish", clock)
 
     clock = perf_counter()
-    masses = Marginals(*plan.marginals())
-    quadratic = gradient.evaluate(plan, masses, generator)
-    error = max(
-        float((mass - weight).abs().sum())
-        for mass, weight in zip(masses, problem.marginals, strict=True)
-    )
-    check_finite(quadratic.value, error, epsilon)
-    # what the iteration believes of the column marginal is checked against the plan itself
-    if status.converged and error > 10 * inner_tolerance(setting, epsilon or target):
-        status = Status.INNER_LIMIT
+    evaluation = evaluate(gradient, plan, epsilon, generator)
+    # what the iteration believes is checked against the plan itself
+    status = judge(status, evaluation, gradient, inner_tolerance(setting, epsilon or target))
     recorder.time("evaluation", clock)
     return Outcome(
         plan=plan,
-        masses=masses,
-        marginal_error=error,
+        evaluation=evaluation,
         potentials=potentials,
-        quadratic=quadratic,
         epsilon=epsilon,
         polish_steps=polished.steps if polished else None,
         polish_gap=polished.gap if polished else None,
@@ -192,6 +180,7 @@ def solve_problem(
         search=search,
         tiles=None if tiling is None else tiling.report(),
         recorder=recorder,
+        options=options,
         linearised=gradient.problem,
         coupling=state.coupling,
         unpolished=unpolished,
@@ -302,42 +291,3 @@ def _perturb(coupling: Coupling) -> Coupling:
         coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
     )
     return coupling * (1 + _START_NOISE * noise)
-
-
-def entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:
-    """Return KL(P | a x b) and <M, P>.
-
-    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
-    block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
-    """
-    if isinstance(plan.cost, FactoredCost) and not isinstance(problem.linear, DenseCost):
-        return _factored_entropy(plan, plan.cost), _factored_linear(plan, problem.linear)
-    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
-    a, b = plan.weights
-    kl = linear = 0.0
-    for rows in row_blocks(plan.cost):
-        exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
-        density = exp_(exponent)
-        block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
-        # 0 log 0 is 0, for entries that no mass uses
-        kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
-        if isinstance(problem.linear, DenseCost):
-            linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
-    return kl, linear
-
-
-def _factored_entropy(plan: TransportPlan, cost: FactoredCost) -> float:
-    """Return KL(P | a x b) from two products with the plan."""
-    p, q = plan.marginals()
-    f, g = (potential.double() for potential in plan.potentials)
-    return float((p @ f + q @ g - _factored_linear(plan, cost)) / plan.epsilon)
-
-
-def _factored_linear(plan: TransportPlan, linear: FactoredCost | None) -> float:
-    """Return <M, P> from one product with the plan."""
-    if linear is None:
-        return 0.0
-    left, right, row, column = linear.to(torch.float64)
-    ones = torch.ones_like(right[:, :1])
-    sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
-    return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())

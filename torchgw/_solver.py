@@ -50,6 +50,14 @@ _INNER_ITERATIONS = {True: 50, False: 20}
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 
 
+# What becomes of a status when the last linear problem is not solved.
+_INNER_FAILED = {
+    Status.CONVERGED: Status.INNER_LIMIT,
+    Status.STATIONARY: Status.INNER_LIMIT,
+    Status.OUTER_LIMIT: Status.BOTH_LIMITS,
+}
+
+
 class Iteration(NamedTuple):
     """What the callback and the history see of one outer iteration."""
 
@@ -69,6 +77,7 @@ class Recorder:
     callback: Callable[[Iteration], Any] | None = None
     history: list[Iteration] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
+    settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
 
     def add(self, entry: Iteration) -> bool:
         """Record an iteration; return whether the callback asks to stop."""
@@ -127,14 +136,12 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     state = state._replace(status=Status.OUTER_LIMIT)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    settled, change = False, math.inf
+    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     acceleration = Anderson()
     step = make_step(setting)
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
         at_target = epsilon <= setting.anneal.target
-        # once the plan has settled, only more Sinkhorn iterations can improve its marginals
-        budget = options.inner_max_iter if settled else _INNER_ITERATIONS[setting.store]
 
         clock = perf_counter()
         cost = step.linearise(state.coupling)
@@ -161,6 +168,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         state = LoopState(coupling, coupling if share == 1 else latest, inner.potentials, start)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and gradient.exact and change <= reachable
+        budget = _next_budget(setting, budget, inner.error, settled=settled)
         recorder.time("coupling", clock)
 
         entry = Iteration(
@@ -205,8 +213,9 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
     check_finite(float(value), inner.error, epsilon)
     setting.recorder.time("settle", clock)
     status = state.status
-    if status.converged and not inner.converged:
-        status = Status.INNER_LIMIT
+    setting.recorder.settle_iterations = inner.n_iters
+    if not inner.converged:
+        status = _INNER_FAILED.get(status, status)
     potentials = _reach_unused(cost, inner.potentials, setting, epsilon)
     return TransportPlan(cost, potentials, setting.marginals, epsilon, setting.backend), status
 
@@ -225,6 +234,18 @@ def _reach_unused(
     f_all = setting.backend.softmin(cost, setting.marginals.log_b, g, epsilon, axis=1)
     g_all = setting.backend.softmin(cost, setting.marginals.log_a, f, epsilon, axis=0)
     return Potentials(torch.where(a > 0, f, f_all), torch.where(b > 0, g, g_all))
+
+
+def _next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:
+    """Return how many Sinkhorn iterations the next linear problem may take."""
+    # once the plan has settled, only more of them can improve its marginals
+    if settled:
+        return setting.options.inner_max_iter
+    # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
+    # go from one such plan to the next for ever
+    if error > _ANNEALING_TOLERANCE:
+        return 2 * budget
+    return _INNER_ITERATIONS[setting.store]
 
 
 def _loop_tolerance(setting: Setting, change: float) -> float:

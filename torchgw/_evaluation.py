@@ -1,0 +1,132 @@
+"""What a plan is worth: its masses, its value, and whether the status may be believed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
+from torchgw._gradient import Gradient, Problem, QuadraticValue
+from torchgw._plan import TransportPlan
+from torchgw._schedule import Status
+from torchgw._sinkhorn import row_blocks
+from torchgw._solver import check_finite
+from torchgw._typing import Marginals
+
+__all__ = ["Evaluation", "evaluate", "judge"]
+
+# Multiple of the column error allowed at which a plan's own marginals contradict the iteration.
+_CONTRADICTION = 10
+# What rounding and a small marginal error may add to a value, as shares of its two squared terms.
+_VALUE_ROUNDING = 1e-6
+_VALUE_PER_MARGINAL = 4.0
+# Standard errors of an estimated value within which it proves nothing.
+_VALUE_NOISE = 6.0
+
+
+class Evaluation(NamedTuple):
+    """The numbers of a plan, computed from the plan itself."""
+
+    masses: Marginals  # row and column sums, float64
+    marginal_error: float  # larger of their L1 distances to the weights
+    quadratic: QuadraticValue  # <L(P), P>
+    linear: float  # <M, P>
+    kl: float  # KL(P | a x b)
+
+
+def evaluate(
+    gradient: Gradient, plan: TransportPlan, epsilon: float, generator: torch.Generator
+) -> Evaluation:
+    """Compute the numbers of a plan; NumericalError if they are not finite."""
+    masses = Marginals(*plan.marginals())
+    quadratic = gradient.evaluate(plan, masses, generator)
+    error = max(
+        float((mass - weight).abs().sum())
+        for mass, weight in zip(masses, gradient.problem.marginals, strict=True)
+    )
+    kl, linear = _entropy_and_linear(plan, gradient.problem)
+    for value in (quadratic.value, kl, linear):
+        check_finite(value, error, epsilon)
+    return Evaluation(masses, error, quadratic, linear, kl)
+
+
+def judge(status: Status, found: Evaluation, gradient: Gradient, tolerance: float) -> Status:
+    """Return the status that a plan deserves, given the column error it was solved to.
+
+    A value below zero, or above that of the product plan, is no answer that one would use: the
+    product plan costs nothing to find.
+    """
+    if not status.converged:
+        return status
+    if found.marginal_error > _CONTRADICTION * tolerance:
+        return Status.INNER_LIMIT
+    alpha = gradient.problem.alpha
+    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * squared_terms(gradient)
+    if found.quadratic.standard_error > 0:
+        slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
+    value = alpha * found.quadratic.value
+    if value < -slack:
+        return Status.IMPLAUSIBLE
+    product = gradient.product
+    if gradient.problem.linear is not None:
+        mean = (1 - alpha) * _mean_linear(gradient.problem.linear, gradient.problem.marginals)
+        product += mean
+        value += (1 - alpha) * found.linear
+        slack += _VALUE_ROUNDING * abs(mean)
+    return Status.IMPLAUSIBLE if value > product + slack else status
+
+
+def squared_terms(gradient: Gradient) -> float:
+    """Return alpha (a' DX^2 a + b' DY^2 b), the scale of what cancels in a value."""
+    a, b = gradient.problem.marginals
+    return float(a @ gradient.row + b @ gradient.column) / 2
+
+
+def _mean_linear(cost: Cost, marginals: Marginals) -> float:
+    """Return <M, a x b>."""
+    cost = cost.to(torch.float64)
+    a, b = marginals
+    if isinstance(cost, DenseCost):
+        return float(a @ (cost.matrix @ b))
+    cross = (a @ cost.left) @ (b @ cost.right)
+    return float((a @ cost.row) * b.sum() + (b @ cost.column) * a.sum() - cross)
+
+
+def _entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:
+    """Return KL(P | a x b) and <M, P>.
+
+    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
+    block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
+    """
+    if isinstance(plan.cost, FactoredCost) and not isinstance(problem.linear, DenseCost):
+        return _factored_entropy(plan, plan.cost), _factored_linear(plan, problem.linear)
+    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
+    a, b = plan.weights
+    kl = linear = 0.0
+    for rows in row_blocks(plan.cost):
+        exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
+        density = exp_(exponent)
+        block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
+        # 0 log 0 is 0, for entries that no mass uses
+        kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
+        if isinstance(problem.linear, DenseCost):
+            linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
+    return kl, linear
+
+
+def _factored_entropy(plan: TransportPlan, cost: FactoredCost) -> float:
+    """Return KL(P | a x b) from two products with the plan."""
+    p, q = plan.marginals()
+    f, g = (potential.double() for potential in plan.potentials)
+    return float((p @ f + q @ g - _factored_linear(plan, cost)) / plan.epsilon)
+
+
+def _factored_linear(plan: TransportPlan, linear: FactoredCost | None) -> float:
+    """Return <M, P> from one product with the plan."""
+    if linear is None:
+        return 0.0
+    left, right, row, column = linear.to(torch.float64)
+    ones = torch.ones_like(right[:, :1])
+    sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
+    return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
