@@ -1,4 +1,4 @@
-"""Relaxation finds the lengths that Dijkstra finds."""
+"""Relaxation and closing by blocks find the lengths that Dijkstra finds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix, random_array
-from scipy.sparse.csgraph import dijkstra
+from scipy.sparse.csgraph import connected_components, dijkstra
 
 from torchgw.distances import relaxation as module
+from torchgw.distances.edges import components, from_csr, symmetric_edges
 from torchgw.distances.relaxation import Relaxation
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -19,6 +20,7 @@ def random_graph(n, density, seed=0):
     graph = csr_matrix(half.maximum(half.T))
     graph.setdiag(0)
     graph.eliminate_zeros()
+    graph.sort_indices()
     return graph
 
 
@@ -26,81 +28,125 @@ def path_graph(n):
     edges = np.arange(n - 1)
     lengths = np.random.default_rng(1).uniform(0.1, 1, size=n - 1)
     half = csr_matrix((lengths, (edges, edges + 1)), shape=(n, n))
-    return csr_matrix(half + half.T)
+    graph = csr_matrix(half + half.T)
+    graph.sort_indices()
+    return graph
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("most_neighbours", [32, 2])
+def star_graph(n):
+    """One vertex joined to all others, some of these to each other by shorter or longer ways."""
+    hub = csr_matrix((np.arange(1.0, n), (np.zeros(n - 1, int), np.arange(1, n))), shape=(n, n))
+    graph = csr_matrix(hub + hub.T).maximum(random_graph(n, 0.05) * 20)
+    graph.sort_indices()
+    return csr_matrix(graph)
+
+
+GRAPHS = {
+    "in pieces": random_graph(50, 0.04),
+    "dense": random_graph(16, 0.5),
+    "path": path_graph(40),
+    "hub": star_graph(40),
+    "one vertex": csr_matrix((1, 1)),
+}
+
+
+def small_tiles(monkeypatch):
+    """Have small graphs span several tiles."""
+    from torchgw.distances import _triton_relaxation
+
+    monkeypatch.setattr(_triton_relaxation, "ROWS", 16)
+    monkeypatch.setattr(_triton_relaxation, "SOURCES", 4)
+    # the interpreter takes its time over rounds in which nothing happens
+    monkeypatch.setattr(module, "_ROUNDS", 2)
+
+
 @pytest.mark.parametrize(
-    "graph",
-    [random_graph(120, 0.03), random_graph(60, 0.4), path_graph(150), csr_matrix((1, 1))],
-    ids=["in pieces", "dense", "path", "one vertex"],
+    ("implementation", "most_edges"),
+    [("torch", 32), ("torch", 3), ("tiles", 5), ("one launch", 32), ("one launch", 4)],
 )
-def test_equals_dijkstra(graph, most_neighbours, device, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_NEIGHBOURS", most_neighbours)
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch):
+    small_tiles(monkeypatch)
+    monkeypatch.setattr(module, "_MOST_EDGES", most_edges)
+    fewest = 1 if implementation == "one launch" else 10**6
+    monkeypatch.setattr(module, "_ONE_LAUNCH_SOURCES", fewest)
     # several parts
-    monkeypatch.setattr(module, "_CANDIDATE_BYTES", 8 * 120 * 2 * 7)
+    monkeypatch.setattr(module, "_TABLE_BYTES", 8 * graph.shape[0] * 5)
     n = graph.shape[0]
-    sources = torch.arange(0, n, 3, device=device)
-    got = Relaxation(graph, torch.device(device)).columns(sources).cpu().numpy()
+    sources = torch.arange(0, n, 8, device=device)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)
+    layout = Relaxation(from_csr(graph).to(device), order, kernel=implementation != "torch")
+    got = layout.columns(sources)
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
     # the same sums in another order
-    np.testing.assert_allclose(got, expected, rtol=1e-13)
+    np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-13)
+    # what a request leaves behind does not disturb the next one
+    assert torch.equal(layout.columns(sources[-2:]), got[:, -2:])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_explicit_zero_is_an_edge(device):
+@pytest.mark.parametrize("step", [0.0, 0.1, 1e9])
+def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch):
+    small_tiles(monkeypatch)
+    monkeypatch.setattr(module, "_STEP", step)
+    graph = path_graph(30)
+    # one edge far longer than the others must not take a round for each mean length
+    graph.data[graph.data == graph[20, 21]] = 1e7
+    got = Relaxation(from_csr(graph).to(device), kernel=True).columns(
+        torch.tensor([0, 29], device=device)
+    )
+    expected = dijkstra(graph, directed=True, indices=[0, 29]).T
+    np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "kernel"])
+def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
+    small_tiles(monkeypatch)
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
-    got = Relaxation(graph, torch.device(device)).columns(torch.tensor([0], device=device))
-    assert got[:, 0].tolist() == [0.0, 0.0, 2.0]
+    layout = Relaxation(from_csr(graph).to(device), kernel=implementation == "kernel")
+    assert layout.columns(torch.tensor([0], device=device))[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 
-@pytest.mark.parametrize("sources", [1, 5, 40])
-def test_the_kernel_equals_dijkstra(sources, device):
-    """The Triton pass, by the interpreter on a CPU."""
-    from torchgw.distances._triton_relaxation import relax_
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("graph", [GRAPHS["in pieces"], path_graph(140)], ids=["pieces", "path"])
+def test_closing_by_blocks_equals_dijkstra(graph, dtype, device):
+    from torchgw.distances._triton_minplus import close_
 
-    graph = csr_matrix(path_graph(50) + random_graph(50, 0.05))
-    layout = Relaxation(graph, device)
-    distance = torch.full((50, sources), torch.inf, dtype=torch.float64, device=device)
-    distance[torch.arange(sources), torch.arange(sources)] = 0
-    changed = torch.ones(1, dtype=torch.int32, device=device)
-    passes = 0
-    while int(changed):
-        changed.zero_()
-        relax_(distance, layout._neighbour, layout._length, changed)
-        passes += 1
-    expected = dijkstra(graph, directed=True, indices=np.arange(sources)).T
-    np.testing.assert_allclose(distance.cpu().numpy(), expected, rtol=1e-13)
-    assert passes > 1
+    edges = from_csr(graph).to(device)
+    table = torch.full(graph.shape, torch.inf, dtype=dtype, device=device)
+    table[edges.source, edges.vertex] = edges.length.to(dtype)
+    got = close_(table.fill_diagonal_(0)).cpu()
+    # sums of up to 140 lengths
+    rtol = 140 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(got.numpy(), dijkstra(graph, directed=True), rtol=rtol)
+    assert torch.equal(got, got.T)
 
 
-@pytest.mark.parametrize(
-    "graph",
-    # the second in pieces: what cannot be reached stays infinite; the last in two blocks
-    [path_graph(40), random_graph(50, 0.03), csr_matrix((1, 1)), random_graph(1100, 0.005)],
-    ids=["path", "in pieces", "one vertex", "wide"],
-)
-def test_the_row_kernel_equals_dijkstra(graph, device):
-    """All passes in one launch, by the interpreter on a CPU."""
-    from torchgw.distances._triton_relaxation import relax_rows_
-
-    n = graph.shape[0]
-    sources = np.arange(0, n, 1 + n // 2)
-    layout = Relaxation(graph, device)
-    distance = torch.full((len(sources), n), torch.inf, dtype=torch.float64, device=device)
-    distance[torch.arange(len(sources)), torch.from_numpy(sources)] = 0
-    relax_rows_(distance, layout._neighbour, layout._length)
-    expected = dijkstra(graph, directed=True, indices=sources)
-    np.testing.assert_allclose(distance.cpu().numpy(), expected, rtol=1e-13)
+def test_edges_come_and_go_from_scipy():
+    graph = random_graph(60, 0.05)
+    graph.data[:2] = 0
+    back = from_csr(graph).csr()
+    for part in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(back, part), getattr(graph, part))
 
 
-@pytest.mark.gpu
-def test_both_ways_of_relaxing_agree(monkeypatch):
-    graph = csr_matrix(path_graph(700) + random_graph(700, 0.01))
-    device = torch.device("cuda")
-    sources = torch.arange(0, 700, 3, device=device)
-    rows = Relaxation(graph, device).columns(sources)
-    monkeypatch.setattr(module, "_ROW_SOURCES", 10_000)
-    passes = Relaxation(graph, device).columns(sources)
-    torch.testing.assert_close(rows, passes, rtol=1e-13, atol=0)
+def test_directed_edges_become_symmetric(device):
+    source = torch.tensor([0, 1, 2, 2], device=device)
+    target = torch.tensor([1, 0, 1, 3], device=device)
+    length = torch.tensor([1.0, 1.0, 0.0, 5.0], dtype=torch.float64, device=device)
+    edges = symmetric_edges(5, source, target, length)
+    assert edges.source.tolist() == [0, 1, 1, 2, 2, 3]
+    assert edges.vertex.tolist() == [1, 0, 2, 1, 3, 2]
+    assert edges.length.tolist() == [1, 1, 0, 0, 5, 5]
+    assert edges.degree.tolist() == [1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_components_equal_scipys(graph, device):
+    from torchgw.distances.edges import hooked_components
+
+    count, labels = connected_components(graph, directed=False)
+    edges = from_csr(graph).to(device)
+    for found, got in (components(edges), hooked_components(edges)):
+        assert found == count
+        # the same partition, whatever the names
+        assert len({*zip(labels.tolist(), got.tolist(), strict=True)}) == count

@@ -117,11 +117,10 @@ class CrossDistance:
 
     def _through_neighbours(self, new: Tensor, known: Tensor, index: Tensor | None) -> Tensor:
         count = min(self._space.n_neighbors, known.shape[0])
-        lengths, neighbours = nearest(known.double(), new, count)
-        length = torch.from_numpy(lengths).to(new.device) * self._space.scale
+        length, at = nearest(known.double(), new, count)
+        length = length * self._space.scale
         # approximate distances need not keep the triangle inequality: a copy is its original
         length[:, 1:][length[:, 0] == 0] = torch.inf
-        at = torch.from_numpy(neighbours).to(new.device)
         if index is None:
             used, place = torch.unique(at, return_inverse=True)
             paths = self._provider.columns(used).T[place]

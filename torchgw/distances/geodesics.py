@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
 
+from torchgw.distances.edges import Edges, from_csr
 from torchgw.distances.relaxation import Relaxation
 
 __all__ = ["Geodesics", "largest_path", "path_lengths"]
 
+logger = logging.getLogger(__name__)
+
+# Vertices above which a graph is put in order for relaxation.
+_ORDERED_VERTICES = 10_000
+# Seconds on an H200: of relaxation for each source and edge, and of closing a table of all pairs
+# for each of n^3 and of n.
+_RELAXATION_SECONDS = 8e-11
+_CLOSING_SECONDS = (3.6e-13, 3.7e-6)
+# Calls that each process gets, so that they end together and progress shows.
+_SHARES = 4
 # Bytes of the float64 rows that one Dijkstra call returns.
 _ROWS_BYTES = 128 * 2**20
 # Shortest-path work, in (source, vertex) pairs, whose time (0.2 us each) repays the 1.4 s that
@@ -22,7 +40,6 @@ _ROWS_BYTES = 128 * 2**20
 _PROCESS_PAIRS = 7_500_000
 
 
-@dataclass(frozen=True, eq=False)
 class Geodesics:
     """A symmetric graph and the distance given to pairs that no path connects.
 
@@ -30,19 +47,37 @@ class Geodesics:
 
     Parameters
     ----------
-    graph : csr_matrix, shape (n, n)
+    graph : csr_matrix, shape (n, n), or Edges
         Symmetric, non-negative edge lengths; an explicit zero is an edge of length zero.
     unreachable : float or None
         Distance of a pair that no path connects; ``None`` for a connected graph.
+    order : Tensor of int64, shape (n,), optional
+        The vertices in an order in which near ones follow each other, where one is known.
     """
 
-    graph: csr_matrix
-    unreachable: float | None = None
+    def __init__(
+        self,
+        graph: csr_matrix | Edges,
+        unreachable: float | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:
+        self.unreachable = unreachable
+        self.order = order
+        self.edges = graph if isinstance(graph, Edges) else from_csr(graph)
 
     @property
     def n(self) -> int:
         """Number of vertices."""
-        return int(self.graph.shape[0])
+        return self.edges.n
+
+    @cached_property
+    def graph(self) -> csr_matrix:
+        """The graph as a SciPy matrix."""
+        return self.edges.csr()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the copy in SciPy's format."""
+        return {name: value for name, value in self.__dict__.items() if name != "graph"}
 
     def rows(
         self,
@@ -58,15 +93,50 @@ class Geodesics:
         """Return a function from sources, int64 of shape (s,), to D[sources] on a device.
 
         On a GPU all sources are found together by relaxation, which needs the graph there: keep the
-        function for several requests.
+        function for several requests. On a CPU they are shared out among processes.
         """
         if device.type != "cuda":
-            return lambda sources: self.rows(sources.numpy()).to(device)
-        relaxation = Relaxation(self.graph, device)
+            return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
+        relaxation = Relaxation(self.edges.to(device), self._device_order(device))
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()
         )
+
+    def state(self) -> dict[str, Any]:
+        """Return what the graph is made of, for :meth:`restore`."""
+        return {"edges": tuple(self.edges), "unreachable": self.unreachable, "order": self.order}
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Geodesics:
+        """Return the graph that had this state."""
+        return cls(Edges(*state["edges"]), state["unreachable"], state["order"])
+
+    def _device_order(self, device: torch.device) -> torch.Tensor | None:
+        """Return an order of the vertices, of a large graph without one by its own structure."""
+        if self.order is None and self.n > _ORDERED_VERTICES:
+            order = reverse_cuthill_mckee(self.graph, symmetric_mode=True)
+            self.order = torch.from_numpy(order.astype(np.int64))
+        return None if self.order is None else self.order.to(device)
+
+    def all_pairs(self, device: torch.device) -> torch.Tensor:
+        """Return D, shape (n, n), float64, found on a GPU.
+
+        By relaxation from every vertex; in a dense graph, where that has more edges to look at, by
+        closing the table of all pairs block by block.
+        """
+        n = self.n
+        slots = 1.3 * len(self.edges.vertex)
+        closing = _CLOSING_SECONDS[0] * n**3 + _CLOSING_SECONDS[1] * n
+        if find_spec("triton") is None or _RELAXATION_SECONDS * n * slots < closing:
+            return self.reader(device)(torch.arange(n, device=device))
+        from torchgw.distances._triton_minplus import close_
+
+        edges = self.edges.to(device)
+        table = torch.full((n, n), torch.inf, dtype=torch.float64, device=device)
+        table[edges.source, edges.vertex] = edges.length
+        unreachable = torch.inf if self.unreachable is None else self.unreachable
+        return close_(table.fill_diagonal_(0)).nan_to_num_(posinf=unreachable)
 
     def farthest(self, sweeps: int = 4) -> float:
         """Return a lower bound of the largest distance, exact on trees.
@@ -103,6 +173,7 @@ def path_lengths(
     *,
     dtype: torch.dtype = torch.float64,
     n_jobs: int | None = None,
+    progress: bool = False,
 ) -> list[torch.Tensor]:
     """Return D[sources] of several graphs.
 
@@ -113,39 +184,82 @@ def path_lengths(
     dtype : torch.dtype
         Of the result; SciPy's float64 rows are rounded as they arrive.
     n_jobs : int or None
-        Worker processes; ``None`` takes every core. SciPy's Dijkstra holds the interpreter lock, so
-        threads would not help. One process is used when the work is small.
+        Worker processes, which write into memory that all share; ``None`` takes every core.
+        SciPy's Dijkstra holds the interpreter lock, so threads would not help. One process is used
+        when the work is small.
+    progress : bool
+        Show a progress bar, if tqdm is installed.
     """
-    results = [torch.empty(len(sources), task.n, dtype=dtype) for task, sources in tasks]
     n_jobs = _worth_jobs(tasks, n_jobs)
-    chunks = [
-        (number, start, sources[start : start + step])
-        for number, (task, sources) in enumerate(tasks)
-        for step in [_chunk_rows(task.n, len(sources), n_jobs)]
-        for start in range(0, len(sources), step)
-    ]
-    blocks = _run([(tasks[number][0].graph, index) for number, _, index in chunks], n_jobs)
-    for (number, start, index), block in zip(chunks, blocks, strict=True):
-        unreachable = tasks[number][0].unreachable
-        if unreachable is not None:
-            block[np.isinf(block)] = unreachable
-        results[number][start : start + len(index)] = torch.from_numpy(block)
-    return results
+    shapes = [(len(sources), task.n) for task, sources in tasks]
+    with TemporaryDirectory(dir=_memory_folder(), ignore_cleanup_errors=True) as folder:
+        results = [_rows_of(shape, dtype, n_jobs > 1, folder, i) for i, shape in enumerate(shapes)]
+        calls = [
+            (task.graph, sources[start : start + step], rows[start : start + step])
+            for (task, sources), rows in zip(tasks, results, strict=True)
+            for step in [_chunk_rows(task.n, len(sources), n_jobs)]
+            for start in range(0, len(sources), step)
+        ]
+        with _bar(sum(map(len, results)), progress) as bar:
+            for count in _run(calls, n_jobs):
+                bar.update(count)
+    tables = [torch.from_numpy(rows) for rows in results]
+    for table, (task, _) in zip(tables, tasks, strict=True):
+        if task.unreachable is not None:
+            table[table.isinf()] = task.unreachable
+    return tables
+
+
+def _memory_folder() -> str | None:
+    """Return where files are in memory, if there is such a place."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+def _rows_of(
+    shape: tuple[int, int], dtype: torch.dtype, shared: bool, folder: str, number: int
+) -> NDArray[Any]:
+    """Return an array to write to, in a file that other processes can map if it is shared.
+
+    The file may be removed at once where the system keeps what is mapped.
+    """
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    if not shared or 0 in shape:
+        return np.empty(shape, kind)
+    return np.memmap(os.path.join(folder, str(number)), kind, mode="w+", shape=shape)
 
 
 def _run(
-    calls: list[tuple[csr_matrix, NDArray[np.int64]]], n_jobs: int
-) -> Iterator[NDArray[np.float64]]:
-    """Yield the shortest-path lengths of each (graph, sources) in turn."""
+    calls: list[tuple[csr_matrix, NDArray[np.int64], NDArray[Any]]], n_jobs: int
+) -> Iterator[int]:
+    """Fill the rows of each (graph, sources, rows), and yield how many were filled."""
+
+    # Defined here, it travels by value: a worker that had to import torch would start in seconds.
+    def fill(graph: csr_matrix, index: NDArray[np.int64], rows: NDArray[Any]) -> int:
+        rows[:] = dijkstra(graph, directed=True, indices=index)
+        return len(index)
+
     if n_jobs == 1:
-        for graph, index in calls:
-            yield dijkstra(graph, directed=True, indices=index)
+        yield from (fill(*call) for call in calls)
         return
     from joblib import Parallel, delayed
 
-    # The task is SciPy's own function: a worker that had to import torch would start in seconds.
-    work = (delayed(dijkstra)(graph, directed=True, indices=index) for graph, index in calls)
+    work = (delayed(fill)(*call) for call in calls)
     yield from Parallel(n_jobs=n_jobs, backend="loky", return_as="generator")(work)
+
+
+@contextlib.contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Any]:
+    """Return a progress bar, or something that takes its place."""
+    if shown and find_spec("tqdm") is None:
+        logger.info("no progress bar: pip install 'torchgw[progress]' brings tqdm")
+        shown = False
+    if not shown:
+        yield SimpleNamespace(update=lambda count: None)
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="row", desc="geodesics") as bar:
+        yield bar
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:
@@ -161,5 +275,6 @@ def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: in
 
 
 def _chunk_rows(n: int, n_sources: int, n_jobs: int) -> int:
-    """Return how many sources one call takes: even shares, bounded by memory."""
-    return max(1, min(-(-n_sources // n_jobs), _ROWS_BYTES // (8 * n)))
+    """Return how many sources one call takes: even shares, some for each job, within memory."""
+    shares = n_jobs * _SHARES if n_jobs > 1 else 1
+    return max(1, min(-(-n_sources // shares), _ROWS_BYTES // (8 * n)))

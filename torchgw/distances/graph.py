@@ -9,12 +9,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csr_matrix, issparse
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw.distances.edges import (
+    Edges,
+    components,
+    from_csr,
+    symmetric_edges,
+    with_edges,
+)
 from torchgw.distances.geodesics import Geodesics, largest_path
+from torchgw.distances.leaves import split
 from torchgw.distances.neighbours import nearest_others
 from torchgw.distances.stitching import shortest_bridges
 
@@ -25,6 +32,7 @@ __all__ = [
     "connect",
     "default_n_neighbors",
     "knn_graph",
+    "neighbour_geodesics",
     "symmetrise",
     "validate_graph",
 ]
@@ -86,7 +94,23 @@ def knn_graph(
            [1., 0., 2.],
            [0., 2., 0.]])
     """
-    embedded = _embed(points, metric)
+    return _neighbour_edges(_embed(points, metric), n_neighbors, metric).csr()
+
+
+def neighbour_geodesics(
+    points: Tensor, n_neighbors: int | None = None, *, policy: ConnectPolicy = "stitch"
+) -> Geodesics:
+    """Return ``connect(knn_graph(points, n_neighbors), points)``, on the device of the points."""
+    embedded = _embed(points, "euclidean")
+    edges = _neighbour_edges(embedded, n_neighbors, "euclidean")
+    geodesics = _connect(edges, embedded, policy, 1.5, "euclidean")
+    if embedded.is_cuda:
+        geodesics.order = split(embedded).order
+    return geodesics
+
+
+def _neighbour_edges(embedded: Tensor, n_neighbors: int | None, metric: GraphMetric) -> Edges:
+    """Join each point to its nearest neighbours."""
     n = embedded.shape[0]
     if n_neighbors is None:
         n_neighbors = default_n_neighbors(n)
@@ -96,11 +120,15 @@ def knn_graph(
             "A point is not its own neighbour; pass `n_neighbors=None` for the default."
         )
     if n == 1:
-        return csr_matrix((1, 1))
-    distances, indices = nearest_others(embedded, n_neighbors)
-    ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
-    lengths = _edge_length(distances.ravel(), metric)
-    return symmetrise(csr_matrix((lengths, indices.ravel(), ends), shape=(n, n)))
+        return from_csr(csr_matrix((1, 1)))
+    distance, index = nearest_others(embedded, n_neighbors)
+    length = _edge_length(distance.flatten(), metric)
+    if not embedded.is_cuda:
+        ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
+        directed = (length.numpy(), index.flatten().numpy(), ends)
+        return from_csr(symmetrise(csr_matrix(directed, shape=(n, n))))
+    source = torch.arange(n, device=embedded.device).repeat_interleave(n_neighbors)
+    return symmetric_edges(n, source, index.flatten(), length)
 
 
 def symmetrise(graph: Any) -> csr_matrix:
@@ -207,64 +235,51 @@ def connect(
             f"got {fill}."
         )
     graph = validate_graph(graph)
-    n_components, labels = connected_components(graph, directed=False)
+    embedded = None if points is None or policy == "fill" else _embed(points, metric)
+    if embedded is not None and embedded.shape[0] != graph.shape[0]:
+        raise InvalidInputError(
+            f"`points` must have one row for each of the {graph.shape[0]} vertices; got "
+            f"{embedded.shape[0]} rows. Pass the points that the graph was made from."
+        )
+    return _connect(from_csr(graph), embedded, policy, fill, metric)
+
+
+def _connect(
+    edges: Edges, embedded: Tensor | None, policy: ConnectPolicy, fill: float, metric: GraphMetric
+) -> Geodesics:
+    """Join the components of a graph, or give pairs in different ones a distance."""
+    n_components, labels = components(edges)
     if n_components == 1:
-        return Geodesics(graph)
-    sizes = np.sort(np.bincount(labels))[::-1]
-    shown = ", ".join(map(str, sizes[:5])) + (", ..." if n_components > 5 else "")
+        return Geodesics(edges)
+    sizes = labels.bincount().sort(descending=True).values
+    shown = ", ".join(str(int(size)) for size in sizes[:5]) + (", ..." if n_components > 5 else "")
     found = f"the graph has {n_components} components (of {shown} vertices)"
-    if policy == "stitch" and points is not None:
-        return _stitch(graph, points, labels, metric, found)
-    value = fill * (largest_path(graph) or 1.0)
+    if policy == "stitch" and embedded is not None:
+        bridges = shortest_bridges(embedded, labels.to(embedded.device))
+        source, target = (end.to(labels.device) for end in (bridges.source, bridges.target))
+        length = _edge_length(bridges.length, metric).to(labels.device)
+        warnings.warn(
+            f"{found}: joined them by the {len(length)} shortest edges that do so, the longest of "
+            f"length {float(length.max()):.6g}. Raise `n_neighbors` if they should be joined by "
+            "more.",
+            GraphWarning,
+            stacklevel=3,
+        )
+        return Geodesics(with_edges(edges, source, target, length))
+    value = fill * (largest_path(edges.csr()) or 1.0)
     why = "" if policy == "fill" else " and no points to join them by"
     warnings.warn(
         f"{found}{why}: pairs without a path get the distance {value:.6g}, {fill:g} times the "
         "largest path length found. Raise `n_neighbors` or pass a connected graph to avoid it.",
         GraphWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
-    return Geodesics(graph, value)
+    return Geodesics(edges, value)
 
 
 def as_geodesics(graph: Any) -> Geodesics:
     """Return what :func:`connect` returned, or a bare graph connected by the policy "fill"."""
     return graph if isinstance(graph, Geodesics) else connect(graph)
-
-
-def _stitch(
-    graph: csr_matrix,
-    points: Tensor | NDArray[Any],
-    labels: NDArray[np.int32],
-    metric: GraphMetric,
-    found: str,
-) -> Geodesics:
-    """Add the shortest bridging edges to a graph."""
-    embedded = _embed(points, metric)
-    if embedded.shape[0] != graph.shape[0]:
-        raise InvalidInputError(
-            f"`points` must have one row for each of the {graph.shape[0]} vertices; got "
-            f"{embedded.shape[0]} rows. Pass the points that the graph was made from."
-        )
-    bridges = shortest_bridges(embedded, labels.astype(np.int64))
-    length = _edge_length(bridges.length, metric)
-    rows = np.concatenate([bridges.source, bridges.target])
-    columns = np.concatenate([bridges.target, bridges.source])
-    old = graph.tocoo()
-    # COO keeps explicit zeros, which sparse addition would drop; no bridge repeats an edge.
-    joined = coo_matrix(
-        (
-            np.concatenate([old.data, length, length]),
-            (np.concatenate([old.row, rows]), np.concatenate([old.col, columns])),
-        ),
-        shape=graph.shape,
-    )
-    warnings.warn(
-        f"{found}: joined them by the {len(length)} shortest edges that do so, the longest of "
-        f"length {length.max():.6g}. Raise `n_neighbors` if they should be joined by more.",
-        GraphWarning,
-        stacklevel=3,
-    )
-    return Geodesics(csr_matrix(joined))
 
 
 def _check_symmetric(graph: csr_matrix) -> csr_matrix:
@@ -320,6 +335,6 @@ def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
     return points.div(length)
 
 
-def _edge_length(distance: NDArray[np.float64], metric: GraphMetric) -> NDArray[np.float64]:
+def _edge_length(distance: Tensor, metric: GraphMetric) -> Tensor:
     """Turn Euclidean distances of embedded points into the metric: 1 - cos is |x - y|^2 / 2."""
     return distance if metric == "euclidean" else distance**2 / 2

@@ -1,34 +1,47 @@
 """Shortest paths from many sources at once, by rounds of edge relaxation on a GPU.
 
 Dijkstra's queue serialises; Bellman and Ford's relaxation does the same work for all vertices and
-sources in parallel, once per edge of the longest path. On a neighbour graph that is a few hundred
-passes over a table of a few megabytes, each of which takes microseconds.
+sources in parallel. Vertices that are near in the graph are kept in one tile, and a round visits
+the tiles in which something may change: those that the front of some source is passing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from torchgw._capture import capture
+from torchgw.distances.edges import Edges
 
 __all__ = ["Relaxation"]
 
-# Passes between two looks at whether anything still changes.
-_PASSES = 16
-# Neighbours kept in the rectangular table; the rare vertex with more goes to a list of edges.
-_MOST_NEIGHBOURS = 32
-# So many sources on so few vertices are found by one launch, a program for each source; on more
-# vertices a program's passes take too long (0.6 ms for 1.7 at 500, 34 for 8.4 at 2,000).
-_ROW_VERTICES = 768
-_ROW_SOURCES = 128
-# Bytes of the (n, neighbours, sources) table of candidate paths.
-_CANDIDATE_BYTES = 2**30
+# Rounds between two looks at whether anything still changes.
+_ROUNDS = 16
+# Edges of a row of the table, as a share of the mean degree. A vertex with more has several rows.
+_SPARE = 1.25
+_MOST_EDGES = 32
+# Path length by which a round goes further, in mean edge lengths. Extending long paths before the
+# short ones are final would be work to do again.
+_STEP = 4.0
+# So many sources on a table of so few rows are found by one launch, a program for each source; on
+# more rows a program's passes take too long.
+_ONE_LAUNCH_ROWS = 768
+_ONE_LAUNCH_SOURCES = 128
+# Bytes of the (rows, sources) table of path lengths.
+_TABLE_BYTES = 2**30
+
+
+class _Plan(NamedTuple):
+    """What a number of sources needs, kept for the next request."""
+
+    distance: Tensor  # (rows, sources) float64
+    pending: Tensor  # (tiles, source blocks) float32, shortest path that each has to extend
+    threshold: Tensor  # (1,) float32, path length that the rounds have come to
+    advance: Callable[[], None]
 
 
 class Relaxation:
@@ -36,95 +49,151 @@ class Relaxation:
 
     Parameters
     ----------
-    graph : csr_matrix, shape (n, n)
-        Symmetric, non-negative edge lengths; an explicit zero is an edge.
-    device : torch.device
+    edges : Edges
+        On the device to work on.
+    order : Tensor of int64, shape (n,), optional
+        Vertices in an order in which near ones follow each other; as numbered by default.
+    kernel : bool, optional
+        Whether to use the Triton kernel; by default on a GPU with Triton.
+
+    Notes
+    -----
+    The graph becomes a rectangular table of neighbours. A vertex with more neighbours than columns
+    has several rows, each joined to the next by an edge of length zero. High dimensions have such
+    hubs: the nearest neighbour of thousands.
     """
 
-    def __init__(self, graph: csr_matrix, device: torch.device) -> None:
-        n = graph.shape[0]
-        degree = np.diff(graph.indptr)
-        width = int(max(1, min(degree.max(initial=1), _MOST_NEIGHBOURS)))
-        position = np.arange(graph.nnz) - np.repeat(graph.indptr[:-1], degree)
-        vertex = np.repeat(np.arange(n), degree)
-        fits = position < width
-        # a vertex is its own neighbour at distance zero where it has none: nothing changes
-        neighbour = np.repeat(np.arange(n)[:, None], width, axis=1)
-        length = np.zeros((n, width))
-        neighbour[vertex[fits], position[fits]] = graph.indices[fits]
-        length[vertex[fits], position[fits]] = graph.data[fits]
-        self.n = n
-        self.device = device
-        self._neighbour = torch.from_numpy(neighbour).to(device)
-        self._length = torch.from_numpy(length).to(device)[:, :, None]
-        more = ~fits
-        self._extra = (
-            torch.from_numpy(vertex[more]).to(device),
-            torch.from_numpy(graph.indices[more].astype(np.int64)).to(device),
-            torch.from_numpy(graph.data[more]).to(device)[:, None],
-        )
-        self._plans: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
-        self._kernel: Callable[..., None] | None = None
-        self._row_kernel: Callable[..., None] | None = None
-        if device.type == "cuda" and not more.any() and find_spec("triton") is not None:
-            from torchgw.distances._triton_relaxation import relax_, relax_rows_
+    def __init__(
+        self, edges: Edges, order: Tensor | None = None, *, kernel: bool | None = None
+    ) -> None:
+        self.n = edges.n
+        self.device = edges.start.device
+        if order is not None:
+            edges = _renumbered(edges, order)
+        width = _table_width(edges)
+        degree = edges.degree
+        # two columns of a vertex with several rows join them
+        most = torch.where(degree <= width, width, width - 2)
+        rows = (degree + most - 1).div(most, rounding_mode="floor").clamp_(min=1)
+        first = rows.cumsum(0) - rows
+        self._rows = int(rows.sum())
+        source = edges.source
+        position = torch.arange(len(source), device=self.device) - edges.start[source]
+        row = first[source] + position.div(most[source], rounding_mode="floor")
+        # the other end of an edge is the row that holds the same edge in reverse
+        mirror = torch.empty_like(row)
+        mirror[(edges.vertex * self.n + source).argsort()] = row
+        itself = torch.arange(self._rows, dtype=torch.int32, device=self.device)
+        # a row is its own neighbour at distance zero where it has none: nothing changes
+        self._neighbour = itself[:, None].repeat(1, width)
+        self._length = torch.zeros(self._rows, width, dtype=torch.float64, device=self.device)
+        column = position % most[source]
+        self._neighbour[row, column] = mirror.int()
+        self._length[row, column] = edges.length
+        vertex = torch.arange(self.n, device=self.device).repeat_interleave(rows)
+        joined = itself[1:][vertex[1:] == vertex[:-1]].long()
+        self._neighbour[joined, width - 2] = (joined - 1).int()
+        self._neighbour[joined - 1, width - 1] = joined.int()
+        self._row_of = first
+        if order is not None:
+            self._row_of = torch.empty_like(first).scatter_(0, order, first)
+        self._plans: dict[int, _Plan] = {}
+        self._step = _STEP * float(edges.length.mean()) if len(edges.length) else 0.0
+        self._kernel: Any = None
+        if kernel is None:
+            kernel = self.device.type == "cuda" and find_spec("triton") is not None
+        if kernel:
+            from torchgw.distances import _triton_relaxation
 
-            self._kernel = relax_
-            self._row_kernel = relax_rows_ if n <= _ROW_VERTICES else None
+            self._kernel = _triton_relaxation
 
     def columns(self, sources: Tensor) -> Tensor:
         """Return D[:, sources], shape (n, s), float64; infinite where there is no path."""
-        if self._row_kernel is not None and len(sources) >= _ROW_SOURCES:
-            distance = torch.full(
-                (len(sources), self.n), torch.inf, dtype=torch.float64, device=self.device
-            )
-            distance[torch.arange(len(sources), device=self.device), sources] = 0
-            self._row_kernel(distance, self._neighbour, self._length)
-            return distance.T
-        width = self._length.shape[1]
-        most = max(1, _CANDIDATE_BYTES // (8 * self.n * width))
-        return torch.cat([self._solve(part) for part in sources.split(most)], dim=1)
+        most = max(1, _TABLE_BYTES // (8 * self._rows))
+        parts = [self._solve(part) for part in sources.split(most)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _solve(self, sources: Tensor) -> Tensor:
-        count = len(sources)
-        if count not in self._plans:
-            self._plans[count] = self._prepare(count)
-        distance, changed, advance = self._plans[count]
-        distance.fill_(torch.inf)
-        distance[sources, torch.arange(count, device=self.device)] = 0
-        changed.fill_(1)
-        while int(changed):
-            advance()
-        return distance.clone()
+        row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
+        if self._kernel is None:
+            distance = torch.full((self._rows, len(sources)), torch.inf, dtype=torch.float64)
+            distance = distance.to(self.device)
+            distance[row, column] = 0
+            while self._relax_(distance):
+                pass
+            return distance[self._row_of]
+        if self._rows <= _ONE_LAUNCH_ROWS and len(sources) >= _ONE_LAUNCH_SOURCES:
+            distance = torch.full(
+                (len(sources), self._rows), torch.inf, dtype=torch.float64, device=self.device
+            )
+            distance[column, row] = 0
+            self._kernel.relax_rows_(distance, self._neighbour, self._length)
+            return distance[:, self._row_of].T
+        if len(sources) not in self._plans:
+            self._plans[len(sources)] = self._prepare(len(sources))
+        plan = self._plans[len(sources)]
+        plan.distance.fill_(torch.inf)
+        plan.distance[row, column] = 0
+        tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
+        near = self._neighbour[row].long() // self._kernel.ROWS
+        plan.pending[tile, block] = 0
+        plan.pending[near, block[:, None]] = 0
+        plan.threshold.fill_(0)
+        while float(plan.threshold) < torch.inf:
+            plan.advance()
+        return plan.distance[self._row_of]
 
-    def _prepare(self, count: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
-        """Return a table of path lengths, a flag, and what makes some passes over the table."""
-        shape = (self.n, count)
-        distance = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        changed = torch.ones(1, dtype=torch.int32, device=self.device)
+    def _prepare(self, count: int) -> _Plan:
+        """Return a table of path lengths and what makes some rounds over the table."""
+        kernel = self._kernel
+        distance = torch.zeros(self._rows, count, dtype=torch.float64, device=self.device)
+        shape = 2, -(-self._rows // kernel.ROWS), -(-count // kernel.SOURCES)
+        pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
+        threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
+        tables = pending.unbind()
 
-        def passes() -> None:
-            changed.zero_()
-            for _ in range(_PASSES):
-                self._relax_(distance, changed)
+        def rounds() -> None:
+            for number in range(_ROUNDS):
+                now, later = tables[number % 2], tables[1 - number % 2]
+                kernel.relax_(
+                    distance, self._neighbour, self._length, (now, later), threshold,
+                    number * self._step,
+                )  # fmt: skip
+            # nothing waits below the shortest pending path; infinity is the end
+            threshold.add_(_ROUNDS * self._step)
+            torch.maximum(threshold, pending[0].min(), out=threshold)
+            threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
 
         if self.device.type != "cuda":
-            return distance, changed, passes
-        # Launching a pass from Python costs several times what the pass does. The first one, which
-        # is not recorded, compiles it.
-        self._relax_(distance, changed)
-        recorded = capture(passes, torch.cuda.Stream(self.device))
-        return distance, changed, recorded.replay
+            return _Plan(distance, tables[0], threshold, rounds)
+        # Launching a round from Python costs several times what it does. The first rounds, over
+        # nothing, compile it.
+        rounds()
+        recorded = capture(rounds, torch.cuda.Stream(self.device))
+        return _Plan(distance, tables[0], threshold, recorded.replay)
 
-    def _relax_(self, distance: Tensor, changed: Tensor) -> None:
-        """Shorten every path by its best last edge, and note whether any became so."""
-        if self._kernel is not None:
-            self._kernel(distance, self._neighbour, self._length, changed)
-            return
-        shorter = (distance[self._neighbour] + self._length).amin(dim=1)
-        vertex, neighbour, length = self._extra
-        if len(vertex):
-            index = vertex[:, None].expand(-1, distance.shape[1])
-            shorter.scatter_reduce_(0, index, distance[neighbour] + length, "amin")
-        changed.logical_or_((shorter < distance).any())
-        torch.minimum(distance, shorter, out=distance)
+    def _relax_(self, distance: Tensor) -> bool:
+        """Shorten every path by its best last edge; return whether any became shorter."""
+        step = max(1, _TABLE_BYTES // (8 * self._rows * self._neighbour.shape[1]))
+        changed = torch.zeros((), dtype=torch.bool, device=self.device)
+        for part in distance.split(step, dim=1):
+            shorter = (part[self._neighbour.long()] + self._length[:, :, None]).amin(dim=1)
+            changed |= (shorter < part).any()
+            torch.minimum(part, shorter, out=part)
+        return bool(changed)
+
+
+def _table_width(edges: Edges) -> int:
+    """Return the columns of the table: all edges of most vertices, and few left empty."""
+    mean = len(edges.vertex) / edges.n
+    width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
+    return max(3, min(width, int(edges.degree.max())))
+
+
+def _renumbered(edges: Edges, order: Tensor) -> Edges:
+    """Return the graph with vertex order[i] as number i."""
+    n = edges.n
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=order.device))
+    key, at = (rank[edges.source] * n + rank[edges.vertex]).sort()
+    start = torch.searchsorted(key, torch.arange(n + 1, device=order.device) * n)
+    return Edges(start, key % n, edges.length[at])

@@ -1,0 +1,72 @@
+"""Points in a spatial order: equal leaves of recursive median splits, with their boxes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Leaves", "gaps", "split"]
+
+# Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes.
+_LEAF_POINTS = 64
+
+
+class Leaves(NamedTuple):
+    """Points grouped in 2^h leaves of equal size, padded with copies of points here and there."""
+
+    row: Tensor  # (leaves, size) int64, row of each point; -1 for a copy
+    points: Tensor  # (leaves, size, d) float64
+    low: Tensor  # (leaves, d) float64, corner of the box of each leaf
+    high: Tensor  # (leaves, d) float64
+
+    @property
+    def order(self) -> Tensor:
+        """Rows of the points in spatial order, shape (n,): neighbours in it are near in space."""
+        flat = self.row.flatten()
+        return flat[flat >= 0]
+
+
+def split(points: Tensor) -> Leaves:
+    """Split points at the median of their widest coordinate until a leaf holds 64 at most.
+
+    Parameters
+    ----------
+    points : Tensor, shape (n, d)
+
+    Notes
+    -----
+    All nodes of a level have the same size, so a level is one sort of a rectangular table.
+    """
+    n, d = points.shape
+    points = points.detach().double()
+    height = max(0, math.ceil(math.log2(n / _LEAF_POINTS)))
+    size = -(-n // 2**height)
+    padding = size * 2**height - n
+    row = torch.arange(n, device=points.device)
+    # copies of points from all over, lest some leaves hold nothing else
+    copied = torch.arange(padding, device=points.device) * n // max(padding, 1)
+    row = torch.cat([row, torch.full_like(copied, -1)])[None]
+    points = torch.cat([points, points[copied]])[None]
+    for level in range(height):
+        widest = (points.amax(dim=1) - points.amin(dim=1)).argmax(dim=1)
+        key = points.gather(2, widest[:, None, None].expand(-1, points.shape[1], 1))[:, :, 0]
+        order = key.argsort(dim=1)
+        nodes = 2 ** (level + 1)
+        row = row.gather(1, order).reshape(nodes, -1)
+        points = points.gather(1, order[:, :, None].expand(-1, -1, d)).reshape(nodes, -1, d)
+    return Leaves(row, points, points.amin(dim=1), points.amax(dim=1))
+
+
+def gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
+    """Return the squared distances between boxes, shape (some query leaves, base leaves)."""
+    low, high = query.low[leaves], query.high[leaves]
+    total = low.new_zeros(len(low), len(base.low))
+    for axis in range(low.shape[1]):
+        gap = torch.maximum(
+            base.low[:, axis] - high[:, axis, None], low[:, axis, None] - base.high[:, axis]
+        )
+        total.addcmul_(gap.clamp_(min=0), gap)
+    return total
