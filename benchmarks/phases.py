@@ -26,6 +26,7 @@ from torchgw import (
     _evaluation,
     _gradient,
     _plan,
+    _preparation,
     _problem,
     _sampled_gradient,
     _sinkhorn,
@@ -116,8 +117,8 @@ class Target(NamedTuple):
 
 
 _TARGETS = (
-    Target(_problem, "_geodesics", "graph"),
-    Target(_problem, "geodesic_matrices", "distances"),
+    Target(_problem, "_graph", "graph"),
+    Target(_preparation.Preparation, "all_pairs", "distances"),
     Target(_api, "build_providers", "distances"),
     Target(landmark.LandmarkDistance, "__init__", "distances"),
     Target(dijkstra.DijkstraDistance, "columns", "distances"),

@@ -23,7 +23,7 @@ PACKAGE = Path(torchgw.__file__).parent
 # Imports go down or sideways, never up, and never round in a circle.
 LAYERS = {
     0: {"_errors", "_typing", "_launch", "_capture"},
-    1: {"_options", "_inputs", "_files", "_archive", "_console", "datasets", "metrics"},
+    1: {"_options", "_inputs", "_files", "_archive", "_cache", "_console", "datasets", "metrics"},
     2: {"distances", "_cost", "_features"},
     3: {
         "_sinkhorn",
@@ -43,6 +43,7 @@ LAYERS = {
         "_gradient",
         "_coarse",
         "_sampled_gradient",
+        "_preparation",
         "_problem",
         "_polish",
         "_rounding",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendUnavailableError",
+    "CacheWarning",
     "ConvergenceWarning",
     "GraphWarning",
     "InvalidInputError",
@@ -55,6 +56,10 @@ class NumericalError(TorchGWError, ArithmeticError):
 
 class TorchGWWarning(UserWarning):
     """Base class of every warning raised on purpose by torchgw."""
+
+
+class CacheWarning(TorchGWWarning):
+    """A stored intermediate result could not be used; it was computed again."""
 
 
 class ConvergenceWarning(TorchGWWarning):

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from torchgw._cache import Cache
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import as_graph, check_distances, check_magnitude, check_points
+from torchgw._inputs import as_graph, check_distances, check_points
+from torchgw._preparation import Graph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.cross import Space
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
+from torchgw.distances.graph import default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.points import PointDistance
-from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices
+from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DistanceName", "DistanceOptions", "ScaleName", "build_providers"]
+__all__ = ["DistanceName", "DistanceOptions", "ScaleName", "Sides", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ class DistanceOptions:
     n_landmarks: int | None
     scale: ScaleName | None
     disconnected: Literal["stitch", "fill"]
+    cache: Cache | None = None
+    progress: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -83,14 +89,28 @@ class _Input(NamedTuple):
         return int((self.graph if self.points is None else self.points).shape[0])
 
 
+class Sides(NamedTuple):
+    """Both sides of a problem, ready to solve."""
+
+    providers: tuple[DistanceProvider, DistanceProvider]
+    spaces: tuple[Space, Space]
+    log: dict[str, Any]  # "landmarks": count, rank and error of each side that has them
+
+
 def build_providers(
     sides: tuple[Any, Any],
     tables: tuple[Any, Any],
     distances: Any,
     options: DistanceOptions,
     device: torch.device,
-) -> tuple[tuple[DistanceProvider, DistanceProvider], tuple[Space, Space]]:
-    """Build the providers of both sides, scaled, and say what they were made from."""
+    clock: Callable[[str, float], float],
+) -> Sides:
+    """Build the providers of both sides, scaled, and say what they were made from.
+
+    ``clock(phase, since)`` is told the stages: graph, geodesics, landmarks, and distances for all
+    else.
+    """
+    started = perf_counter()
     names = _pair_of_distances(distances)
     inputs = [
         _recognise(name, side, table, spec)
@@ -102,29 +122,37 @@ def build_providers(
         for item, spec in zip(inputs, names, strict=True)
     ]
     _refuse_unused(inputs, kinds, options)
+    stages = Preparation(device, clock, options.cache, options.progress)
     graphs = {
-        position: _geodesics(item, options)
+        position: _graph(item, options, stages)
         for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True))
         if kind in _GEODESIC
     }
     all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
     tables_made = dict(
-        zip(all_pairs, _all_pairs([graphs[p] for p in all_pairs], device), strict=True)
+        zip(all_pairs, stages.all_pairs([graphs[p] for p in all_pairs]), strict=True)
     )
     providers: list[DistanceProvider] = []
+    landmarks: dict[str, dict[str, float]] = {}
     for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True)):
         provider: DistanceProvider
         if item.provider is not None:
             provider = item.provider
         elif kind == "precomputed":
-            provider = PrecomputedDistance(tables_made[position])
+            provider = PrecomputedDistance(tables_made.pop(position))
         elif kind == "dijkstra":
-            provider = DijkstraDistance(graphs[position], device=device)
+            provider = DijkstraDistance(graphs[position].geodesics, device=device)
         elif kind == "landmark":
-            provider = LandmarkDistance(graphs[position], options.n_landmarks, device=device)
+            provider = stages.landmarks(graphs[position], options.n_landmarks)
         else:
             assert item.points is not None
             provider = PointDistance(item.points, kind)  # type: ignore[arg-type]
+        if isinstance(provider, LandmarkDistance):
+            landmarks[item.name] = {
+                "count": len(provider.landmarks),
+                "rank": provider.rank,
+                "error": provider.error,
+            }
         providers.append(provider.to(device, provider.dtype))
     logger.info("distances: %s for X, %s for Y", *kinds)
     scaled = [
@@ -137,23 +165,22 @@ def build_providers(
             zip(inputs, kinds, scaled, strict=True)
         )
     ]
-    return (scaled[0][0], scaled[1][0]), (spaces[0].to(device), spaces[1].to(device))
+    clock("distances", started + stages.seconds)
+    return Sides(
+        (scaled[0][0], scaled[1][0]),
+        (spaces[0].to(device), spaces[1].to(device)),
+        {"landmarks": landmarks} if landmarks else {},
+    )
 
 
 def _space(
-    item: _Input, kind: Any, geodesics: Geodesics | None, options: DistanceOptions, scale: float
+    item: _Input, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
 ) -> Space:
     """Return what new points of a side need to know of it."""
     metric = kind if kind in _POINT_METRICS else None
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
+    geodesics = None if graph is None else graph.geodesics
     return Space(item.points, metric, geodesics, n_neighbors, scale)
-
-
-def _all_pairs(graphs: list[Geodesics], device: torch.device) -> list[Tensor]:
-    """Return all-pairs geodesics: on a GPU by relaxation there, otherwise side by side."""
-    if device.type != "cuda":
-        return geodesic_matrices(graphs)
-    return [graph.reader(device)(torch.arange(graph.n, device=device)) for graph in graphs]
 
 
 def _pair_of_distances(distances: Any) -> tuple[Any, Any]:
@@ -246,21 +273,17 @@ def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOpti
         )
 
 
-def _geodesics(item: _Input, options: DistanceOptions) -> Geodesics:
-    if isinstance(item.graph, Geodesics):
-        return item.graph
+def _graph(item: _Input, options: DistanceOptions, stages: Preparation) -> Graph:
+    """Return the connected graph of one side."""
     if item.points is None:
-        geodesics = connect(item.graph, policy=options.disconnected)
-        check_magnitude(item.name, torch.from_numpy(geodesics.graph.data))
-        return geodesics
+        return stages.given_graph(item.name, item.graph, options.disconnected)
     count = options.n_neighbors
     if count is not None and count >= item.n and item.n > 1:
         raise InvalidInputError(
             f"`n_neighbors` must be below the number of points; got {count} for the {item.n} "
             f"points of {item.name}."
         )
-    graph = knn_graph(item.points, count)
-    return connect(graph, item.points, policy=options.disconnected)
+    return stages.neighbour_graph(item.points, count, options.disconnected)
 
 
 def _scale(

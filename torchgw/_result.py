@@ -74,8 +74,10 @@ class GWResult:
     history : tuple of Iteration
         Epsilon, objective, marginal error and change at each outer iteration.
     timings : dict
-        Seconds by phase.
+        Seconds by phase: of the preparation "graph", "geodesics", "landmarks" and "distances" (all
+        else before the solve), then of the solve.
     log : dict
+        "landmarks" (count, rank and estimated error of each side that has them),
         value_standard_error, kl (KL of the plan to a x b), objective (value + epsilon * kl),
         outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn iterations but the
         last solve's), settle_iterations (the last solve's) and its limit inner_max_iter, n_anchors,
