@@ -325,6 +325,8 @@ def test_without_the_option_results_are_plain():
     [
         ({"epsilon": "auto"}, torchgw.InvalidInputError, "needs a number"),
         ({"differentiable": "yes"}, torchgw.InvalidInputError, "'unrolled' or None"),
+        ({"regularization": "proximal"}, torchgw.UnsupportedError, "entropic"),
+        ({"polish": True}, torchgw.UnsupportedError, "entropic"),
         ({"scale": "max"}, torchgw.UnsupportedError, "scale=None"),
         ({"distances": "precomputed", "n_neighbors": 4}, torchgw.UnsupportedError, "geodesics"),
         (

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import os
 import warnings
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
 from torchgw._autograd import attach
 from torchgw._cache import open_cache
 from torchgw._console import verbose_progress
-from torchgw._cost import Cost
-from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
+from torchgw._errors import ConvergenceWarning, InvalidTypeError
 from torchgw._extension import Extension
-from torchgw._features import FeatureMetric, check_features, linear_cost, without_structure
+from torchgw._features import (
+    FeatureMetric,
+    check_alpha,
+    check_features,
+    linear_cost,
+    without_structure,
+)
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
 from torchgw._options import (
@@ -31,6 +32,7 @@ from torchgw._options import (
     Regularization,
     Storage,
     merge_precision,
+    reject_unknown,
 )
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, Sides, build_providers
 from torchgw._result import GWResult
@@ -42,26 +44,8 @@ from torchgw.distances.base import DistanceProvider
 
 __all__ = ["solve"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _reject_unknown(function: F) -> F:
-    """Turn an unknown keyword into an error that names the nearest known one."""
-    known = list(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
-                raise InvalidTypeError(f"solve() has no argument {name!r}.{hint}")
-        return function(*args, **kwargs)
-
-    return checked  # type: ignore[return-value]
-
-
-@_reject_unknown
+@reject_unknown
 def solve(
     X: Any = None,  # noqa: N803 - the names of the field
     Y: Any = None,  # noqa: N803
@@ -284,7 +268,7 @@ def solve(
             f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
         )
     if differentiable is not None:
-        scale = check_units(differentiable, epsilon, scale)
+        scale = check_units(differentiable, options, scale)
     distance_options = DistanceOptions(
         n_neighbors, n_landmarks, scale, disconnected, open_cache(cache), verbose
     )
@@ -304,7 +288,7 @@ def solve(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
-        problem = Problem(source, target, marginals, _check_alpha(alpha, linear), linear)
+        problem = Problem(source, target, marginals, check_alpha(alpha, linear), linear)
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
@@ -318,21 +302,8 @@ def solve(
         result = _report(outcome, problem, sides, seed)
     if differentiable is None:
         return result
-    definition = Definition(problem, pair, feature_metric)
-    return attach(result, definition, inputs, differentiable, generator)
-
-
-def _check_alpha(alpha: float | None, linear: Cost | None) -> float:
-    if alpha is None:
-        return 1.0 if linear is None else 0.5
-    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
-        raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
-    if alpha < 1 and linear is None:
-        raise InvalidInputError(
-            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or "
-            "`features`, or leave `alpha`."
-        )
-    return float(alpha)
+    known = Definition(problem, pair, feature_metric)
+    return attach(result, known, inputs, differentiable, generator)
 
 
 def _both(

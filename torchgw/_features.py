@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,7 @@ from torchgw.distances.factored import FactoredDistance
 
 __all__ = [
     "FeatureMetric",
+    "check_alpha",
     "check_features",
     "feature_cost",
     "linear_cost",
@@ -131,3 +133,17 @@ def spread(cost: Cost) -> float:
     products = ((left.T @ left) * (right.T @ right)).sum() / (len(left) * len(right))
     variance = row.var(correction=0) + column.var(correction=0) + products
     return float(variance.clamp_min(0).sqrt())
+
+
+def check_alpha(alpha: float | None, linear: Cost | None) -> float:
+    """Return the weight of the quadratic term; 1 without a linear cost and 0.5 with one."""
+    if alpha is None:
+        return 1.0 if linear is None else 0.5
+    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
+        raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
+    if alpha < 1 and linear is None:
+        raise InvalidInputError(
+            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or "
+            "`features`, or leave `alpha`."
+        )
+    return float(alpha)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
     "BackendName",
@@ -19,7 +23,10 @@ __all__ = [
     "Precision",
     "Regularization",
     "Storage",
+    "check_count",
+    "check_positive",
     "merge_precision",
+    "reject_unknown",
 ]
 
 GradientName = Literal["auto", "dense", "factored", "sampled"]
@@ -28,6 +35,24 @@ Precision = Literal["auto", "mixed", "float64", "float32"]
 Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]
 Differentiable = Literal["value", "implicit", "unrolled"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reject_unknown(function: F) -> F:
+    """Turn an unknown keyword into an error that names the nearest known one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+                raise InvalidTypeError(f"{function.__name__}() has no argument {name!r}.{hint}")
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -54,7 +79,7 @@ class Options:
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
-            _check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
+            check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
         _check_choice("gradient", self.gradient, get_args(GradientName))
         _check_choice("backend", self.backend, get_args(BackendName))
         _check_choice("precision", self.precision, get_args(Precision))
@@ -67,14 +92,14 @@ class Options:
                 f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
             )
         for name in ("max_iter", "min_iter", "inner_max_iter"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("n_anchors", "n_init"):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
-        _check_positive("tol", self.tol, "small values mean more iterations")
+                check_count(name, getattr(self, name))
+        check_positive("tol", self.tol, "small values mean more iterations")
         if self.inner_tol is not None:
-            _check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
-        _check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
+            check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
+        check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
         if self.momentum > 1:
             raise InvalidInputError(
                 f"`momentum` is the share of anchors redrawn, in (0, 1]; got {self.momentum!r}."
@@ -100,7 +125,8 @@ def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precisio
     return names[dtype]
 
 
-def _check_positive(name: str, value: object, hint: str) -> None:
+def check_positive(name: str, value: object, hint: str) -> None:
+    """Refuse anything but a positive finite number."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
         raise InvalidInputError(
@@ -108,7 +134,8 @@ def _check_positive(name: str, value: object, hint: str) -> None:
         )
 
 
-def _check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object) -> None:
+    """Refuse anything but an integer of at least 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
 

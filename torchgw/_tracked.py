@@ -19,7 +19,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._features import FeatureMetric, feature_cost
 from torchgw._gradient import Problem
-from torchgw._options import Differentiable
+from torchgw._options import Differentiable, Options
 from torchgw._problem import ScaleName
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import PointDistance
@@ -202,14 +202,19 @@ def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
 
 
 def check_units(
-    mode: Differentiable, epsilon: float | str, scale: ScaleName | None
+    mode: Differentiable, options: Options, scale: ScaleName | None
 ) -> ScaleName | None:
     """Return what ``scale`` means in a differentiable solve, whose units must not move."""
     if not isinstance(mode, str) or mode not in get_args(Differentiable):
         raise InvalidInputError(
             f"`differentiable` must be 'value', 'implicit', 'unrolled' or None; got {mode!r}."
         )
-    if epsilon == "auto":
+    if options.regularization != "entropic" or options.polish:
+        raise UnsupportedError(
+            "`differentiable` needs the plan of regularization='entropic' and polish=False; others "
+            "are no fixed points of the entropic objective."
+        )
+    if options.epsilon == "auto":
         raise InvalidInputError(
             "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "
             "Solve once with scale=None and without `differentiable`, and pass `result.epsilon`."

@@ -1,0 +1,126 @@
+"""Barycenters against POT, and spaces whose barycenter is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import ot
+import pytest
+import torch
+from reference import gw_value
+from scipy.spatial.distance import cdist
+
+import torchgw
+from torchgw.distances import FactoredDistance, PrecomputedDistance
+
+
+def ring(n, seed, noise=0.05):
+    rng = np.random.default_rng(seed)
+    angle = np.sort(rng.uniform(0, 2 * np.pi, n))
+    return np.c_[np.cos(angle), np.sin(angle)] + noise * rng.normal(size=(n, 2))
+
+
+def test_value_is_at_most_that_of_pot():
+    spaces = [ring(30, seed) * size for seed, size in enumerate((1.0, 1.5, 2.0))]
+    tables = [cdist(points, points) for points in spaces]
+    theirs = ot.gromov.gromov_barycenters(
+        20, tables, [ot.unif(30)] * 3, ot.unif(20), [1 / 3] * 3, max_iter=100, random_state=2
+    )
+    expected = np.mean([ot.gromov_wasserstein2(theirs, table) for table in tables])
+    result = torchgw.barycenter(spaces, 20, distances="euclidean", epsilon=0.01, random_state=0)
+    distances = result.D.numpy()
+    found = [
+        gw_value(distances, table, item.plan.numpy())
+        for table, item in zip(tables, result.results, strict=True)
+    ]
+    assert result.converged
+    # entropy costs 1% here; other starts of POT are worse
+    assert np.mean(found) < 1.02 * expected
+    # each update can only lower the value
+    assert all(np.diff(result.history) < 1e-6)
+    np.testing.assert_allclose(distances, distances.T)
+
+
+def test_barycenter_of_copies_is_the_space():
+    points = np.random.default_rng(0).normal(size=(25, 3))
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    copies = [points, points[::-1] @ rotation + 4]
+    result = torchgw.barycenter(copies, 25, distances="euclidean", epsilon=0.005, random_state=0)
+    match = result.results[0].lazy_plan.argmax().numpy()
+    assert sorted(match) == list(range(25))
+    np.testing.assert_allclose(result.D, cdist(points[match], points[match]), atol=0.02)
+    # and its coordinates have these distances
+    placed = result.points(3).numpy()
+    np.testing.assert_allclose(cdist(placed, placed), cdist(points[match], points[match]), atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["points", "tables"])
+def test_two_sizes_average(kind):
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    spaces = [points, 3 * points]
+    if kind == "tables":
+        spaces = [PrecomputedDistance(torch.from_numpy(cdist(x, x))) for x in spaces]
+    options = {"distances": "euclidean"} if kind == "points" else {}
+    result = torchgw.barycenter(
+        spaces, 20, weights=[0.25, 0.75], epsilon=0.01, random_state=0, **options
+    )
+    match = result.results[0].lazy_plan.argmax().numpy()
+    np.testing.assert_allclose(result.D, 2.5 * cdist(points, points)[match][:, match], atol=0.05)
+
+
+def test_factors_are_kept():
+    """The same barycenter in factors, which are not stored as a matrix, and by matrices."""
+    spaces = [ring(40, seed) for seed in range(2)]
+    start = cdist(spaces[0][:15], spaces[0][:15], "sqeuclidean")
+    tables = [PrecomputedDistance(torch.from_numpy(cdist(x, x, "sqeuclidean"))) for x in spaces]
+    options = {"epsilon": 0.2, "init": start, "tol": 1e-8, "masses": [None, ot.unif(40)]}
+    factored = torchgw.barycenter(spaces, 15, distances="sqeuclidean", **options)
+    stored = torchgw.barycenter(tables, 15, **options)
+    assert isinstance(factored.distances, FactoredDistance)
+    assert factored.distances.factors().signs.numel() == 8
+    assert factored.value == pytest.approx(stored.value, rel=1e-5)
+    torch.testing.assert_close(factored.D, stored.D, atol=1e-3, rtol=0)
+
+
+def test_features_average_too():
+    points = ring(20, 0, noise=0.0)
+    features = np.linspace(0, 1, 20)[:, None]
+    result = torchgw.barycenter(
+        [points, points], 20, features=[features, features + 1], distances="euclidean",
+        epsilon=0.002, random_state=0,
+    )  # fmt: skip
+    match = result.results[0].lazy_plan.argmax().numpy()
+    assert sorted(match) == list(range(20))
+    np.testing.assert_allclose(result.features, features[match] + 0.5, atol=0.03)
+
+
+def test_same_seed_same_barycenter():
+    spaces = [ring(20, seed) for seed in range(2)]
+    options = {"distances": "euclidean", "epsilon": 0.05, "random_state": 3}
+    first, second = (torchgw.barycenter(spaces, 10, **options) for _ in range(2))
+    assert torch.equal(first.D, second.D)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 0}, "`n` must be an integer"),
+        ({"weights": [1.0]}, "`weights` must have shape"),
+        ({"masses": [None]}, "one item for each"),
+        ({"features": [np.ones((20, 1))]}, "one item for each"),
+        ({"init": np.zeros((4, 4))}, "`init` must have shape"),
+        ({"tol": 0}, "`tol`"),
+    ],
+)
+def test_bad_input(change, message):
+    options = {"n": 10, "distances": "euclidean", "epsilon": 0.1, **change}
+    with pytest.raises(torchgw.InvalidInputError, match=message):
+        torchgw.barycenter([ring(20, 0), ring(20, 1)], **options)
+
+
+def test_what_does_not_settle_warns():
+    spaces = [ring(20, seed) for seed in range(2)]
+    with pytest.warns(torchgw.ConvergenceWarning, match="max_iter"):
+        result = torchgw.barycenter(spaces, 10, distances="euclidean", epsilon=0.05, max_iter=1)
+    assert not result.converged
+    with pytest.raises(torchgw.InvalidInputError, match="below the 10 points"):
+        result.points(10)
