@@ -70,7 +70,7 @@ LAYERS = {
         "_unrolled",
         "_autograd",
     },
-    5: {"_api", "_barycenter", "_batched", "_distributed"},
+    5: {"_api", "_barycenter", "_embedding", "_batched", "_distributed"},
     6: {""},
     7: {"sklearn", "anndata", "plotting", "cli", "_commands", "__main__"},
 }

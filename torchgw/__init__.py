@@ -4,6 +4,8 @@ from torchgw import distances as distances
 from torchgw._api import solve as solve
 from torchgw._barycenter import BarycenterResult as BarycenterResult
 from torchgw._barycenter import barycenter as barycenter
+from torchgw._embedding import JointEmbedding as JointEmbedding
+from torchgw._embedding import joint_embedding as joint_embedding
 from torchgw._errors import BackendUnavailableError as BackendUnavailableError
 from torchgw._errors import ConvergenceWarning as ConvergenceWarning
 from torchgw._errors import GraphWarning as GraphWarning
