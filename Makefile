@@ -6,7 +6,7 @@ DEMO_OUTPUT ?= demo.png
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest format clean
+.PHONY: help demo test lint types pytest docs dist format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -33,10 +33,22 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	$(BIN)/pytest -q $(PYTEST_ARGS)
 
+docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
+	$(BIN)/python docs/build_gallery.py
+	$(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/.installed-dist ## build the wheel and the sdist, and try the wheel in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(VENV)/clean
+	$(VENV)/clean/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd $(VENV)/clean && bin/python -m torchgw --version && bin/torchgw benchmark --n 200 --m 200
+
 format: $(VENV)/.installed-test ## rewrite the files as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build results
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) build dist site docs/gallery docs/optimization-log.md .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

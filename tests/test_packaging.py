@@ -72,7 +72,7 @@ LAYERS = {
     },
     5: {"_api", "_barycenter", "_embedding", "_batched", "_distributed"},
     6: {""},
-    7: {"sklearn", "anndata", "plotting", "cli", "_commands", "__main__"},
+    7: {"sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
 }
 
 

@@ -36,6 +36,7 @@ from torchgw._options import (
 )
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, Sides, build_providers
 from torchgw._result import GWResult
+from torchgw._sinkhorn import Backend
 from torchgw._solve import Outcome, solve_problem
 from torchgw._solver import Iteration, Recorder
 from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
@@ -76,7 +77,7 @@ def solve(
     inner_tol: float | None = None,
     regularization: Regularization = "entropic",
     polish: bool = False,
-    backend: BackendName = "auto",
+    backend: BackendName | Backend = "auto",
     device: Any = None,
     dtype: torch.dtype | None = None,
     precision: Precision = "auto",
@@ -169,8 +170,9 @@ def solve(
         ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
         gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
         n = m) or a transport problem by POT's exact solver.
-    backend : {"auto", "triton", "compile", "eager"}
-        Implementation of the half-step. A backend named here runs or raises.
+    backend : {"auto", "triton", "compile", "eager"} or Backend
+        Implementation of the half-step. A backend named here runs or raises; an object with the
+        methods of ``torchgw.backends.Backend`` is used as it is.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     dtype : torch.float32 or torch.float64, optional

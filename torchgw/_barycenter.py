@@ -263,7 +263,10 @@ def _provider(
     one = torch.ones(1, 1, dtype=torch.float64)
     nothing = FactoredDistance(one, one[0])
     options = DistanceOptions(None, None, scale, "stitch")
-    (provider, _), _ = build_providers((space, None), (None, nothing), distances, options, device)
+    sides = build_providers(
+        (space, None), (None, nothing), distances, options, device, lambda _, since: since
+    )
+    provider = sides.providers[0]
     return provider.to(device, torch.float64)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Sweep, Sweeper, row_blocks, softmin, softmin_sweep
+from torchgw._sinkhorn import Backend, Sweep, Sweeper, row_blocks, softmin, softmin_sweep
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["CompiledBackend"]
+__all__ = ["CompiledBackend", "SoftminSweeper"]
 
 
 def _reduce_columns(matrix: Tensor, weighted: Tensor, scale: Tensor) -> Tensor:
@@ -88,14 +88,14 @@ class CompiledBackend(EagerBackend):
         self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> Sweeper:
         """Return sweeps by two compiled softmins per iteration."""
-        return _SoftminSweeper(self, cost, marginals, epsilon)
+        return SoftminSweeper(self, cost, marginals, epsilon)
 
 
 @dataclass(frozen=True)
-class _SoftminSweeper:
+class SoftminSweeper:
     """Sweeps as they are defined."""
 
-    backend: CompiledBackend
+    backend: Backend
     cost: Cost
     marginals: Marginals
     epsilon: float

@@ -58,9 +58,14 @@ _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
 def choose_backend(
-    name: BackendName, device: torch.device, dtype: torch.dtype, tiling: Tiling | None = None
+    name: BackendName | Backend,
+    device: torch.device,
+    dtype: torch.dtype,
+    tiling: Tiling | None = None,
 ) -> Backend:
     """Return the backend asked for, or for "auto" the first in order that can run.
+
+    A backend that is given as an object is taken as it is.
 
     With a ``tiling`` it is the form of it that skips tiles, where there is one.
 
@@ -69,6 +74,8 @@ def choose_backend(
     BackendUnavailableError
         If a backend was asked for by name and cannot run; the message gives the reason.
     """
+    if not isinstance(name, str):
+        return name
     if name != "auto":
         reason = _why_not(name, device, dtype)
         if reason is not None:
@@ -143,7 +150,9 @@ def choose_tiling(
     return Tiling.of(shape, device)
 
 
-def why_no_tiles(gradient: str, backend: BackendName, *, linear: bool, store: bool) -> str | None:
+def why_no_tiles(
+    gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
+) -> str | None:
     """Return why no tiles of the costs of a solve can be skipped, or ``None``."""
     if gradient != "factored":
         return (
@@ -154,6 +163,8 @@ def why_no_tiles(gradient: str, backend: BackendName, *, linear: bool, store: bo
         return "with `M` every cost is stored. Drop `skip_tiles`, or leave `M` out."
     if store:
         return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
+    if not isinstance(backend, str):
+        return "the backend is an object of your own. Pass backend='auto' or 'eager'."
     if backend == "compile":
         return "compiled half-steps have no form that skips. Pass backend='auto' or 'eager'."
     return None

@@ -36,6 +36,9 @@ Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]
 Differentiable = Literal["value", "implicit", "unrolled"]
 
+# What makes an object a backend (torchgw.backends.Backend).
+_BACKEND_METHODS = ("name", "softmin", "sweeper", "apply", "topk", "draw")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -69,7 +72,7 @@ class Options:
     tol: float = 1e-5
     inner_max_iter: int = 2000
     inner_tol: float | None = None
-    backend: BackendName = "auto"
+    backend: Any = "auto"  # a name, or a Backend
     precision: Precision = "auto"
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
@@ -81,7 +84,8 @@ class Options:
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
             check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
         _check_choice("gradient", self.gradient, get_args(GradientName))
-        _check_choice("backend", self.backend, get_args(BackendName))
+        if not all(hasattr(self.backend, name) for name in _BACKEND_METHODS):
+            _check_choice("backend", self.backend, get_args(BackendName))
         _check_choice("precision", self.precision, get_args(Precision))
         _check_choice("storage", self.storage, get_args(Storage))
         _check_choice("regularization", self.regularization, get_args(Regularization))

@@ -22,6 +22,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
+from torchgw._sinkhorn import Backend
 from torchgw._solver import Iteration
 
 __all__ = ["GWAligner", "GWTransport"]
@@ -53,7 +54,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         inner_tol: float | None = None,
         regularization: Regularization = "entropic",
         polish: bool = False,
-        backend: BackendName = "auto",
+        backend: BackendName | Backend = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
         precision: Precision = "auto",
