@@ -1,7 +1,8 @@
 """Run the examples and write a page for each: text, code, what it printed, what it drew.
 
 ``python docs/build_gallery.py [NAME ...]`` writes docs/gallery/NAME.md and its pictures, and copies
-the optimization log, which lies above the pages. An example is a Python file whose docstring is the text; figures that are open in pyplot in the end are shown.
+the optimization log, which lies above the pages. An example is a Python file whose docstring is the
+text; figures that are open in pyplot in the end are shown.
 """
 
 from __future__ import annotations
