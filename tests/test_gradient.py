@@ -10,6 +10,7 @@ from problems import random_weights
 from scipy.spatial.distance import cdist
 
 from torchgw._anchors import Anchors, redraw, sample_categories
+from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import DenseGradient, FactoredGradient, Problem
 from torchgw._plan import StoredPlan, TransportPlan
@@ -36,7 +37,8 @@ def table(values):
 
 def problem(source="points", target="points", alpha=1.0, linear=None) -> Problem:
     sides = {"points": (points(X), points(Y)), "table": (table(D_X), table(D_Y))}
-    return Problem(sides[source][0], sides[target][1], MARGINALS, alpha, linear)
+    stored = None if linear is None else DenseCost(linear)
+    return Problem(sides[source][0], sides[target][1], MARGINALS, alpha, stored)
 
 
 def generator():

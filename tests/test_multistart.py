@@ -11,6 +11,7 @@ from problems import distance_matrices, isometric_copy, random_weights
 
 import torchgw
 from torchgw._coarse import coarsen
+from torchgw._cost import DenseCost
 from torchgw._gradient import Problem
 from torchgw._multistart import find_optima
 from torchgw._rounding import round_to_marginals
@@ -24,7 +25,8 @@ def coarse_input(tables, a=None, b=None, linear=None, alpha=1.0):
         torch.full((side.n,), 1 / side.n, dtype=torch.float64) if weight is None else weight
         for side, weight in zip(sides, (a, b), strict=True)
     ]
-    return Problem(*sides, Marginals(*weights), alpha, linear)
+    stored = None if linear is None else DenseCost(linear)
+    return Problem(*sides, Marginals(*weights), alpha, stored)
 
 
 def curve(n, seed=0, noise=0.01):
