@@ -89,6 +89,19 @@ def test_a_red_gate_measures_nothing(tmp_path, monkeypatch, capsys):
     assert "1 failed" in capsys.readouterr().err
 
 
+def test_the_gate_runs_every_file(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(harness, "_GATE", ("test_green.py", "test_none.py", "test_red.py"))
+    green, none = tmp_path / "tests/test_green.py", tmp_path / "tests/test_none.py"
+    green.write_text("def test_it():\n    assert True\n")
+    # all of its tests are left out
+    none.write_text("import pytest\n\n@pytest.mark.slow\ndef test_it():\n    assert False\n")
+    assert harness.gate("cpu") is None
+    (tmp_path / "tests/test_red.py").write_text("def test_it():\n    assert False\n")
+    assert "1 failed" in harness.gate("cpu")
+
+
 def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(SystemExit, match="unknown problem nope; known: tiny"):
         command_line.main(["run", "nope"])

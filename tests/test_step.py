@@ -12,6 +12,7 @@ import torchgw
 from torchgw import _solver
 from torchgw._anchors import Anchors
 from torchgw._capture import clone
+from torchgw._cost import DenseCost
 from torchgw._dispatch import choose_backend
 from torchgw._gradient import Problem
 from torchgw._sampled_gradient import make_gradient
@@ -33,7 +34,8 @@ def make_step(name, device, *, store=True, alpha=1.0, backend="auto"):
         for points in (x, y[:-3])
     ]
     weights = Marginals(*(torch.from_numpy(random_weights(side.n)).to(device) for side in sides))
-    linear = torch.rand(40, 37, dtype=torch.float64, device=device) if alpha < 1 else None
+    table = torch.rand(40, 37, dtype=torch.float64, device=device)
+    linear = DenseCost(table) if alpha < 1 else None
     problem = Problem(*sides, weights, alpha, linear)
     generator = torch.Generator(device).manual_seed(3)
     gradient = make_gradient(name, problem, 32, 0.9, generator)
