@@ -171,3 +171,22 @@ def test_categories_follow_their_weights(monkeypatch, limit):
         # five standard deviations of a share of 1/2
         assert (share - weight / weight.sum()).abs().max() < 5 * 0.5 / 20_000**0.5
         assert share[weight == 0].sum() == 0
+
+
+def test_noise_of_a_sampled_cost_is_what_it_varies_by(plan):
+    """Against the spread of many draws of the doubly centred cost."""
+    gradient, random = SampledGradient(problem("table", "table"), 60, 1.0), generator()
+    a, b = (torch.from_numpy(weight) for weight in (A, B))
+    costs, noises = [], []
+    for _ in range(200):
+        anchors = gradient.update(plan, None, random)
+        cost = gradient.linearise(anchors).dense().matrix
+        cost = cost - a @ cost
+        costs.append(cost - (cost @ b)[:, None])
+        noises.append(gradient.noise(anchors))
+    draws = torch.stack(costs)
+    spread = float((a @ draws.var(0) @ b).sqrt())
+    size = float((a @ draws.mean(0).square() @ b).sqrt())
+    claimed = np.sqrt(np.mean([noise.standard_error**2 for noise in noises]))
+    assert claimed == pytest.approx(spread, rel=0.1)
+    assert np.sqrt(np.mean([noise.size**2 for noise in noises])) == pytest.approx(size, rel=0.1)

@@ -138,7 +138,9 @@ def solve(
     gradient : {"auto", "dense", "factored", "sampled"}
         Exact by stored matrices, exact by factors, or from sampled anchor pairs.
     n_anchors : int, optional
-        Anchor pairs of the sampled gradient; by default 8 sqrt(max(n, m)), between 256 and 1,024.
+        Anchor pairs of the sampled gradient. By default 8 sqrt(max(n, m)), between 256 and 1,024,
+        and more, up to 4,096, where the cost is less than ten times its standard error
+        (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again.
     momentum : float in (0, 1]
         Share of the anchors redrawn in each iteration.
     n_init : int, optional
@@ -361,6 +363,8 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
             "settle_iterations": recorder.settle_iterations,
             "inner_max_iter": options.inner_max_iter,
             "n_anchors": outcome.n_anchors,
+            "cost_standard_error": outcome.noise.standard_error if outcome.noise else None,
+            "cost_size": outcome.noise.size if outcome.noise else None,
             **sides.log,
             "polish_steps": outcome.polish_steps,
             "polish_gap": outcome.polish_gap,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,10 +25,26 @@ from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["SampledGradient", "distance_spread", "make_gradient", "moments", "quadrature"]
+__all__ = [
+    "CostNoise",
+    "SampledGradient",
+    "distance_spread",
+    "make_gradient",
+    "moments",
+    "quadrature",
+]
 
 # Columns of the quadrature of a sum over all points where each column is a shortest-path run.
 _QUADRATURE_COLUMNS = 96
+# Anchors that the noise is estimated from at most.
+_NOISE_ANCHORS = 256
+
+
+class CostNoise(NamedTuple):
+    """How well a sampled cost is known, root mean squares over all pairs, cost units."""
+
+    standard_error: float
+    size: float
 
 
 class SampledGradient:
@@ -74,6 +93,36 @@ class SampledGradient:
             return plan.sample(self.n_anchors, generator)
         count = max(1, round(self.momentum * self.n_anchors))
         return redraw(coupling, plan.sample(count, generator), generator)
+
+    def noise(self, coupling: Anchors) -> CostNoise:
+        """Return the standard error of the cost at some anchors, and its size, both estimated.
+
+        Of the part that depends on rows and columns together; the rest does not move a plan.
+        """
+        index = Anchors(*(side[:_NOISE_ANCHORS] for side in coupling))
+        a, b = (weight.to(self.problem.dtype)[:, None] for weight in self.problem.marginals)
+        means = [mean[:, None] for mean in self._means]
+        left = self.problem.source.columns(index.source) - means[0]
+        right = self.problem.target.columns(index.target) - means[1]
+        left, right = torch.cat([left, means[0]], dim=1), torch.cat([right, means[1]], dim=1)
+        left, right = left - (a * left).sum(0), right - (b * right).sum(0)
+        # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; the last is known
+        gram = ((a * left).T @ left * ((b * right).T @ right)).double()
+        count = len(index.source)
+        share = torch.full_like(gram[0], 1 / count)
+        share[-1] = 0
+        square, mean = gram.diagonal() @ share, share @ gram @ share
+        variance = (square - mean).clamp_min(0) * count / max(count - 1, 1)
+        share[-1] = 1
+        size = (share @ gram @ share - variance / count).clamp_min(0)
+        error = (variance / self.n_anchors).sqrt()
+        return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
+
+    def with_anchors(self, count: int) -> SampledGradient:
+        """Return the same gradient with another number of anchors."""
+        other = copy.copy(self)
+        other.n_anchors = count
+        return other
 
     def mean(
         self, coupling: Anchors | None, latest: Anchors, share: float, generator: torch.Generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from time import perf_counter
@@ -31,7 +32,7 @@ from torchgw._multistart import DEFAULT_STARTS, Search, find_optima
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._polish import check_polish, polish
-from torchgw._sampled_gradient import distance_spread, make_gradient
+from torchgw._sampled_gradient import CostNoise, SampledGradient, distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
 from torchgw._solver import (
     LoopState,
@@ -47,12 +48,17 @@ from torchgw._typing import Potentials
 
 __all__ = ["Outcome", "solve_problem"]
 
+logger = logging.getLogger(__name__)
+
 # epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Entries (n * m) above which a factored solve begins on a subsample, and its points per side: as
 # many as give the coupling to a few percent within a second.
 _COARSE_ENTRIES = 9_000_000
 _COARSE_POINTS = 1_500
+# Size of a sampled cost over its standard error below which anchors are added, up to so many.
+_SIGNAL_TO_NOISE = 10.0
+_MOST_ANCHORS = 4096
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64.
 _HANDOVER_TOLERANCE = 1e-3
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
@@ -74,6 +80,7 @@ class Outcome(NamedTuple):
     backend: str
     precision: str
     n_anchors: int | None
+    noise: CostNoise | None  # of a sampled cost
     search: Search | None  # what a multi-start found, if there was one
     tiles: TileReport | None
     recorder: Recorder
@@ -140,6 +147,8 @@ def solve_problem(
         state = starting_point(setting, guess)
     recorder.time("setup", clock)
     state = iterate(setting, state)
+    if isinstance(setting.gradient, SampledGradient) and options.n_anchors is None:
+        setting, state = grow_anchors(setting, state, guess)
     if steps.settle != steps.loop:
         if setting.gradient.exact:
             setting = setting_in(steps.settle, options.tol, setting.anneal)
@@ -176,7 +185,8 @@ def solve_problem(
         gradient=name,
         backend=setting.backend.name,
         precision=precision,
-        n_anchors=None if gradient.exact else n_anchors,
+        n_anchors=gradient.n_anchors if isinstance(gradient, SampledGradient) else None,
+        noise=gradient.noise(state.coupling) if isinstance(gradient, SampledGradient) else None,
         search=search,
         tiles=None if tiling is None else tiling.report(),
         recorder=recorder,
@@ -208,6 +218,24 @@ def first_guess(
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
     return guess, search
+
+
+def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:
+    """Solve again with more anchors until the cost stands out of its noise, or there are enough."""
+    while state.status is not Status.STOPPED:
+        assert isinstance(setting.gradient, SampledGradient)
+        noise, count = setting.gradient.noise(state.coupling), setting.gradient.n_anchors
+        wanted = count * (_SIGNAL_TO_NOISE * noise.standard_error / max(noise.size, 1e-300)) ** 2
+        left = setting.options.max_iter - len(setting.recorder.history)
+        if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
+            break
+        grown = min(_MOST_ANCHORS, max(2 * count, math.ceil(min(wanted, _MOST_ANCHORS))))
+        logger.info("the sampled cost is drowned in noise: %d anchors in place of %d", grown, count)
+        anneal = replace(setting.anneal, first=len(setting.recorder.history))
+        gradient = setting.gradient.with_anchors(grown)
+        setting = replace(setting, gradient=gradient, anneal=anneal)
+        state = iterate(setting, starting_point(setting, guess))
+    return setting, state
 
 
 def can_subsample(problem: Problem, gradient: str) -> bool:
