@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -271,20 +272,22 @@ def solve(
         raise InvalidTypeError(
             f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
         )
+    if not isinstance(verbose, Integral):
+        raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     if differentiable is not None:
         scale = check_units(differentiable, options, scale)
     distance_options = DistanceOptions(
-        n_neighbors, n_landmarks, scale, disconnected, open_cache(cache), verbose
+        n_neighbors, n_landmarks, scale, disconnected, open_cache(cache), bool(verbose)
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
     # no autograd graph grows over the iterations, whatever a provider's tensors require
-    with torch.no_grad(), verbose_progress(verbose) as report:
+    with torch.no_grad(), verbose_progress(bool(verbose)) as report:
         recorder = Recorder(_both(report, callback))
         tables = D_X, D_Y
-        if alpha == 0 and not structure and isinstance(distances, str):
+        if _is_zero(alpha) and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
         sides = build_providers((X, Y), tables, distances, distance_options, where, recorder.time)
         source, target = sides.providers
@@ -308,6 +311,10 @@ def solve(
         return result
     known = Definition(problem, pair, feature_metric)
     return attach(result, known, inputs, differentiable, generator)
+
+
+def _is_zero(alpha: Any) -> bool:
+    return isinstance(alpha, Real) and float(alpha) == 0
 
 
 def _both(

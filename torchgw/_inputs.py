@@ -293,7 +293,7 @@ def resolve_device(device: Any, *values: Any) -> torch.device:
     if device is not None:
         try:
             resolved = torch.device(device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidInputError(
                 f"`device` must name a PyTorch device, for example 'cuda'; got {device!r}."
             ) from error

@@ -91,7 +91,10 @@ class Options:
         _check_choice("regularization", self.regularization, get_args(Regularization))
         if not isinstance(self.polish, bool):
             raise InvalidInputError(f"`polish` must be True or False; got {self.polish!r}.")
-        if not isinstance(self.skip_tiles, bool) and self.skip_tiles != "auto":
+        known = isinstance(self.skip_tiles, bool) or (
+            isinstance(self.skip_tiles, str) and self.skip_tiles == "auto"
+        )
+        if not known:
             raise InvalidInputError(
                 f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
             )
@@ -120,7 +123,7 @@ def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precisio
     if dtype is None:
         return precision
     names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
-    if dtype not in names:
+    if not isinstance(dtype, torch.dtype) or dtype not in names:
         raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
     if precision not in ("auto", names[dtype]):
         raise InvalidInputError(
