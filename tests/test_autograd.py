@@ -281,7 +281,7 @@ def test_nothing_of_the_size_of_the_plan(monkeypatch):
     with _Largest() as largest:
         result = torchgw.solve(
             x, y, distances="sqeuclidean", epsilon=2.0, storage="streamed",
-            differentiable="implicit", precision="float64", tol=1e-3,
+            differentiable="implicit", precision="float64", tol=1e-3, n_init=1,
         )  # fmt: skip
         total = result.loss + (result.lazy_plan @ y).square().sum()
         total.backward()

@@ -128,7 +128,7 @@ def test_implausible_values_are_not_converged():
             found = Evaluation(
                 Marginals(a, b), error, QuadraticValue(value, spread), linear=mean, kl=0.1
             )
-            return judge(Status.CONVERGED, found, gradient, 1e-6)
+            return judge(Status.CONVERGED, found, gradient, 1e-6, constant=False)
 
         assert judged(product) is Status.CONVERGED
         assert judged(0.0) is Status.CONVERGED

@@ -51,16 +51,20 @@ def evaluate(
     return Evaluation(masses, error, quadratic, linear, kl)
 
 
-def judge(status: Status, found: Evaluation, gradient: Gradient, tolerance: float) -> Status:
+def judge(
+    status: Status, found: Evaluation, gradient: Gradient, tolerance: float, *, constant: bool
+) -> Status:
     """Return the status that a plan deserves, given the column error it was solved to.
 
     A value below zero, or above that of the product plan, is no answer that one would use: the
-    product plan costs nothing to find.
+    product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
     """
     if not status.converged:
         return status
     if found.marginal_error > _CONTRADICTION * tolerance:
         return Status.INNER_LIMIT
+    if constant:
+        return status
     alpha = gradient.problem.alpha
     slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * squared_terms(gradient)
     if found.quadratic.standard_error > 0:
@@ -112,6 +116,8 @@ def _entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, f
         kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
         if isinstance(problem.linear, DenseCost):
             linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
+    if isinstance(problem.linear, FactoredCost):
+        linear = _factored_linear(plan, problem.linear)
     return kl, linear
 
 

@@ -21,7 +21,7 @@ from torchgw._dispatch import (
 )
 from torchgw._errors import InvalidInputError
 from torchgw._evaluation import Evaluation, evaluate, judge
-from torchgw._features import spread
+from torchgw._features import spread as linear_spread
 from torchgw._gradient import (
     Coupling,
     FactoredGradient,
@@ -101,7 +101,9 @@ def solve_problem(
         check_polish(problem.marginals, exact=name != "sampled")
     precision, steps = choose_precision(options.precision, device, n * m)
     n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
-    scale = natural_scale(problem)
+    spread = natural_scale(problem)
+    # all points coincide on one side: every plan costs the same and any epsilon will do
+    scale = spread or 1.0
     share = _AUTO_EPSILON[options.regularization]
     target = share * scale if options.epsilon == "auto" else float(options.epsilon)
     proximal = options.regularization == "proximal"
@@ -172,7 +174,9 @@ def solve_problem(
     clock = perf_counter()
     evaluation = evaluate(gradient, plan, epsilon, generator)
     # what the iteration believes is checked against the plan itself
-    status = judge(status, evaluation, gradient, inner_tolerance(setting, epsilon or target))
+    tolerance = inner_tolerance(setting, epsilon or target)
+    constant = spread == 0 or min(n, m) == 1
+    status = judge(status, evaluation, gradient, tolerance, constant=constant)
     recorder.time("evaluation", clock)
     return Outcome(
         plan=plan,
@@ -225,7 +229,9 @@ def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Sett
     while state.status is not Status.STOPPED:
         assert isinstance(setting.gradient, SampledGradient)
         noise, count = setting.gradient.noise(state.coupling), setting.gradient.n_anchors
-        wanted = count * (_SIGNAL_TO_NOISE * noise.standard_error / max(noise.size, 1e-300)) ** 2
+        # a cost that vanishes, such as that of a single point, has nothing to stand out of
+        ratio = noise.standard_error / noise.size if noise.size > 0 else 0.0
+        wanted = count * min((_SIGNAL_TO_NOISE * ratio) ** 2, _MOST_ANCHORS)
         left = setting.options.max_iter - len(setting.recorder.history)
         if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
             break
@@ -283,7 +289,7 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
 
 
 def natural_scale(problem: Problem) -> float:
-    """Return the spread of the cost at a concentrated plan.
+    """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
 
     4 alpha std(DX) std(DY) + (1 - alpha) std(M). The spread at a x b itself would not do: it
     vanishes on homogeneous spaces, where all points have the same mean distance.
@@ -292,9 +298,8 @@ def natural_scale(problem: Problem) -> float:
     source = distance_spread(problem.source, a)
     scale = 4 * problem.alpha * source * distance_spread(problem.target, b)
     if problem.linear is not None:
-        scale += (1 - problem.alpha) * spread(problem.linear)
-    # All points coincide on one side: every plan costs the same and any epsilon will do.
-    return scale or 1.0
+        scale += (1 - problem.alpha) * linear_spread(problem.linear)
+    return scale
 
 
 def starting_point(setting: Setting, guess: Guess) -> LoopState:
