@@ -33,7 +33,7 @@ class CoarseSide(NamedTuple):
 
 @dataclass(frozen=True)
 class CoarseProblem:
-    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 11).
+    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 14).
 
     ``x`` and ``y`` are the doubly centred tables. A plan with the marginals a, b has the value
     constant + <base, P> - 2 alpha <x P y, P>, and its linearised cost is base - 4 alpha x P y.

@@ -19,7 +19,6 @@ from torchgw._dispatch import (
     store_cost,
     why_no_tiles,
 )
-from torchgw._errors import InvalidInputError
 from torchgw._evaluation import Evaluation, evaluate, judge
 from torchgw._features import spread as linear_spread
 from torchgw._gradient import (
@@ -28,7 +27,7 @@ from torchgw._gradient import (
     Problem,
 )
 from torchgw._multiscale import Subsample, draw_subsample, extend
-from torchgw._multistart import DEFAULT_STARTS, Search, find_optima
+from torchgw._multistart import Search
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._polish import check_polish, polish
@@ -42,7 +41,7 @@ from torchgw._solver import (
     iterate,
     settle,
 )
-from torchgw._starts import PRODUCT, Guess, from_alternative, read_init
+from torchgw._starts import Guess, first_guess
 from torchgw._tiling import TileReport
 from torchgw._typing import Potentials
 
@@ -199,29 +198,6 @@ def solve_problem(
         coupling=state.coupling,
         unpolished=unpolished,
     )
-
-
-def first_guess(
-    problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
-) -> tuple[Guess, Search | None]:
-    """Return where to start, on the subsample if there is one, and what a multi-start found."""
-    if init is not None and (options.n_init or 1) > 1:
-        raise InvalidInputError(
-            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
-            "one of them."
-        )
-    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
-    if init is not None or options.n_init == 1 or trivial:
-        return read_init(init, problem.marginals), None
-    searched = problem if sample is None else sample.problem
-    backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
-    if not search.alternatives:
-        return PRODUCT, search
-    guess = from_alternative(search.alternatives[0], problem.source.device)
-    if sample is not None:
-        search = sample.lift(search, (problem.source.n, problem.target.n))
-    return guess, search
 
 
 def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:

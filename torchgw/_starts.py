@@ -9,14 +9,17 @@ from torch import Tensor
 
 from torchgw._anchors import Anchors, PairPlan
 from torchgw._candidates import GUESS_EPSILON
+from torchgw._dispatch import choose_backend
 from torchgw._errors import InvalidInputError
-from torchgw._gradient import Plan
+from torchgw._gradient import Plan, Problem
 from torchgw._inputs import check_plan, to_tensor
-from torchgw._multistart import Alternative
+from torchgw._multiscale import Subsample
+from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
+from torchgw._options import Options
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["PRODUCT", "Guess", "from_alternative", "read_init"]
+__all__ = ["Guess", "first_guess"]
 
 
 class Guess(NamedTuple):
@@ -31,7 +34,30 @@ class Guess(NamedTuple):
 PRODUCT = Guess(None, None, 1.0)
 
 
-def read_init(init: Any, marginals: Marginals) -> Guess:
+def first_guess(
+    problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
+) -> tuple[Guess, Search | None]:
+    """Return where to start, on the subsample if there is one, and what a multi-start found."""
+    if init is not None and (options.n_init or 1) > 1:
+        raise InvalidInputError(
+            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
+            "one of them."
+        )
+    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    if init is not None or options.n_init == 1 or trivial:
+        return _read_init(init, problem.marginals), None
+    searched = problem if sample is None else sample.problem
+    backend = choose_backend(options.backend, problem.source.device, torch.float32)
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    if not search.alternatives:
+        return PRODUCT, search
+    guess = _from_alternative(search.alternatives[0], problem.source.device)
+    if sample is not None:
+        search = sample.lift(search, (problem.source.n, problem.target.n))
+    return guess, search
+
+
+def _read_init(init: Any, marginals: Marginals) -> Guess:
     """Return the start that ``init`` asks for.
 
     A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
@@ -48,7 +74,7 @@ def read_init(init: Any, marginals: Marginals) -> Guess:
         return PRODUCT
     if isinstance(init, Alternative):
         _check_shape(init.shape, shape)
-        return from_alternative(init, device)
+        return _from_alternative(init, device)
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return Guess(None, _potentials(init, shape, device), 0.0)
     plan = getattr(init, "lazy_plan", init)
@@ -61,7 +87,7 @@ def read_init(init: Any, marginals: Marginals) -> Guess:
     return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
 
 
-def from_alternative(found: Alternative, device: torch.device) -> Guess:
+def _from_alternative(found: Alternative, device: torch.device) -> Guess:
     """Return an optimum of a coarse problem as a start for the whole one."""
     s, t = found.plan.shape
     pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
