@@ -19,6 +19,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidTypeError",
     "NumericalError",
+    "PerformanceWarning",
     "PlanTooLargeError",
     "TorchGWError",
     "TorchGWWarning",
@@ -68,3 +69,7 @@ class ConvergenceWarning(TorchGWWarning):
 
 class GraphWarning(TorchGWWarning):
     """A neighbour graph had to be repaired; the message says how."""
+
+
+class PerformanceWarning(TorchGWWarning):
+    """Something will take long, and the message says what would be faster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -60,6 +61,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         precision: Precision = "auto",
         storage: Storage = "auto",
         random_state: int | torch.Generator | None = None,
+        cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
     ) -> None:
@@ -89,6 +91,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.storage = storage
         self.random_state = random_state
+        self.cache = cache
         self.callback = callback
         self.verbose = verbose
 

@@ -8,7 +8,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spannin
 from scipy.spatial.distance import cdist
 
 from torchgw import _errors
-from torchgw.distances import connect, geodesic_matrix, knn_graph, symmetrise
+from torchgw.distances import connect, geodesic_matrix, knn_graph, stitching, symmetrise
 from torchgw.distances.geodesics import largest_path
 
 
@@ -45,6 +45,40 @@ def test_stitching_adds_the_minimum_spanning_tree_of_components(count, d, device
     added = (joined - graph).sum() / 2
     assert added == pytest.approx(minimum_spanning_tree(between).sum(), rel=1e-9)
     assert (joined != joined.T).nnz == 0
+
+
+@pytest.mark.parametrize("work", [2**28, 2**12], ids=["at once", "in parts"])
+@pytest.mark.parametrize("kind", ["halves", "interleaved", "scales", "coincident", "one dimension"])
+def test_bridges_are_a_minimum_spanning_tree(kind, work, device, monkeypatch):
+    monkeypatch.setattr(stitching, "_WORK_BYTES", {"cpu": work, "cuda": work})
+    monkeypatch.setattr(stitching, "_PAIRS", max(4, work >> 8))
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(400, 1 if kind == "one dimension" else 3))
+    labels = np.arange(400) * 2 // 400
+    if kind in ("interleaved", "one dimension"):
+        # no box holds one component alone
+        labels = rng.integers(0, 7, 400)
+    elif kind == "scales":
+        labels = np.arange(400) // 40
+        points = points * 10.0 ** -labels[:, None] + labels[:, None] * 3
+    elif kind == "coincident":
+        labels = np.arange(400) // 8
+        points = np.ones((400, 3))
+    places = [torch.tensor(part, device=device) for part in (points, labels)]
+    bridges = stitching.shortest_bridges(*places)
+    source, target, length = (part.cpu().numpy() for part in bridges)
+    count = labels.max() + 1
+    assert len(length) == count - 1
+    np.testing.assert_allclose(
+        length, np.linalg.norm(points[source] - points[target], axis=1), rtol=1e-12
+    )
+    ends = labels[source], labels[target]
+    assert connected_components(sp.coo_matrix((np.ones(count - 1), ends), (count, count)))[0] == 1
+    distance = cdist(points, points)
+    between = np.array(
+        [[distance[labels == i][:, labels == j].min() for j in range(count)] for i in range(count)]
+    )
+    assert length.sum() == pytest.approx(minimum_spanning_tree(between).sum(), rel=1e-9)
 
 
 def test_stitching_a_grid_of_equal_gaps_closes_no_cycle():

@@ -8,8 +8,9 @@ import torch
 from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
+from torchgw._errors import BackendUnavailableError, InvalidInputError, PerformanceWarning
+from torchgw.distances import knn_graph, neighbours
 from torchgw.distances import leaves as leaves_module
-from torchgw.distances import neighbours
 from torchgw.distances.leaves import gaps, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
@@ -122,23 +123,6 @@ def test_few_points_fill_no_list(device):
     assert (bound == torch.inf).all()
 
 
-@pytest.mark.parametrize("d", [2, 30])
-def test_nearest_foreign(d, device):
-    points = torch.tensor(cloud(80, d), device=device)
-    labels = torch.arange(80, device=device) % 5
-    query = torch.arange(0, 80, 3, device=device)
-    distance = torch.cdist(points, points)
-    distance[labels[:, None] == labels] = torch.inf
-    expected = distance[query].min(dim=1)
-    ways = [neighbours.nearest_foreign(points, labels, query)]
-    marks = labels, labels[query]
-    ways.append(neighbours._nearest_by_products(points, points[query], 1, marks))
-    ways.append(neighbours._nearest_by_tiles(points, points[query], 1, marks))
-    for found in ways:
-        assert torch.equal(found.indices[:, 0], expected.indices)
-        torch.testing.assert_close(found.distances[:, 0], expected.values)
-
-
 @pytest.mark.parametrize("d", [2, 30], ids=["tree", "tiles"])
 def test_many_duplicates_have_exactly_the_neighbours_asked_for(d, device):
     found = neighbours.nearest_others(torch.ones(40, d, device=device), 3)
@@ -155,3 +139,45 @@ def test_large_sets_on_a_gpu_equal_a_tree(d):
     got = neighbours.nearest_others(points.cuda(), 10)
     expected = neighbours.nearest_others(points, 10)
     torch.testing.assert_close(got.distances.cpu(), expected.distances, rtol=1e-12, atol=1e-300)
+
+
+class TestApproximate:
+    """An approximate search, where faiss is installed."""
+
+    @pytest.mark.parametrize("d", [3, 40])
+    def test_most_neighbours_are_found_and_all_distances_are_exact(self, d):
+        pytest.importorskip("faiss", reason="pip install 'torchgw[approximate]'")
+        points = torch.tensor(cloud(600, d))
+        found = neighbours.nearest_others(points, 8, "approximate")
+        exact = neighbours.nearest_others(points, 8)
+        measured = (points[found.indices] - points[:, None]).norm(dim=2)
+        torch.testing.assert_close(found.distances, measured, rtol=1e-12, atol=0)
+        assert (found.indices != torch.arange(600)[:, None]).all()
+        assert (found.distances >= exact.distances * (1 - 1e-12)).all()
+        # 1.0 here; a search that takes any neighbours would be at 0.01
+        assert (found.distances[:, -1] <= exact.distances[:, -1] * 1.001).double().mean() > 0.95
+
+    def test_too_few_candidates_are_made_up_for(self, monkeypatch):
+        points = torch.tensor(cloud(50, 4))
+        nothing = lambda points, count: torch.full((len(points), count), -1)  # noqa: E731
+        monkeypatch.setattr(neighbours, "nearest_approximate", nothing)
+        found = neighbours.nearest_others(points, 5, "approximate")
+        exact = neighbours.nearest_others(points, 5)
+        assert torch.equal(found.indices, exact.indices)
+
+    def test_without_faiss_the_message_names_the_command(self, monkeypatch):
+        monkeypatch.setattr("torchgw.distances._approximate.find_spec", lambda name: None)
+        with pytest.raises(BackendUnavailableError, match=r"pip install 'torchgw\[approximate\]'"):
+            knn_graph(cloud(20, 3), 4, search="approximate")
+
+    def test_other_searches_are_refused(self):
+        with pytest.raises(InvalidInputError, match="'exact' or 'approximate'; got 'quick'"):
+            knn_graph(cloud(20, 3), 4, search="quick")
+
+
+def test_a_long_search_says_what_would_be_faster(monkeypatch):
+    monkeypatch.setattr(neighbours, "_MANY_PAIRS", 100)
+    with pytest.warns(PerformanceWarning, match="40 points in 20 dimensions.*approximate"):
+        knn_graph(cloud(40, 20), 4)
+    # trees do not compare all pairs
+    knn_graph(cloud(40, 2), 4)

@@ -22,11 +22,9 @@ _ROUNDING = {1: 2.0**-9, 3: 2.0**-19}
 def _nearest_kernel(
     query,  # [q, D] half precision, leading part
     query_rest,  # [q, D] half precision, what it leaves out
-    query_label,  # [q] int32
     slack,  # [q] error bound of a product with a unit vector
     base,  # [n, D] half precision
     base_rest,  # [n, D]
-    base_label,  # [n] int32
     half_square,  # [n] |y|^2 / 2
     norm,  # [n] |y|
     best_score,  # [q, KEEP] out
@@ -36,7 +34,6 @@ def _nearest_kernel(
     D: tl.constexpr,
     KEEP: tl.constexpr,
     PRODUCTS: tl.constexpr,
-    LABELS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -51,8 +48,6 @@ def _nearest_kernel(
     if PRODUCTS == 3:
         x_rest = tl.load(query_rest + offset, mask=inside[:, None], other=0.0)
     bound = tl.load(slack + rows, mask=inside, other=0.0)
-    if LABELS:
-        own = tl.load(query_label + rows, mask=inside, other=-1)
     score = tl.full((BLOCK_Q, KEEP), float("inf"), tl.float32)
     index = tl.full((BLOCK_Q, KEEP), -1, tl.int32)
     # rows beyond the last take nothing
@@ -70,9 +65,6 @@ def _nearest_kernel(
         square = tl.load(half_square + columns, mask=there, other=float("inf"))
         length = tl.load(norm + columns, mask=there, other=0.0)
         value = square[None, :] - product - bound[:, None] * length[None, :]
-        if LABELS:
-            other = tl.load(base_label + columns, mask=there, other=-1)
-            value = tl.where(own[:, None] == other[None, :], float("inf"), value)
         least = tl.min(value, axis=1)
         # few entries pass once the lists have settled: K log(n / K) in all for points in any order
         while tl.max((least < worst).to(tl.int32), axis=0) > 0:
@@ -90,11 +82,7 @@ def _nearest_kernel(
 
 
 def nearest_candidates(
-    base: Tensor,
-    query: Tensor,
-    keep: int,
-    products: int,
-    labels: tuple[Tensor, Tensor] | None = None,
+    base: Tensor, query: Tensor, keep: int, products: int
 ) -> tuple[Tensor, Tensor]:
     """Return the base points that may be nearest to each query point, and what the others exceed.
 
@@ -108,8 +96,6 @@ def nearest_candidates(
         Candidates for each query point, a power of two, at most ``MOST_KEPT``.
     products : {1, 3}
         Half-precision products: of the leading parts, or of what they leave out as well.
-    labels : pair of Tensors of int64, shapes (n,) and (q,), optional
-        Only points of another label count.
 
     Returns
     -------
@@ -129,15 +115,14 @@ def nearest_candidates(
     floor = 2.0**-24 * width**0.5 * length + 2.0**-22 * length**2
     half_square = norm.square() / 2 * (1 - 2.0**-21)
     device, q, n = base.device, len(query), len(base)
-    marks = [torch.zeros(1, device=device)] * 2 if labels is None else labels
     score = torch.empty(q, keep, dtype=torch.float32, device=device)
     index = torch.empty(q, keep, dtype=torch.int32, device=device)
     block_q = 128 if keep <= 32 else 64
     launch(
         _nearest_kernel, (triton.cdiv(q, block_q),),
-        *parts[1], marks[1].int(), slack.float(), *parts[0], marks[0].int(), half_square.float(),
+        *parts[1], slack.float(), *parts[0], half_square.float(),
         norm.float() * (1 + 2.0**-22), score, index, q, n, D=width, KEEP=keep, PRODUCTS=products,
-        LABELS=labels is not None, BLOCK_Q=block_q, BLOCK_N=128 if width <= 128 else 64,
+        BLOCK_Q=block_q, BLOCK_N=128 if width <= 128 else 64,
         num_warps=8, num_stages=3 if width <= 128 else 2,
     )  # fmt: skip
     return index, score.amax(dim=1).double() + length.square() / 2 - floor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves", "gaps", "split"]
+__all__ = ["Leaves", "gaps", "split", "squares"]
 
 # Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes.
 _LEAF_POINTS = 64
@@ -69,4 +69,17 @@ def gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
             base.low[:, axis] - high[:, axis, None], low[:, axis, None] - base.high[:, axis]
         )
         total.addcmul_(gap.clamp_(min=0), gap)
+    return total
+
+
+def squares(one: Tensor, other: Tensor) -> Tensor:
+    """Return squared distances from differences, shape (g, p, q), of points (g, p, d), (g, q, d).
+
+    In few dimensions a GPU is far quicker at this than at ``torch.cdist``, which has a block of
+    threads for each distance.
+    """
+    total = one.new_zeros(one.shape[0], one.shape[1], other.shape[1])
+    for axis in range(one.shape[2]):
+        difference = one[:, :, None, axis] - other[:, None, :, axis]
+        total.addcmul_(difference, difference)
     return total

@@ -7,18 +7,21 @@ matrix units, which choose candidates that exact distances then confirm.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from torchgw.distances.leaves import Leaves, gaps, split
+from torchgw._errors import PerformanceWarning
+from torchgw.distances._approximate import nearest_approximate
+from torchgw.distances.leaves import Leaves, gaps, split, squares
 
-__all__ = ["Neighbours", "nearest", "nearest_foreign", "nearest_others"]
+__all__ = ["Neighbours", "nearest", "nearest_others"]
 
 
 class Neighbours(NamedTuple):
@@ -31,6 +34,8 @@ class Neighbours(NamedTuple):
 # In more dimensions a KD-tree visits most of its leaves: for a Gaussian cloud of 20,000 points it
 # is four times faster than tiles in 8, as fast in 12 and half as fast in 15.
 _TREE_DIMENSIONS = 12
+# Pairs of points, in more dimensions, that take a core several minutes.
+_MANY_PAIRS = 10**10
 # Queries, in few dimensions, that take one core less time (0.4 ms for 500) than starting a thread
 # on each core does (2.5 ms on 16).
 _ONE_CORE_QUERIES = 1_000
@@ -68,6 +73,15 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """
     if not base.is_cuda:
         by_tree = base.shape[1] <= _TREE_DIMENSIONS
+        if not by_tree and len(base) * len(query) > _MANY_PAIRS:
+            warnings.warn(
+                f"an exact search among {len(base)} points in {base.shape[1]} dimensions compares "
+                "all pairs, which takes long on a CPU. Use a GPU, fewer dimensions, or pass as X "
+                "`connect(knn_graph(points, search='approximate'), points)` from "
+                "torchgw.distances.",
+                PerformanceWarning,
+                stacklevel=2,
+            )
         search = _nearest_by_tree if by_tree else _nearest_by_tiles
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
@@ -79,8 +93,15 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     return _nearest_by_products(base, query, n_neighbors)
 
 
-def nearest_others(points: Tensor, n_neighbors: int) -> Neighbours:
-    """Find the nearest neighbours of each point among the others; duplicates count."""
+def nearest_others(
+    points: Tensor, n_neighbors: int, search: Literal["exact", "approximate"] = "exact"
+) -> Neighbours:
+    """Find the nearest neighbours of each point among the others; duplicates count.
+
+    An approximate search runs on the CPU and misses some; its distances are exact.
+    """
+    if search == "approximate":
+        return _nearest_others_approximate(points, n_neighbors)
     distance, index = nearest(points, points, n_neighbors + 1)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
     # A point with many duplicates need not find itself: its last neighbour goes instead.
@@ -89,40 +110,21 @@ def nearest_others(points: Tensor, n_neighbors: int) -> Neighbours:
     return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
 
 
-def nearest_foreign(points: Tensor, labels: Tensor, query: Tensor) -> Neighbours:
-    """Find, for each query vertex, the nearest point with another label.
-
-    Parameters
-    ----------
-    points : Tensor, shape (n, d)
-    labels : Tensor of int64, shape (n,)
-        There must be two different ones.
-    query : Tensor of int64, shape (q,)
-
-    Returns
-    -------
-    Neighbours
-        Of shape (q, 1).
-    """
-    if points.is_cuda:
-        return _nearest_by_products(points, points[query], 1, (labels, labels[query]))
-    if points.shape[1] > _TREE_DIMENSIONS:
-        return _nearest_by_tiles(points, points[query], 1, (labels, labels[query]))
-    # Two different labels differ in at least one bit, so the nearest over all bits, among the
-    # points with the opposite bit, is exact: log2(labels) trees instead of one for each label.
-    best = torch.full((len(query), 1), torch.inf, dtype=torch.float64)
-    index = torch.full((len(query), 1), -1)
-    for bit in range(int(labels.max()).bit_length()):
-        on = (labels >> bit) & 1
-        for value in (0, 1):
-            base = (on != value).nonzero()[:, 0]
-            rows = (on[query] == value).nonzero()[:, 0]
-            if len(base) and len(rows):
-                found = _nearest_by_tree(points[base], points[query[rows]], 1)
-                closer = (found.distances < best[rows])[:, 0]
-                best[rows[closer]] = found.distances[closer]
-                index[rows[closer]] = base[found.indices[closer]]
-    return Neighbours(best, index)
+def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
+    """Measure what an approximate search found, and search exactly for points with too few."""
+    points = points.detach().double()
+    candidates = nearest_approximate(points, n_neighbors + 1).to(points.device)
+    candidates[candidates == torch.arange(len(points), device=points.device)[:, None]] = -1
+    distance, index = _measure(points, points, candidates, n_neighbors)
+    few = distance[:, -1].isinf().nonzero()[:, 0]
+    if len(few):
+        found, rows = nearest(points, points[few], n_neighbors + 1)
+        other = rows != few[:, None]
+        other[:, -1] &= ~other.all(dim=1)
+        distance[few], index[few] = (
+            part[other].reshape(len(few), n_neighbors) for part in (found, rows)
+        )
+    return Neighbours(distance, index)
 
 
 def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
@@ -221,7 +223,7 @@ def _select(
     square, row : Tensor, shapes (g, size, n_neighbors)
         Infinite and -1 where the leaves hold too few points.
     """
-    groups, size, d = points.shape
+    groups, size, _ = points.shape
     shape = groups, size, n_neighbors
     best = torch.full(shape, torch.inf, dtype=torch.float64, device=points.device)
     row = torch.full(shape, -1, device=points.device)
@@ -229,10 +231,7 @@ def _select(
     for part in leaves.split(width, dim=1):
         other = base.points[part].flatten(1, 2)
         rows = torch.where(part[:, :, None] >= 0, base.row[part], -1).flatten(1, 2)
-        square = points.new_zeros(groups, size, other.shape[1])
-        for axis in range(d):
-            difference = points[:, :, None, axis] - other[:, None, :, axis]
-            square.addcmul_(difference, difference)
+        square = squares(points, other)
         square.masked_fill_(rows[:, None] < 0, torch.inf)
         square = torch.cat([best, square], dim=2)
         rows = torch.cat([row, rows[:, None].expand(-1, size, -1)], dim=2)
@@ -241,9 +240,7 @@ def _select(
     return best, row
 
 
-def _nearest_by_products(
-    base: Tensor, query: Tensor, n_neighbors: int, labels: tuple[Tensor, Tensor] | None = None
-) -> Neighbours:
+def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """Choose candidates by products in half precision, and measure them by differences.
 
     A row is done if its last neighbour is nearer than all that were no candidates can be. The
@@ -262,16 +259,14 @@ def _nearest_by_products(
         unit = max(float(small.norm(dim=1).max()), float(looking.norm(dim=1).max())) or 1.0
         small, looking = small / unit, looking / unit
         for products in (1, 3) if keep <= MOST_KEPT else ():
-            marks = None if labels is None else (labels[0], labels[1][left])
-            candidates, bound = nearest_candidates(small, looking[left], keep, products, marks)
+            candidates, bound = nearest_candidates(small, looking[left], keep, products)
             length, found = _measure(base, query[left], candidates, n_neighbors)
             sure = (length[:, -1] / unit).square() / 2 <= bound
             distance[left[sure]], index[left[sure]] = length[sure], found[sure]
             left = left[~sure]
             if not len(left):
                 return Neighbours(distance, index)
-    marks = None if labels is None else (labels[0], labels[1][left])
-    distance[left], index[left] = _nearest_by_tiles(base, query[left], n_neighbors, marks)
+    distance[left], index[left] = _nearest_by_tiles(base, query[left], n_neighbors)
     return Neighbours(distance, index)
 
 
@@ -290,13 +285,8 @@ def _measure(
     return torch.cat(lengths), torch.cat(rows)
 
 
-def _nearest_by_tiles(
-    base: Tensor, query: Tensor, n_neighbors: int, labels: tuple[Tensor, Tensor] | None = None
-) -> Neighbours:
-    """Select from tiles of products in float64, then measure by differences.
-
-    With labels, of the base and the query points, only points of another label count.
-    """
+def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
+    """Select from tiles of products in float64, then measure by differences."""
     base, query = base.detach().double(), query.detach().double()
     centre = base.mean(dim=0)
     centred = base - centre
@@ -307,8 +297,6 @@ def _nearest_by_tiles(
         tile = query[start : start + rows]
         # The order within a row needs no |query|^2. The products are float64 because they cancel.
         score = torch.addmm(square, tile - centre, centred.T, alpha=-2)
-        if labels is not None:
-            score[labels[1][start : start + rows, None] == labels[0]] = torch.inf
         index = score.topk(n_neighbors, dim=1, largest=False, sorted=False).indices
         length, order = (base[index] - tile[:, None]).norm(dim=2).sort(dim=1, stable=True)
         distances.append(length)
