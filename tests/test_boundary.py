@@ -64,7 +64,9 @@ ANYTHING = [
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_argument_takes_anything(name):
+def test_every_argument_takes_anything(name, monkeypatch, tmp_path):
+    # any word is a folder to `cache`
+    monkeypatch.chdir(tmp_path)
     for value in ANYTHING:
         # a giant number is a legal, long answer to "how many iterations"
         counts = ("max_iter", "inner_max_iter", "min_iter", "n_anchors", "n_init")
