@@ -91,7 +91,7 @@ def curve_cost(n: int, m: int, epsilon: float = 1e-3, thickness: float = 0.01):
         weights.append(weight / weight.sum())
     marginals = Marginals(*weights)
     g = torch.zeros(m, dtype=torch.float64)
-    for _ in range(30):
+    for _ in range(30 if epsilon > 5e-3 else 150):
         f = softmin(cost, marginals.log_b, g, epsilon, axis=1)
         g = softmin(cost, marginals.log_a, f, epsilon, axis=0)
     return cost, marginals, Potentials(f, g)
@@ -305,7 +305,8 @@ def test_solve_skips_tiles_and_says_so() -> None:
     whole = torchgw.solve(x, y, skip_tiles=False, **options)
     assert skipping.converged
     assert skipping.log["tiles"]["kept"] < 0.9
-    assert 0 < skipping.log["tiles"]["bound"] <= 1e-6
+    # 16 roundings of float32
+    assert 0 < skipping.log["tiles"]["bound"] <= 2e-6
     assert whole.log["tiles"] is None
     assert skipping.value == pytest.approx(whole.value, rel=1e-3)
     # the user's order is kept: rows belong to the points they were given for

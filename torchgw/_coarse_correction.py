@@ -56,9 +56,13 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
         # blocks without mass on either side are left out
         used = (columns > 0) & (column_mass > 0)
         hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
-        step = torch.linalg.solve(hessian, torch.where(used, column_mass - columns, 0.0))
+        missing = torch.where(used, column_mass - columns, 0.0)
+        step, _ = torch.linalg.solve_ex(hessian, missing)
         step = step - column_mass @ step / column_mass.sum()
         longest = float(step.abs().max())
+        # a plan that is far from any marginals; the next iteration comes closer without help
+        if not math.isfinite(longest):
+            break
         y = y + step * min(1.0, _LONGEST / longest) if longest > 0 else y
         if not longest > _LAST_STEP:
             break

@@ -45,7 +45,7 @@ def evaluate(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, gradient.problem.marginals, strict=True)
     )
-    kl, linear = _entropy_and_linear(plan, gradient.problem)
+    kl, linear = _entropy_and_linear(plan, gradient.problem, masses)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
@@ -97,14 +97,16 @@ def _mean_linear(cost: Cost, marginals: Marginals) -> float:
     return float((a @ cost.row) * b.sum() + (b @ cost.column) * a.sum() - cross)
 
 
-def _entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, float]:
+def _entropy_and_linear(
+    plan: TransportPlan, problem: Problem, masses: Marginals
+) -> tuple[float, float]:
     """Return KL(P | a x b) and <M, P>.
 
     P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
     block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     """
     if isinstance(plan.cost, FactoredCost) and not isinstance(problem.linear, DenseCost):
-        return _factored_entropy(plan, plan.cost), _factored_linear(plan, problem.linear)
+        return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, problem.linear)
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     a, b = plan.weights
     kl = linear = 0.0
@@ -121,11 +123,12 @@ def _entropy_and_linear(plan: TransportPlan, problem: Problem) -> tuple[float, f
     return kl, linear
 
 
-def _factored_entropy(plan: TransportPlan, cost: FactoredCost) -> float:
-    """Return KL(P | a x b) from two products with the plan."""
-    p, q = plan.marginals()
-    f, g = (potential.double() for potential in plan.potentials)
-    return float((p @ f + q @ g - _factored_linear(plan, cost)) / plan.epsilon)
+def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals) -> float:
+    """Return KL(P | a x b) from one product with the plan, and its row and column sums."""
+    p, q = masses
+    f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
+    cross = torch.sum(cost.left.double() * (plan @ cost.right).double())
+    return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
 def _factored_linear(plan: TransportPlan, linear: FactoredCost | None) -> float:

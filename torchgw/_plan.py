@@ -51,6 +51,7 @@ class TransportPlan:
         self.weights = marginals
         self.epsilon = epsilon
         self._backend = backend or EagerBackend()
+        self._sums: tuple[Tensor, Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -122,9 +123,11 @@ class TransportPlan:
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        ones_m = torch.ones(self.shape[1], dtype=torch.float64, device=self.device)
-        ones_n = torch.ones(self.shape[0], dtype=torch.float64, device=self.device)
-        return self @ ones_m, self.T @ ones_n
+        if self._sums is None:
+            ones_m = torch.ones(self.shape[1], dtype=torch.float64, device=self.device)
+            ones_n = torch.ones(self.shape[0], dtype=torch.float64, device=self.device)
+            self._sums = self @ ones_m, self.T @ ones_n
+        return self._sums
 
     def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
         """Return the plan moved to exact marginals, an operator too: nothing (n, m) is stored.

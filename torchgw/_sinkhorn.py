@@ -41,7 +41,7 @@ _ROUNDING = 16
 # an overestimate still contracts.
 _SMALLEST_GAP = 1e-6
 # Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
-_TWO_LEVEL_CHECK = 2
+_TWO_LEVEL_CHECK = 1
 # What is left of the factor's excess over one after a sweep that shows it to be too large.
 _BACK_OFF = 0.97
 

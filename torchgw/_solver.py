@@ -254,7 +254,7 @@ def _loop_tolerance(setting: Setting, change: float) -> float:
     The error of a proximal step is averaged out over the steps that follow, so it need not be much
     smaller than they are.
     """
-    tol = _INNER_SHARE * setting.tol
+    tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
     if setting.anneal.proximal and setting.gradient.exact:
         return min(_ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
     return tol

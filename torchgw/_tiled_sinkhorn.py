@@ -25,7 +25,7 @@ __all__ = ["LINEAR", "TiledEagerBackend"]
 
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
-LINEAR = 0.5
+LINEAR = 2.0
 
 # A block of rows, its kept blocks of columns, and the sums over the rows, (columns, width).
 Part = tuple[int, Tensor, Tensor]

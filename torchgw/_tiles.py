@@ -38,9 +38,9 @@ __all__ = [
     "tile_problem",
 ]
 
-# Skipped share of a row or column, in units of the rounding of the dtype: about what rounding
-# loses in a sum of as many terms.
-_DELTA = 4
+# Skipped share of a row or column, in units of the rounding of the dtype: far less than what
+# rounding of the exponents makes of a sum.
+_DELTA = 16
 # Entries of a temporary table on its way to the bounds.
 _CHUNK = {"cpu": 2**20, "cuda": 2**28}
 # Principal coordinates that points are ordered by.

@@ -23,8 +23,8 @@ from torchgw._typing import Marginals
 __all__ = ["SLACK", "TileReport", "Tiling"]
 
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
-# are chosen anew. Five units keep a tenth more tiles.
-SLACK = 5.0
+# are chosen anew. Three units keep 6% more tiles.
+SLACK = 3.0
 # Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
 _WIDTH = 128
 # Blocks of a side above which blocks are twice as wide: their bounds would cost as much as tiles.
