@@ -66,11 +66,12 @@ LAYERS = {
         "_krylov",
         "_implicit",
         "_tracked",
+        "_low_rank",
         "_surrogate",
         "_unrolled",
         "_autograd",
     },
-    5: {"_api", "_barycenter", "_embedding", "_batched", "_distributed"},
+    5: {"_api", "_barycenter", "_embedding", "_solve_low_rank", "_batched", "_distributed"},
     6: {""},
     7: {"sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
 }

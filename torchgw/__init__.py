@@ -21,6 +21,8 @@ from torchgw._plan import TransportPlan as TransportPlan
 from torchgw._result import GWResult as GWResult
 from torchgw._result import load as load
 from torchgw._schedule import Status as Status
+from torchgw._solve_low_rank import LowRankResult as LowRankResult
+from torchgw._solve_low_rank import solve_low_rank as solve_low_rank
 from torchgw._solver import Iteration as Iteration
 
 __version__ = "0.1.0"
