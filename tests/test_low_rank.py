@@ -50,25 +50,26 @@ def test_gradients_are_those_of_the_objective():
     """Finite differences in each entry of Q, R and g, free of their constraints."""
     x, y = clouds(7, 6)
     features = np.random.default_rng(1).normal(size=(13, 2))
-    sides, _ = build_providers(
+    sides = build_providers(
         (x, y),
         (None, None),
         "sqeuclidean",
         DistanceOptions(None, None, None, "stitch"),
         torch.device("cpu"),
+        lambda _, since: since,
     )
     cost = torchgw._features.feature_cost(*torch.from_numpy(features).split([7, 6]), "cosine")
     uniform = [torch.full((size,), 1 / size, dtype=torch.float64) for size in (7, 6)]
-    problem = torchgw._gradient.Problem(*sides, Marginals(*uniform), 0.6, cost)
+    problem = torchgw._gradient.Problem(*sides.providers, Marginals(*uniform), 0.6, cost)
     generator = torch.Generator().manual_seed(0)
     logs = [
-        torch.rand(*shape, generator=generator, dtype=torch.float64).log()
+        (0.5 + torch.rand(*shape, generator=generator, dtype=torch.float64)).log()
         for shape in ((7, 3), (6, 3), (3,))
     ]
 
     def value(*parts):
         found = _measure(problem, Factorisation(*(part.log() for part in parts)), 0.0)
-        return torch.tensor(0.6 * found.quadratic + 0.4 * found.linear)
+        return 0.6 * found.quadratic + 0.4 * found.linear
 
     gradient = _measure(problem, Factorisation(*logs), 0.0).gradient
     parts = [part.exp() for part in logs]
@@ -78,7 +79,7 @@ def test_gradients_are_those_of_the_objective():
             moved[index].view(-1)[place] += 1e-6
             back = [item.clone() for item in parts]
             back[index].view(-1)[place] -= 1e-6
-            expected = float(value(*moved) - value(*back)) / 2e-6
+            expected = (value(*moved) - value(*back)) / 2e-6
             assert float(slope.view(-1)[place]) == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 

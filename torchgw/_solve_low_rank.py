@@ -164,8 +164,10 @@ scale, device
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
     with torch.no_grad():
-        providers, spaces = build_providers((X, Y), (D_X, D_Y), distances, options, where)
-        source, target = (side.to(where, torch.float64) for side in providers)
+        sides = build_providers(
+            (X, Y), (D_X, D_Y), distances, options, where, lambda _, since: since
+        )
+        source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
@@ -199,7 +201,7 @@ scale, device
         marginal_a=masses[0],
         marginal_b=masses[1],
         marginal_error=error,
-        scale=(spaces[0].scale, spaces[1].scale),
+        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
         converged=outcome.converged,
         history=outcome.history,
     )
