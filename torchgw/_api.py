@@ -145,10 +145,11 @@ def solve(
     momentum : float in (0, 1]
         Share of the anchors redrawn in each iteration.
     n_init : int, optional
-        Starts of a multi-start on a coarse problem of up to 96 points per side, whose best optimum
-        the solve continues from; 16 by default. 1 is a single start from a x b at a large epsilon.
-        Where a few points do not represent the spaces, as in many dimensions, it is a single start
-        in any case.
+        Starts of a multi-start on a coarse problem of up to 96 points per side, whose best optima
+        are compared on 256, before the solve continues from the winner; 16 by default. 1 is a
+        single start from a x b at a large epsilon. Where a few points do not represent the spaces,
+        as in many dimensions, half as many starts are made on all points if there are at most 512
+        per side, and a single one otherwise.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start instead. A plan, as floating-point numbers of shape (n, m) or an object, is
         continued at the target epsilon. A matching, as integers of shape (n,) (the target of each

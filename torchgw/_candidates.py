@@ -47,9 +47,9 @@ class Starts(NamedTuple):
 def make_starts(problem: CoarseProblem, target: float, count: int, iterations: int) -> Starts:
     """Return ``count`` starts, the most useful ones first.
 
-    The product plan annealed from the natural scale; all signs of the leading axes; distance
-    distributions (third lower bound [1]_) with and without a ladder of epsilons; eccentricities
-    (first lower bound [1]_); then random rotations of the leading axes.
+    The product plan annealed from the natural scale; distance distributions (third lower bound
+    [1]_) with and without a ladder of epsilons; eccentricities (first lower bound [1]_); all signs
+    of the leading axes; then random rotations of these.
 
     References
     ----------
@@ -65,21 +65,23 @@ def make_starts(problem: CoarseProblem, target: float, count: int, iterations: i
     rank = min(x_axes.shape[1], y_axes.shape[1])
     x_axes, y_axes = x_axes[:, :rank], y_axes[:, :rank]
 
-    starts = [Start("annealed", problem.base, None, whole, ladder=False)]
+    distribution = _lower_bound(
+        problem, _distribution(problem.source), _distribution(problem.target)
+    )
+    eccentricity = _lower_bound(
+        problem, _eccentricity(problem.source), _eccentricity(problem.target)
+    )
+    starts = [
+        Start("annealed", problem.base, None, whole, ladder=False),
+        Start("distance distributions", distribution, None, guess, ladder=False),
+        Start("distance distributions, ladder", distribution, None, guess, ladder=True),
+        Start("eccentricities", eccentricity, None, guess, ladder=False),
+    ]
     for pattern in range(2**rank):
         signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
         label = "spectral " + "".join("+" if sign > 0 else "-" for sign in signs)
         diagonal = torch.diag(torch.tensor(signs, dtype=torch.float64))
         starts.append(Start(label, None, diagonal, guess, ladder=False))
-    distribution = _lower_bound(
-        problem, _distribution(problem.source), _distribution(problem.target)
-    )
-    starts.append(Start("distance distributions", distribution, None, guess, ladder=False))
-    starts.append(Start("distance distributions, ladder", distribution, None, guess, ladder=True))
-    eccentricity = _lower_bound(
-        problem, _eccentricity(problem.source), _eccentricity(problem.target)
-    )
-    starts.append(Start("eccentricities", eccentricity, None, guess, ladder=False))
     generator = torch.Generator().manual_seed(0)
     for number in range(count - len(starts)):
         normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator)

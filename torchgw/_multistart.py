@@ -19,29 +19,31 @@ from torchgw._typing import Marginals
 
 __all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima"]
 
-# Starts by default: the annealed one, eight sign patterns, and what else makes_starts() has.
+# Starts by default: all that make_starts() has, and four random rotations.
 DEFAULT_STARTS = 16
-# Points per side of the coarse problem, and of the finer one that decides between close optima.
+# Points per side of the coarse problem, and of the finer one on which its best optima are compared:
+# a few points may favour an optimum that all of them do not.
 _POINTS = 96
 _FINER_POINTS = 256
 # Outer iterations of all starts, and of the distinct optima afterwards; Sinkhorn iterations of one.
 _ITERATIONS = 20
 _POLISH = 10
-_FINE_ITERATIONS = 10
-_INNER = {"search": 10, "polish": 20}
+_FINE_ITERATIONS = 18
+_INNER = {"search": 10, "polish": 20, "compare": 60}
 # Over-relaxation of Sinkhorn's iteration.
-_RELAXATION = {"search": 1.5, "polish": 1.7}
+_RELAXATION = {"search": 1.5, "polish": 1.7, "compare": 1.7}
 # Distance (CoarseProblem.distances) above which two plans are different optima.
 _DISTINCT = 0.05
 # Optima that are polished and reported at most.
 _KEPT = 5
-# Values closer than this, relatively, are compared again on the finer problem; this many at most.
-_CLOSE = 0.05
+# Optima that are compared on the finer problem at most.
 _COMPARED = 3
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
 _LEAST_EPSILON = 1e-3
-# Resolution above which coarse points say little about their neighbours' partners.
+# Resolution above which coarse points say little about their neighbours' partners. All points are
+# then searched, from half as many starts, if there are no more than this on either side.
 _COARSEST = 0.2
+_WHOLE = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,26 +109,27 @@ def find_optima(
     epsilon : float
         Target of the whole solve.
     count : int
-        Number of starts.
+        Number of starts; half as many where all points are searched.
     backend : Backend, optional
         PyTorch operations unless given.
     """
     backend = backend or EagerBackend()
     coarse = coarsen(problem, _POINTS)
     if coarse.resolution > _COARSEST:
-        return Search((), float("nan"))
+        if max(problem.source.n, problem.target.n) > _WHOLE:
+            return Search((), float("nan"))
+        coarse, count = coarsen(problem, _WHOLE), (count + 1) // 2
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
     starts = make_starts(coarse, target, count, _ITERATIONS)
     batch, _ = _distinct(coarse, _from_costs(coarse, starts, backend))
     constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
     batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish", backend))
-    # what the coarse points alone make up
-    doubt = _CLOSE * abs(values[0]) + coarse.resolution**2 * coarse.scale
-    close = [i for i, value in enumerate(values) if value <= values[0] + doubt][:_COMPARED]
     first: list[Alternative] = []
-    if len(close) > 1 and coarse.resolution > 0:
-        first = _compare_finely(problem, coarse, batch.take(close), target, backend)
-        batch, values = batch.take(list(range(len(close), len(values)))), values[len(close) :]
+    if coarse.resolution > 0:
+        compared = list(range(min(_COMPARED, len(values))))
+        first = _compare_finely(problem, coarse, batch.take(compared), target, backend)
+        rest = list(range(len(compared), len(values)))
+        batch, values = batch.take(rest), values[len(compared) :]
     found = (*first, *_alternatives(problem, coarse, batch, values))
     return Search(found, _ambiguity(found))
 
@@ -134,17 +137,20 @@ def find_optima(
 def _compare_finely(
     problem: Problem, coarse: CoarseProblem, batch: _Batch, target: float, backend: Backend
 ) -> list[Alternative]:
-    """Carry optima of nearly the same value over to more points, and compare them there."""
+    """Carry optima over to more points, and compare them there with an annealed start."""
     fine = coarsen(problem, _FINER_POINTS)
     rows = _positions(coarse.source.points, fine.source.points, problem.source.n)
     columns = _positions(coarse.target.points, fine.target.points, problem.target.n)
     cross = (fine.x[:, rows] @ batch.plans.double()) @ fine.y[columns]
+    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    whole = Annealing(max(target, fine.scale), target)
     fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
-    epsilons = [[fall(iteration)] * len(batch.labels) for iteration in range(_FINE_ITERATIONS)]
-    starts = Starts(batch.labels, fine.base - 4 * fine.alpha * cross, fine.x.new_tensor(epsilons))
-    constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
-    batch = _iterate(fine, _from_costs(fine, starts, backend), constant, "polish", backend)
-    batch, values = _distinct(fine, batch)
+    epsilons = [
+        [whole(iteration), *[fall(iteration)] * len(batch.labels)]
+        for iteration in range(_FINE_ITERATIONS)
+    ]
+    starts = Starts(("annealed", *batch.labels), costs, fine.x.new_tensor(epsilons))
+    batch, values = _distinct(fine, _from_costs(fine, starts, backend, "compare"))
     return _alternatives(problem, fine, batch, values)
 
 
@@ -166,12 +172,14 @@ def _alternatives(
     ]
 
 
-def _from_costs(coarse: CoarseProblem, starts: Starts, backend: Backend) -> _Batch:
+def _from_costs(
+    coarse: CoarseProblem, starts: Starts, backend: Backend, stage: str = "search"
+) -> _Batch:
     """Take the plan of each start's first cost, then iterate."""
     costs = starts.costs.float()
     first = _Batch(starts.labels, costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _solve(coarse, first, costs, starts.epsilons[0], "search", backend)
-    return _iterate(coarse, first, starts.epsilons[1:], "search", backend)
+    first = _solve(coarse, first, costs, starts.epsilons[0], stage, backend)
+    return _iterate(coarse, first, starts.epsilons[1:], stage, backend)
 
 
 def _iterate(
