@@ -49,8 +49,6 @@ def generator():
 def plan():
     """A coupling with the right marginals, far from the product."""
     cost = torch.from_numpy(RNG.normal(size=(24, 19)))
-    from torchgw._cost import DenseCost
-
     start = Potentials(*map(torch.zeros_like, MARGINALS))
     solved = sinkhorn(
         DenseCost(cost), MARGINALS, start, 0.5, backend=EagerBackend(), max_iter=500, tol=1e-14

@@ -246,6 +246,14 @@ def test_fused_search_follows_the_linear_term():
     order = result.lazy_plan.argmax().numpy()
     assert scipy.stats.spearmanr(np.arange(120), order).statistic < -0.99
     assert result.ambiguity < 0.5
+    # a constant in the linear term changes no plan
+    table = torch.as_tensor(abs(points[:, None] - points))
+    shifts = [
+        find_optima(coarse_input((table, table), None, None, torch.as_tensor(linear) + shift, 0.9),
+                    1e-3, 16).ambiguity
+        for shift in (0.0, -50.0)
+    ]  # fmt: skip
+    assert shifts[1] == pytest.approx(shifts[0], rel=1e-2)
 
 
 def test_zero_weights_and_tiny_problems():

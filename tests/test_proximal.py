@@ -124,7 +124,7 @@ def test_reservoir_keeps_its_share():
     uniform = torch.full((50,), 0.02, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     problem = Problem(table, table, Marginals(uniform, uniform), 1.0, None)
-    gradient = SampledGradient(problem, 1000, 1.0, generator)
+    gradient = SampledGradient(problem, 1000, 1.0)
     latest = Anchors(*(torch.arange(1000) + 1000 for _ in range(2)))
     first = gradient.mean(None, latest, 0.5, generator)
     assert int((first.source >= 1000).sum()) == 500

@@ -38,7 +38,7 @@ def make_step(name, device, *, store=True, alpha=1.0, backend="auto"):
     linear = DenseCost(table) if alpha < 1 else None
     problem = Problem(*sides, weights, alpha, linear)
     generator = torch.Generator(device).manual_seed(3)
-    gradient = make_gradient(name, problem, 32, 0.9, generator)
+    gradient = make_gradient(name, problem, 32, 0.9)
     chosen = choose_backend(backend, torch.device(device), torch.float64)
     return PlainStep(gradient, weights, chosen, generator, store)
 
@@ -151,7 +151,7 @@ def test_a_provider_on_the_host_is_not_captured():
     plain = make_step("sampled", "cuda")
     for provider in (dijkstra, callable_):
         problem = Problem(provider, plain.gradient.problem.target, plain.marginals, 1.0, None)
-        gradient = make_gradient("sampled", problem, 32, 0.9, plain.generator)
+        gradient = make_gradient("sampled", problem, 32, 0.9)
         host = PlainStep(gradient, plain.marginals, plain.backend, plain.generator, True)
         assert choose_step(host, (n, 37)) is host
     eager = make_step("dense", "cuda", backend="eager")

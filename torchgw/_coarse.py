@@ -42,11 +42,12 @@ class CoarseProblem:
     source: CoarseSide
     target: CoarseSide
     alpha: float
-    linear: Tensor | None  # (s, t)
+    linear: Tensor | None  # (s, t), the least entry zero
     x: Tensor  # (s, s)
     y: Tensor  # (t, t)
     base: Tensor  # (s, t)
     constant: Tensor  # ()
+    floor: float  # no plan has a lower value: what the least linear cost amounts to
     scale: float  # natural scale of the cost, equation 8
     resolution: float  # mean distance to a coarse point, relative to that of two points
 
@@ -76,10 +77,13 @@ def coarsen(problem: Problem, size: int) -> CoarseProblem:
     source = choose_points(problem.source, problem.marginals.a, size)
     # other draws: the same ones would favour equal indices where both sides are the same
     target = choose_points(problem.target, problem.marginals.b, size, seed=1)
-    alpha, linear = problem.alpha, None
+    alpha, linear, shift = problem.alpha, None, source.square.new_zeros(())
     if problem.linear is not None:
         chosen = problem.linear.rows(source.points).transpose().rows(target.points).transpose()
         linear = chosen.dense().matrix.double()
+        # a constant moves no plan, and float32 would lose digits to it
+        offset = linear.min()
+        linear, shift = linear - offset, (1 - alpha) * offset
     x, row, mean_x, square_x = _centre(source)
     y, column, mean_y, square_y = _centre(target)
     base = -4 * alpha * torch.outer(row, column)
@@ -102,7 +106,8 @@ def coarsen(problem: Problem, size: int) -> CoarseProblem:
         x=x,
         y=y,
         base=base,
-        constant=alpha * (square_x + square_y - 2 * mean_x * mean_y),
+        constant=alpha * (square_x + square_y - 2 * mean_x * mean_y) + shift,
+        floor=float(shift),
         # all points of one side coincide: every plan costs the same and any scale will do
         scale=scale or 1.0,
         resolution=math.sqrt(ratio),

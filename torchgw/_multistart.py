@@ -131,7 +131,7 @@ def find_optima(
         rest = list(range(len(compared), len(values)))
         batch, values = batch.take(rest), values[len(compared) :]
     found = (*first, *_alternatives(problem, coarse, batch, values))
-    return Search(found, _ambiguity(found))
+    return Search(found, _ambiguity(coarse, found))
 
 
 def _compare_finely(
@@ -227,8 +227,10 @@ def _distinct(coarse: CoarseProblem, batch: _Batch) -> tuple[_Batch, list[float]
     return batch.take(kept), [table[i][0] for i in kept]
 
 
-def _ambiguity(found: tuple[Alternative, ...]) -> float:
-    """Return the best value over the second best: 1 if they cannot be told apart."""
+def _ambiguity(coarse: CoarseProblem, found: tuple[Alternative, ...]) -> float:
+    """Return the best value over the second best, above the least that the linear term can cost."""
     if len(found) < 2:
         return 0.0
-    return min(1.0, max(0.0, found[0].value) / found[1].value) if found[1].value > 0 else 1.0
+    best, second = (max(0.0, one.value - coarse.floor) for one in found[:2])
+    # two exact matches, or rounding between them
+    return min(1.0, best / second) if second > 0 else 1.0

@@ -69,6 +69,7 @@ class GWResult:
     ambiguity : float
         Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
         be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none.
+        With a linear cost both values count from the least that its entries could cost.
     n_iters : int
         Outer iterations; ``log["inner_iterations"]`` counts the Sinkhorn iterations.
     history : tuple of Iteration
