@@ -13,7 +13,7 @@ import torch
 from problems import distance_matrices, isometric_copy, random_weights
 
 import torchgw
-from torchgw import ConvergenceWarning, Status, UnsupportedError
+from torchgw import ConvergenceWarning, Status
 from torchgw._anchors import Anchors
 from torchgw._gradient import Problem
 from torchgw._sampled_gradient import SampledGradient
@@ -191,8 +191,8 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
         torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
 
 
-def test_new_points_need_the_potentials_that_a_polished_plan_lacks():
+def test_new_points_go_by_the_plan_before_it_was_polished():
     x, y, _ = isometric_copy(12)
-    result = torchgw.solve(x, y, distances="euclidean", polish=True)
-    with pytest.raises(UnsupportedError, match="polish=False"):
-        result.transform(x)
+    settings = {"distances": "euclidean", "epsilon": 1e-2}
+    polished = torchgw.solve(x, y, polish=True, **settings).transform(x)
+    np.testing.assert_allclose(polished, torchgw.solve(x, y, **settings).transform(x), atol=1e-9)

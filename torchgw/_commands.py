@@ -129,7 +129,9 @@ def _info(options: argparse.Namespace) -> int:
         print(f"cuda:{index}        {torch.cuda.get_device_name(index)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name, reason in unavailable_backends(device).items():
-        print(f"{name:13s} {'runs' if reason is None else reason}  ({device.type})")
+        # what a compiler says is long
+        why = "runs" if reason is None else reason.splitlines()[0][:110]
+        print(f"{name:13s} {why}  ({device.type})")
     for name in _OPTIONAL:
         print(f"{name:13s} {_version(name)}")
     return 0

@@ -145,6 +145,8 @@ def messages(verbosity: int, quiet: bool) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if quiet else "default")
             warnings.simplefilter("ignore", ConvergenceWarning)
+            # of other packages, and nothing that a user of the command line can change
+            warnings.simplefilter("ignore", DeprecationWarning)
             warnings.showwarning = show
             yield
     finally:
