@@ -23,7 +23,17 @@ PACKAGE = Path(torchgw.__file__).parent
 # Imports go down or sideways, never up, and never round in a circle.
 LAYERS = {
     0: {"_errors", "_typing", "_launch", "_capture"},
-    1: {"_options", "_inputs", "_files", "_archive", "_cache", "_console", "datasets", "metrics"},
+    1: {
+        "_options",
+        "_relaxation",
+        "_inputs",
+        "_files",
+        "_archive",
+        "_cache",
+        "_console",
+        "datasets",
+        "metrics",
+    },
     2: {"distances", "_cost", "_features"},
     3: {
         "_sinkhorn",
@@ -46,6 +56,7 @@ LAYERS = {
         "_preparation",
         "_problem",
         "_polish",
+        "_partial",
         "_rounding",
     },
     4: {
@@ -57,6 +68,7 @@ LAYERS = {
         "_step",
         "_solver",
         "_evaluation",
+        "_relaxed",
         "_solve",
         "_result",
         "_multiscale",

@@ -36,6 +36,7 @@ from torchgw._options import (
     reject_unknown,
 )
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, Sides, build_providers
+from torchgw._relaxation import check_relaxation
 from torchgw._result import GWResult
 from torchgw._sinkhorn import Backend
 from torchgw._solve import Outcome, solve_problem
@@ -76,6 +77,8 @@ def solve(
     tol: float = 1e-5,
     inner_max_iter: int = 2000,
     inner_tol: float | None = None,
+    unbalanced: float | tuple[float, float] | None = None,
+    mass: float | None = None,
     regularization: Regularization = "entropic",
     polish: bool = False,
     backend: BackendName | Backend = "auto",
@@ -164,6 +167,13 @@ def solve(
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large to be stored.
+    unbalanced : float or pair of float, optional
+        Weight rho of KL(P1 x P1 | a x a) in place of P1 = a, and of the same for the target: inf is
+        a strict marginal and 0 a free one, so that ``(inf, 0)`` is the semi-relaxed problem. The
+        mass of the plan is then part of the answer, unless a side is strict.
+    mass : float in (0, 1], optional
+        Partial transport: exactly this share of the mass is moved, and no point gives or takes more
+        than its weight.
     regularization : {"entropic", "proximal"}
         ``"proximal"`` replaces KL(P | a x b) by KL(P | last plan), which vanishes at the end: the
         plan becomes sharp and its value that of a stationary point without regularisation.
@@ -266,6 +276,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
+        relaxation=check_relaxation(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
     )
@@ -296,6 +307,9 @@ def solve(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
+        options.check_combination(
+            linear=linear is not None, differentiable=differentiable is not None
+        )
         problem = Problem(source, target, marginals, check_alpha(alpha, linear), linear)
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
@@ -364,7 +378,9 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
         log={
             "value_standard_error": problem.alpha * found.quadratic.standard_error,
             "kl": found.kl,
-            "objective": quadratic + value_linear + outcome.epsilon * found.kl,
+            "objective": quadratic + value_linear + found.penalty + outcome.epsilon * found.kl,
+            "mass": found.mass,
+            "penalty": found.penalty,
             "outer_iterations": len(recorder.history),
             "max_iter": options.max_iter,
             "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
@@ -378,7 +394,9 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
             "polish_gap": outcome.polish_gap,
             "tiles": None if outcome.tiles is None else outcome.tiles._asdict(),
         },
-        extension=Extension.of(
+        extension=None
+        if options.relaxation is not None
+        else Extension.of(
             outcome.gradient, outcome.linearised, outcome.coupling, sides.spaces, outcome.unpolished
         ),
     )

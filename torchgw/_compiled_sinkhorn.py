@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Backend, Sweep, Sweeper, row_blocks, softmin, softmin_sweep
+from torchgw._sinkhorn import STRICT, Backend, Sweep, Sweeper, row_blocks, softmin, softmin_sweep
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["CompiledBackend", "SoftminSweeper"]
@@ -85,10 +85,16 @@ class CompiledBackend(EagerBackend):
         return torch.cat(parts) - cost.row * scale
 
     def sweeper(
-        self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        start: Potentials,
+        epsilon: float,
+        *,
+        tau: tuple[float, float] = STRICT,
     ) -> Sweeper:
         """Return sweeps by two compiled softmins per iteration."""
-        return SoftminSweeper(self, cost, marginals, epsilon)
+        return SoftminSweeper(self, cost, marginals, epsilon, tau)
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,20 @@ class SoftminSweeper:
     cost: Cost
     marginals: Marginals
     epsilon: float
+    tau: tuple[float, float]
     two_level: bool = False
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep."""
         return softmin_sweep(
-            self.backend, self.cost, self.marginals, start, self.epsilon, count, relaxation
+            self.backend,
+            self.cost,
+            self.marginals,
+            start,
+            self.epsilon,
+            count,
+            relaxation,
+            self.tau,
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgw._anchors import sample_categories
 from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, exp_
-from torchgw._sinkhorn import Sweep, Sweeper, checked, row_blocks, softmin
+from torchgw._sinkhorn import STRICT, Sweep, Sweeper, checked, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["EagerBackend", "plan_rows", "usable_sums"]
@@ -38,7 +38,13 @@ class EagerBackend:
         return softmin(cost, log_weight, potential, epsilon, axis)
 
     def sweeper(
-        self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        start: Potentials,
+        epsilon: float,
+        *,
+        tau: tuple[float, float] = STRICT,
     ) -> Sweeper:
         """Return sweeps with one exponential per entry and iteration, or none if C is stored.
 
@@ -46,8 +52,8 @@ class EagerBackend:
         iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
         """
         if isinstance(cost, DenseCost):
-            return _StoredKernel(cost, marginals, start, epsilon)
-        return _StreamedKernel(cost, marginals, epsilon)
+            return _StoredKernel(cost, marginals, start, epsilon, tau)
+        return _StreamedKernel(cost, marginals, epsilon, tau)
 
     def solve_batch(
         self,
@@ -140,8 +146,14 @@ class _StoredKernel:
     two_level = False
 
     def __init__(
-        self, cost: DenseCost, marginals: Marginals, start: Potentials, epsilon: float
+        self,
+        cost: DenseCost,
+        marginals: Marginals,
+        start: Potentials,
+        epsilon: float,
+        tau: tuple[float, float],
     ) -> None:
+        self.tau = tau
         self.origin = start
         self.epsilon = epsilon
         self.marginals = marginals
@@ -156,13 +168,18 @@ class _StoredKernel:
             ((part - origin) / self.epsilon).to(self.kernel.dtype)
             for part, origin in zip(start, self.origin, strict=True)
         )
+        # tau (origin + epsilon u) - origin, in units of epsilon
+        shift = [
+            ((tau - 1) / self.epsilon * part).to(self.kernel.dtype)
+            for tau, part in zip(self.tau, self.origin, strict=True)
+        ]
         ok = torch.ones((), dtype=torch.bool, device=u.device)
         for last in _iterations(count, relaxation):
             step = 1.0 if last else relaxation
             row_sum = torch.mv(self.kernel, self.b * v.exp()) + self.unused.a
-            u_next = u - step * (row_sum.log() + u)
+            u_next = u - step * (self.tau[0] * row_sum.log() - shift[0] + u)
             column_sum = torch.mv(self.kernel.T, self.a * u_next.exp()) + self.unused.b
-            v_next = v - step * (column_sum.log() + v)
+            v_next = v - step * (self.tau[1] * column_sum.log() - shift[1] + v)
             ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
             if not last:
                 u, v = u_next, v_next
@@ -181,7 +198,10 @@ class _StreamedKernel:
 
     two_level = False
 
-    def __init__(self, cost: Cost, marginals: Marginals, epsilon: float) -> None:
+    def __init__(
+        self, cost: Cost, marginals: Marginals, epsilon: float, tau: tuple[float, float]
+    ) -> None:
+        self.tau = tau
         self.cost = cost
         self.epsilon = epsilon
         self.marginals = marginals
@@ -195,8 +215,8 @@ class _StreamedKernel:
         for last in _iterations(count, relaxation):
             step = 1.0 if last else relaxation
             row_sum, column_sum = self._sums(f, g, step)
-            f_next = f - step * self.epsilon * row_sum.to(f.dtype).log()
-            g_next = g - step * self.epsilon * column_sum.to(g.dtype).log()
+            f_next = self._next(f, row_sum, step, self.tau[0])
+            g_next = self._next(g, column_sum, step, self.tau[1])
             ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
             if not last:
                 f, g = f_next, g_next
@@ -204,15 +224,22 @@ class _StreamedKernel:
         check = checked(ok, g, g_next, self.marginals.b, self.epsilon)
         return Sweep(f_next, g, g_next, after if relaxation == 1 else Potentials(f, g), check)
 
+    def _next(self, potential: Tensor, sums: Tensor, step: float, tau: float) -> Tensor:
+        """Return a potential moved towards tau * softmin, given the sums of its kernel."""
+        moved = tau * self.epsilon * sums.to(potential.dtype).log() + (1 - tau) * potential
+        return potential - step * moved
+
     def _sums(self, f: Tensor, g: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """Return the row sums of E diag(b), and the column sums of E after the rows' step."""
+        pull = ((1 - self.tau[0]) / self.epsilon * f).to(self.cost.dtype)
         f, g = (part.to(self.cost.dtype) for part in self.marginals.mask(Potentials(f, g)))
         row_sum = torch.empty_like(self.a)
         column_sum = self.unused.b.clone()
         for rows in row_blocks(self.cost):
             kernel = exp_(self.cost.rows(rows).exponent(f[rows], g, self.epsilon))
             row_sum[rows] = torch.mv(kernel, self.b) + self.unused.a[rows]
-            column_sum.addmv_(kernel.T, self.a[rows] * row_sum[rows].pow(-step))
+            step_of_f = -step * (self.tau[0] * row_sum[rows].log() + pull[rows])
+            column_sum.addmv_(kernel.T, self.a[rows] * step_of_f.exp())
         return row_sum, column_sum
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,21 @@ import torch
 from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._gradient import Gradient, Problem, QuadraticValue
 from torchgw._plan import TransportPlan
+from torchgw._relaxation import Relaxation
+from torchgw._relaxed import (
+    RelaxedGradient,
+    Terms,
+    best_mass,
+    normalise,
+    quadratic_divergence,
+    relative_entropy,
+)
 from torchgw._schedule import Status
 from torchgw._sinkhorn import row_blocks
 from torchgw._solver import check_finite
-from torchgw._typing import Marginals
+from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Evaluation", "evaluate", "judge"]
+__all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
 
 # Multiple of the column error allowed at which a plan's own marginals contradict the iteration.
 _CONTRADICTION = 10
@@ -33,6 +43,8 @@ class Evaluation(NamedTuple):
     quadratic: QuadraticValue  # <L(P), P>
     linear: float  # <M, P>
     kl: float  # KL(P | a x b)
+    mass: float = 1.0
+    penalty: float = 0.0  # what relaxed marginals cost
 
 
 def evaluate(
@@ -49,6 +61,47 @@ def evaluate(
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
+
+
+def evaluate_relaxed(
+    gradient: RelaxedGradient,
+    plan: TransportPlan,
+    relaxation: Relaxation,
+    generator: torch.Generator,
+) -> tuple[TransportPlan, Evaluation]:
+    """Give a plan its best mass, and compute its numbers."""
+    epsilon, weights = plan.epsilon, plan.weights
+    normalised, (p, q), total = normalise(plan)
+    quadratic = gradient.evaluate(normalised, Marginals(p, q), generator)
+    kl, linear = _entropy_and_linear(normalised, gradient.problem, Marginals(p, q))
+    alpha = gradient.problem.alpha
+    source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
+    # the divergence of the normalised plan is to p x b
+    value = alpha * quadratic.value + (1 - alpha) * linear
+    terms = Terms(value, source, target, kl + source)
+    mass = best_mass(terms, relaxation, epsilon)
+    check_finite(mass, float(total), epsilon)
+    masses = Marginals(mass * p, mass * q)
+    shifted = Potentials(
+        plan.potentials.f + epsilon * (math.log(mass) - float(total.log())), plan.potentials.g
+    )
+    penalty = sum(
+        rho * quadratic_divergence(entropy, mass)
+        for rho, entropy in zip(relaxation.rho, (source, target), strict=True)
+        if math.isfinite(rho) and relaxation.mass is None
+    )
+    entropy = terms.whole + math.log(mass)
+    return plan.replaced(shifted, weights, masses), Evaluation(
+        masses,
+        relaxation.violation(masses, weights),
+        QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
+        mass**2 * linear,
+        mass * entropy
+        if relaxation.mass is not None
+        else quadratic_divergence(terms.whole, mass) / 2,
+        mass,
+        penalty,
+    )
 
 
 def judge(
@@ -72,6 +125,8 @@ def judge(
     value = alpha * found.quadratic.value
     if value < -slack:
         return Status.IMPLAUSIBLE
+    if isinstance(gradient, RelaxedGradient):
+        return status
     product = gradient.product
     if gradient.problem.linear is not None:
         mean = (1 - alpha) * _mean_linear(gradient.problem.linear, gradient.problem.marginals)
@@ -83,6 +138,8 @@ def judge(
 
 def squared_terms(gradient: Gradient) -> float:
     """Return alpha (a' DX^2 a + b' DY^2 b), the scale of what cancels in a value."""
+    if isinstance(gradient, RelaxedGradient):
+        gradient = gradient.base
     a, b = gradient.problem.marginals
     return float(a @ gradient.row + b @ gradient.column) / 2
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._relaxation import Relaxation
 
 __all__ = [
     "BackendName",
@@ -77,6 +78,7 @@ class Options:
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
     polish: bool = False
+    relaxation: Relaxation | None = None
     skip_tiles: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -110,6 +112,34 @@ class Options:
         if self.momentum > 1:
             raise InvalidInputError(
                 f"`momentum` is the share of anchors redrawn, in (0, 1]; got {self.momentum!r}."
+            )
+
+    def check_combination(self, *, linear: bool, differentiable: bool) -> None:
+        """Refuse what relaxed marginals do not combine with, with the reason."""
+        if self.relaxation is None:
+            return
+        relaxed = "`unbalanced`" if self.relaxation.mass is None else "`mass`"
+        if self.regularization == "proximal":
+            raise UnsupportedError(
+                f"regularization='proximal' keeps to the last plan, and {relaxed} would let its "
+                "mass follow the steps. Pass regularization='entropic'."
+            )
+        if self.polish:
+            raise UnsupportedError(
+                f"`polish=True` moves between plans with both marginals, which {relaxed} relaxes. "
+                "Pass polish=False."
+            )
+        if differentiable:
+            raise UnsupportedError(
+                f"`differentiable` knows strict marginals only, and {relaxed} relaxes them. Leave "
+                "one of them out."
+            )
+        if linear and self.relaxation.fixed_mass is None:
+            raise UnsupportedError(
+                "A linear cost (`M` or `features`) grows with the mass of a plan and the quadratic "
+                "cost with its square, so that they cannot share the normalised plans which "
+                "`unbalanced` iterates on. Make one side strict, (inf, rho), pass `mass`, or leave "
+                "the linear cost out."
             )
 
     @property

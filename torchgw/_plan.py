@@ -36,6 +36,8 @@ class TransportPlan:
     epsilon : float
     backend : Backend, optional
         What computes ``plan @ V``, partners and samples; PyTorch operations unless given.
+    masses : Marginals, optional
+        Row and column sums where they are not the weights, by which rows are drawn.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class TransportPlan:
         marginals: Marginals,
         epsilon: float,
         backend: Backend | None = None,
+        masses: Marginals | None = None,
     ) -> None:
+        self.masses = masses or marginals
         self.cost = cost
         self.potentials = potentials
         self.weights = marginals
@@ -77,7 +81,14 @@ class TransportPlan:
             Marginals(self.weights.b, self.weights.a),
             self.epsilon,
             self._backend.transposed(),
+            Marginals(self.masses.b, self.masses.a),
         )
+
+    def replaced(
+        self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
+    ) -> TransportPlan:
+        """Return the plan of other potentials and weights on the same cost."""
+        return TransportPlan(self.cost, potentials, weights, self.epsilon, self._backend, masses)
 
     def __repr__(self) -> str:
         """Say what the plan is without computing it."""
@@ -148,8 +159,7 @@ class TransportPlan:
         x, y = rounding_of(self, a, b)
         f, g = self.potentials
         # a row or column whose marginal is zero is scaled away as one of weight zero
-        scaled = TransportPlan(
-            self.cost,
+        scaled = self.replaced(
             Potentials(
                 f + self.epsilon * torch.where(x > 0, x, 1.0).log(),
                 g + self.epsilon * torch.where(y > 0, y, 1.0).log(),
@@ -157,8 +167,6 @@ class TransportPlan:
             Marginals(
                 torch.where(x > 0, self.weights.a, 0.0), torch.where(y > 0, self.weights.b, 0.0)
             ),
-            self.epsilon,
-            self._backend,
         )
         row, column = (
             (weight - mass).clamp_min(0.0)
@@ -187,13 +195,8 @@ class TransportPlan:
                 f"`points` must have shape ({self.shape[1]}, d), one row per target point; "
                 f"got {tuple(points.shape)}."
             )
-        conditional = TransportPlan(
-            self.cost,
-            self.potentials,
-            Marginals(torch.ones_like(self.weights.a), self.weights.b),
-            self.epsilon,
-            self._backend,
-        )
+        ones = torch.ones_like(self.weights.a)
+        conditional = self.replaced(self.potentials, Marginals(ones, self.weights.b))
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return product[:, :-1] / product[:, -1:]
 
@@ -242,7 +245,7 @@ class TransportPlan:
         generator : torch.Generator
             On the device of the plan.
         """
-        source = sample_categories(self.weights.a, count, generator)
+        source = sample_categories(self.masses.a, count, generator)
         target = self._backend.draw(
             self.cost, self.weights, self.potentials, self.epsilon, source, generator
         )

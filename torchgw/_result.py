@@ -79,7 +79,9 @@ class GWResult:
         else before the solve), then of the solve.
     log : dict
         "landmarks" (count, rank and estimated error of each side that has them),
-        value_standard_error, kl (KL of the plan to a x b), objective (value + epsilon * kl),
+        value_standard_error, kl (KL of the plan to a x b; with ``unbalanced`` half of that of the
+        product plans P x P, which is the same at mass one), mass, penalty (what ``unbalanced``
+        marginals cost), objective (value + penalty + epsilon * kl),
         outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn iterations but the
         last solve's), settle_iterations (the last solve's) and its limit inner_max_iter, n_anchors,
         polish_steps and polish_gap (``None`` without ``polish``),

@@ -19,7 +19,7 @@ from torchgw._dispatch import (
     store_cost,
     why_no_tiles,
 )
-from torchgw._evaluation import Evaluation, evaluate, judge
+from torchgw._evaluation import Evaluation, evaluate, evaluate_relaxed, judge
 from torchgw._features import spread as linear_spread
 from torchgw._gradient import (
     Coupling,
@@ -31,6 +31,7 @@ from torchgw._multistart import Search
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._polish import check_polish, polish
+from torchgw._relaxed import RelaxedCoupling, RelaxedGradient
 from torchgw._sampled_gradient import CostNoise, SampledGradient, distance_spread, make_gradient
 from torchgw._schedule import Annealing, Status
 from torchgw._solver import (
@@ -98,16 +99,21 @@ def solve_problem(
     name = choose_gradient(options.gradient, problem.source, problem.target)
     if options.polish:
         check_polish(problem.marginals, exact=name != "sampled")
+    relaxation = options.relaxation
+    unit = (relaxation and relaxation.mass) or 1.0
+    if unit < 1 and problem.linear is not None:
+        # the objective over the square of the mass, as a function of the normalised plan
+        problem = replace(problem, linear=problem.linear.scaled(torch.tensor(1 / unit)))
     precision, steps = choose_precision(options.precision, device, n * m)
     n_anchors = options.n_anchors or min(1024, max(256, 8 * math.isqrt(max(n, m))))
     spread = natural_scale(problem)
     # all points coincide on one side: every plan costs the same and any epsilon will do
     scale = spread or 1.0
     share = _AUTO_EPSILON[options.regularization]
-    target = share * scale if options.epsilon == "auto" else float(options.epsilon)
+    target = share * scale if options.epsilon == "auto" else float(options.epsilon) / unit
     proximal = options.regularization == "proximal"
     sample = None
-    if init is None and can_subsample(problem, name):
+    if init is None and relaxation is None and can_subsample(problem, name):
         sample = draw_subsample(problem, _COARSE_POINTS, generator)
     # proximal steps end at sharp plans, whatever their epsilon
     resolved = _AUTO_EPSILON["entropic"] * scale if proximal else target
@@ -123,7 +129,8 @@ def solve_problem(
     tiling = choose_tiling(options.skip_tiles, (n, m), device, reason)
 
     def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:
-        gradient = make_gradient(name, problem.to(dtype), n_anchors, options.momentum)
+        base = make_gradient(name, problem.to(dtype), n_anchors, options.momentum)
+        gradient = base if relaxation is None else RelaxedGradient(base)
         return Setting(
             gradient=gradient,
             marginals=problem.marginals,
@@ -136,6 +143,7 @@ def solve_problem(
             tol=tol,
             scale=scale,
             dtype=dtype,
+            relaxation=relaxation,
         )
 
     handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
@@ -171,25 +179,32 @@ def solve_problem(
         recorder.time("polish", clock)
 
     clock = perf_counter()
-    evaluation = evaluate(gradient, plan, epsilon, generator)
+    if isinstance(gradient, RelaxedGradient) and relaxation is not None:
+        plan, evaluation = evaluate_relaxed(gradient, plan, relaxation, generator)
+    else:
+        evaluation = evaluate(gradient, plan, epsilon, generator)
     # what the iteration believes is checked against the plan itself
     tolerance = inner_tolerance(setting, epsilon or target)
     constant = spread == 0 or min(n, m) == 1
     status = judge(status, evaluation, gradient, tolerance, constant=constant)
     recorder.time("evaluation", clock)
+    base, anchors = gradient, state.coupling
+    if isinstance(gradient, RelaxedGradient):
+        base, anchors = gradient.base, state.coupling.base
+    sampled = base if isinstance(base, SampledGradient) else None
     return Outcome(
         plan=plan,
         evaluation=evaluation,
         potentials=potentials,
-        epsilon=epsilon,
+        epsilon=epsilon * unit,
         polish_steps=polished.steps if polished else None,
         polish_gap=polished.gap if polished else None,
         status=status,
         gradient=name,
         backend=setting.backend.name,
         precision=precision,
-        n_anchors=gradient.n_anchors if isinstance(gradient, SampledGradient) else None,
-        noise=gradient.noise(state.coupling) if isinstance(gradient, SampledGradient) else None,
+        n_anchors=sampled.n_anchors if sampled else None,
+        noise=sampled.noise(anchors) if sampled else None,
         search=search,
         tiles=None if tiling is None else tiling.report(),
         recorder=recorder,
@@ -285,7 +300,9 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
         coupling = _perturb(gradient.start())
     else:
         coupling = gradient.update(guess.plan, None, setting.generator)
-    return LoopState(coupling, coupling, guess.potentials, guess.potentials)
+    # potentials of strict marginals are of little use to relaxed ones
+    potentials = guess.potentials if setting.relaxation is None else None
+    return LoopState(coupling, coupling, potentials, potentials)
 
 
 def _perturb(coupling: Coupling) -> Coupling:
@@ -293,6 +310,8 @@ def _perturb(coupling: Coupling) -> Coupling:
 
     The noise is always the same, so that exact solves do not depend on a seed.
     """
+    if isinstance(coupling, RelaxedCoupling):
+        return coupling._replace(base=_perturb(coupling.base))
     if not isinstance(coupling, torch.Tensor):
         return coupling
     generator = torch.Generator(device=coupling.device).manual_seed(0)

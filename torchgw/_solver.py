@@ -16,9 +16,12 @@ from torchgw._cost import Cost
 from torchgw._errors import NumericalError
 from torchgw._gradient import Coupling, Gradient
 from torchgw._options import Options
+from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
+from torchgw._relaxation import Relaxation
+from torchgw._relaxed import RelaxedGradient, RelaxedStep
 from torchgw._schedule import Annealing, MovingAverage, Status
-from torchgw._sinkhorn import Backend, sinkhorn
+from torchgw._sinkhorn import STRICT, Backend, SinkhornResult, sinkhorn
 from torchgw._step import PlainStep, Step, choose_step, dual_value
 from torchgw._typing import Marginals, Potentials
 
@@ -107,6 +110,7 @@ class Setting:
     tol: float  # change of the coupling and marginal error at which the loop ends
     scale: float  # natural scale of the cost
     dtype: torch.dtype  # of the exponents
+    relaxation: Relaxation | None = None  # of the marginals; the gradient is then a RelaxedGradient
 
     def rounding(self, epsilon: float) -> float:
         """Return the rounding of the exponents of the plan."""
@@ -146,12 +150,11 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         clock = perf_counter()
         cost = step.linearise(state.coupling)
         clock = recorder.time("cost", clock)
-        inner = sinkhorn(
+        inner = solve_linear(
+            setting,
             cost,
-            setting.marginals,
             state.start,
             epsilon,
-            backend=setting.backend,
             max_iter=min(options.inner_max_iter, budget),
             tol=_loop_tolerance(setting, change) if at_target else _ANNEALING_TOLERANCE,
         )
@@ -162,7 +165,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         coupling, share = latest, setting.anneal.share(iteration)
         if share < 1:
             coupling = gradient.mean(state.coupling, latest, share, setting.generator)
-        elif gradient.exact and at_target and change < _ACCELERATION_START:
+        elif isinstance(coupling, torch.Tensor) and at_target and change < _ACCELERATION_START:
             coupling = acceleration.next(state.coupling, coupling)
         start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
         state = LoopState(coupling, coupling if share == 1 else latest, inner.potentials, start)
@@ -183,8 +186,35 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     return state
 
 
+def solve_linear(
+    setting: Setting,
+    cost: Cost,
+    start: Potentials | None,
+    epsilon: float,
+    *,
+    max_iter: int,
+    tol: float,
+) -> SinkhornResult:
+    """Solve the linear problem at a cost, whatever its marginals have to be."""
+    relaxation, backend = setting.relaxation, setting.backend
+    marginals = setting.marginals
+    if relaxation is not None and relaxation.mass is not None:
+        return partial_sinkhorn(
+            cost, marginals, start, epsilon,
+            backend=backend, max_iter=max_iter, tol=tol, mass=relaxation.mass,
+        )  # fmt: skip
+    tau = STRICT if relaxation is None else relaxation.tau(epsilon)
+    return sinkhorn(
+        cost, marginals, start, epsilon, backend=backend, max_iter=max_iter, tol=tol, tau=tau
+    )
+
+
 def make_step(setting: Setting) -> Step:
     """Return how an iteration linearises and reads off its plan."""
+    if isinstance(setting.gradient, RelaxedGradient):
+        return RelaxedStep(
+            setting.gradient, setting.marginals, setting.backend, setting.generator, setting.store
+        )
     plain = PlainStep(
         setting.gradient, setting.marginals, setting.backend, setting.generator, setting.store
     )
@@ -200,12 +230,11 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
     clock = perf_counter()
     options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
     cost = setting.gradient.linearise(state.coupling).to(dtype)
-    inner = sinkhorn(
+    inner = solve_linear(
+        setting,
         cost.dense() if setting.store else cost,
-        setting.marginals,
         state.start,
         epsilon,
-        backend=setting.backend,
         max_iter=options.inner_max_iter,
         tol=inner_tolerance(setting, epsilon),
     )
@@ -228,7 +257,7 @@ def _reach_unused(
     Their conditional plans are then defined, so that they can be mapped like any other point.
     """
     a, b = setting.marginals
-    if bool((a > 0).all()) and bool((b > 0).all()):
+    if setting.relaxation is not None or (bool((a > 0).all()) and bool((b > 0).all())):
         return potentials
     f, g = potentials
     f_all = setting.backend.softmin(cost, setting.marginals.log_b, g, epsilon, axis=1)
@@ -243,9 +272,7 @@ def _next_budget(setting: Setting, budget: int, error: float, *, settled: bool) 
         return setting.options.inner_max_iter
     # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
     # go from one such plan to the next for ever
-    if error > _ANNEALING_TOLERANCE:
-        return 2 * budget
-    return _INNER_ITERATIONS[setting.store]
+    return 2 * budget if error > _ANNEALING_TOLERANCE else budget
 
 
 def _loop_tolerance(setting: Setting, change: float) -> float:

@@ -43,6 +43,9 @@ def first_guess(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
             "one of them."
         )
+    if options.relaxation is not None and init is None and options.n_init is None:
+        # the coarse starts are those of strict marginals
+        return PRODUCT, None
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
     if init is not None or options.n_init == 1 or trivial:
         return _read_init(init, problem.marginals), None

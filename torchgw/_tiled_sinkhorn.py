@@ -16,7 +16,7 @@ from torchgw._anchors import sample_categories
 from torchgw._coarse_correction import block_scaling
 from torchgw._cost import Cost, exp_
 from torchgw._eager_sinkhorn import EagerBackend, usable_sums
-from torchgw._sinkhorn import Sweep, Sweeper, checked
+from torchgw._sinkhorn import STRICT, Sweep, Sweeper, checked
 from torchgw._tiles import TileLists, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials
@@ -70,11 +70,18 @@ class TiledEagerBackend(EagerBackend):
         )
 
     def sweeper(
-        self, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
+        self,
+        cost: Cost,
+        marginals: Marginals,
+        start: Potentials,
+        epsilon: float,
+        *,
+        tau: tuple[float, float] = STRICT,
     ) -> Sweeper:
         """Return sweeps over the tiles that matter near ``start``."""
-        if not self.tiling.fits(cost):
-            return super().sweeper(cost, marginals, start, epsilon)
+        # two levels and the choice of tiles know strict marginals only
+        if tau != STRICT or not self.tiling.fits(cost):
+            return super().sweeper(cost, marginals, start, epsilon, tau=tau)
         return _TiledSweeper(self.tiling, cost, marginals, start, epsilon)
 
     def apply(

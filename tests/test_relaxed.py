@@ -1,0 +1,293 @@
+"""Unbalanced, semi-relaxed and partial problems: POT's answers, laws, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import reference
+import torch
+from problems import linear_problem, random_weights
+
+import torchgw
+from torchgw import InvalidInputError, UnsupportedError
+from torchgw._compiled_sinkhorn import CompiledBackend
+from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._partial import level
+from torchgw._sinkhorn import sinkhorn, softmin_sweep
+from torchgw._triton_sinkhorn import TritonBackend
+from torchgw._typing import Potentials
+
+INF = math.inf
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(30, 2))
+# most of X turned by a right angle, and a few points of its own
+Y = np.concatenate([X[:22] @ np.array([[0, 1], [-1, 0]]), RNG.normal(size=(6, 2)) + 4])
+UNIT = ot.dist(X, X, "euclidean").max()
+D_X, D_Y = (ot.dist(side, side, "euclidean") / UNIT for side in (X, Y))
+A, B = random_weights(30), random_weights(28, 1)
+GIVEN = {"D_X": D_X, "D_Y": D_Y, "a": A, "b": B}
+
+
+def divergence(masses, weights):
+    """KL(mu x mu | a x a), as the definition says."""
+    pairs, reference_pairs = np.outer(masses, masses), np.outer(weights, weights)
+    ratio = np.where(pairs > 0, pairs / reference_pairs, 1.0)
+    return float((pairs * np.log(ratio)).sum() - pairs.sum() + reference_pairs.sum())
+
+
+def objective(plan, rho, epsilon):
+    penalty = sum(
+        weight * divergence(mass, given)
+        for weight, mass, given in zip(rho, (plan.sum(1), plan.sum(0)), (A, B), strict=True)
+        if math.isfinite(weight)
+    )
+    entropy = divergence(plan.ravel(), np.outer(A, B).ravel())
+    return reference.gw_value(D_X, D_Y, plan) + penalty + epsilon / 2 * entropy
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, (0.2, 1.0)])
+def test_unbalanced_equals_pot(rho):
+    epsilon = 0.05
+    pair = rho if isinstance(rho, tuple) else (rho, rho)
+    expected, _ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        D_X, D_Y, A, B, reg_marginals=pair, epsilon=epsilon / 2, unbalanced_solver="sinkhorn_log",
+        max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
+    )  # fmt: skip
+    result = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, tol=1e-8, inner_tol=1e-10)
+    assert result.converged
+    plan = result.plan.numpy()
+    assert np.abs(plan - expected).sum() < 1e-5
+    assert 0.3 < plan.sum() < 0.99
+    assert result.log["mass"] == pytest.approx(plan.sum(), rel=1e-9)
+    assert result.value == pytest.approx(reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    assert result.log["objective"] == pytest.approx(objective(plan, pair, epsilon), rel=1e-9)
+    np.testing.assert_allclose(result.marginal_a.numpy(), plan.sum(1), atol=1e-12)
+    # the mass is the best one: no multiple of the plan costs less
+    for factor in (0.99, 1.01):
+        assert objective(factor * plan, pair, epsilon) > result.log["objective"]
+
+
+@pytest.mark.parametrize("rho", [1e6, (INF, 1e6)])
+def test_a_heavy_penalty_is_balanced(rho):
+    options = {"epsilon": 0.05, "tol": 1e-9, "inner_tol": 1e-11, "n_init": 1}
+    strict = torchgw.solve(**GIVEN, **options)
+    result = torchgw.solve(**GIVEN, unbalanced=rho, **options)
+    assert result.converged
+    assert float((result.plan - strict.plan).abs().sum()) < 1e-6
+    for name in ("marginal_a", "marginal_b"):
+        assert float((getattr(result, name) - getattr(strict, name)).abs().sum()) < 1e-6
+
+
+@pytest.mark.parametrize("rho", [(INF, 0), (0, INF), (INF, 0.1)])
+@pytest.mark.parametrize("gradient", ["dense", "sampled"])
+def test_strict_sides_are_strict_and_others_are_not(rho, gradient):
+    result = torchgw.solve(
+        **GIVEN, unbalanced=rho, epsilon=0.02, gradient=gradient, random_state=0, n_anchors=300
+    )
+    plan = result.plan.numpy()
+    errors = np.abs(plan.sum(1) - A).sum(), np.abs(plan.sum(0) - B).sum()
+    for side, weight in enumerate(rho):
+        if math.isinf(weight):
+            assert errors[side] < 1e-6
+        else:
+            assert errors[side] > 0.05
+    assert result.log["mass"] == 1
+    if gradient == "dense":
+        assert result.converged
+        assert result.log["objective"] == pytest.approx(objective(plan, rho, 0.02), rel=1e-8)
+        # stationary: the plan solves the linear problem at its own cost
+        cost = 2 * reference.gw_cost(D_X, D_Y, plan)
+        if rho == (INF, 0):
+            kernel = B * np.exp((cost.min(1)[:, None] - cost) / 0.02)
+            fixed = A[:, None] * kernel / kernel.sum(1)[:, None]
+            assert np.abs(plan - fixed).sum() < 1e-3
+
+
+def test_semi_relaxed_is_near_pot():
+    """POT's solver has no entropy at the end: ours costs little more at a small epsilon."""
+    exact = ot.gromov.semirelaxed_gromov_wasserstein(D_X, D_Y, A)
+    ours = torchgw.solve(**GIVEN, unbalanced=(INF, 0), epsilon=5e-4)
+    balanced = torchgw.solve(**GIVEN, epsilon=0.005)
+    assert ours.value < 1.5 * reference.gw_value(D_X, D_Y, exact)
+    assert ours.value < 0.2 * balanced.value
+
+
+@pytest.mark.parametrize("mass", [0.167, 0.5, 0.8])
+def test_partial_moves_its_mass(mass):
+    result = torchgw.solve(**GIVEN, mass=mass, epsilon=0.01)
+    assert result.converged
+    plan = result.plan.numpy()
+    assert plan.sum() == pytest.approx(mass, abs=1e-6)
+    assert result.log["mass"] == mass
+    for moved, weight in ((plan.sum(1), A), (plan.sum(0), B)):
+        assert (moved - weight).max() < 1e-6
+    assert result.epsilon == pytest.approx(0.01)
+    assert result.value == pytest.approx(reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    kl = float((plan * np.log(np.maximum(plan, 1e-300) / np.outer(A, B))).sum())
+    assert result.log["objective"] == pytest.approx(result.value + 0.01 * kl, rel=1e-6)
+
+
+def test_partial_equals_pot():
+    given = {"D_X": D_X, "D_Y": D_Y}
+    expected = ot.gromov.entropic_partial_gromov_wasserstein(
+        D_X, D_Y, reg=0.01, m=0.167, numItermax=2000, tol=1e-9
+    )
+    result = torchgw.solve(**given, mass=0.167, epsilon=0.01, tol=1e-7)
+    # POT's plan has no reference measure, which for uniform weights is a constant
+    assert np.abs(result.plan.numpy() - expected).sum() < 1e-4
+
+
+def test_partial_finds_the_common_part():
+    """The part of Y that is a turned copy of X is matched, the points of its own are not."""
+    result = torchgw.solve(D_X=D_X, D_Y=D_Y, mass=0.6, epsilon=1e-3)
+    assert result.value < 1e-3
+    assert float(result.marginal_b[22:].sum()) < 0.02
+
+
+@pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}])
+def test_gradients_storages_and_precisions_agree(options):
+    given = {"X": X, "Y": Y, "distances": "sqeuclidean", "epsilon": 0.05, "tol": 1e-8} | options
+    given |= {"inner_tol": 1e-9, "a": A, "b": B}
+    dense = torchgw.solve(gradient="dense", **given)
+    assert dense.converged
+    for other, tolerance in (
+        ({"gradient": "factored"}, 1e-6),
+        ({"gradient": "factored", "storage": "streamed"}, 1e-6),
+        ({"gradient": "factored", "precision": "mixed"}, 1e-4),
+        ({"gradient": "dense", "precision": "float32", "tol": 1e-5}, 1e-2),
+    ):
+        result = torchgw.solve(**{**given, **other})
+        assert float((result.plan - dense.plan).abs().sum()) < tolerance
+        assert result.value == pytest.approx(dense.value, rel=10 * tolerance)
+    sampled = torchgw.solve(gradient="sampled", n_anchors=2000, random_state=0, **given)
+    error = sampled.log["value_standard_error"]
+    assert sampled.log["objective"] == pytest.approx(
+        dense.log["objective"], abs=6 * error + 0.1 * abs(dense.log["objective"])
+    )
+    # rows are drawn by what they carry
+    drawn = sampled.lazy_plan.sample(20_000, torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn.source, minlength=30) / 20_000
+    carried = sampled.marginal_a / sampled.marginal_a.sum()
+    assert float((share - carried).abs().max()) < 5 * 0.5 / 20_000**0.5
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("tau", [(0.7, 0.9), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("relaxation", [1.0, 1.4])
+@pytest.mark.parametrize(
+    "backend",
+    [EagerBackend, pytest.param(CompiledBackend, marks=pytest.mark.slow), TritonBackend],
+)
+def test_relaxed_sweeps_equal_their_softmins(kind, tau, relaxation, backend):
+    device = torch.device("cpu")
+    if backend is not EagerBackend and (reason := backend.why_not(device, torch.float64)):
+        pytest.skip(reason)
+    problem = linear_problem(20, 26, 3, zero_weights=True)
+    cost, ways = problem.cost(kind), backend()
+    f = tau[0] * ways.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
+    start = Potentials(f, problem.potentials.g)
+    expected = softmin_sweep(
+        EagerBackend(), cost, problem.marginals, start, 1.0, 4, relaxation, tau
+    )
+    got = ways.sweeper(cost, problem.marginals, start, 1.0, tau=tau)(start, 4, relaxation)
+    a, b = problem.marginals
+    for mine, other, weight in (
+        (got.f, expected.f, a),
+        (got.g, expected.g, b),
+        (got.g_next, expected.g_next, b),
+    ):
+        used = weight > 0
+        torch.testing.assert_close(mine[used], other[used], atol=1e-11, rtol=0)
+
+
+def test_relaxed_sinkhorn_solves_the_relaxed_problem():
+    """Stationarity: epsilon log P / (a x b) + rho log of the marginals' densities = -C."""
+    problem = linear_problem(12, 9, 2)
+    cost, epsilon, rho = problem.dense, 0.5, (0.8, 2.0)
+    tau = tuple(weight / (weight + epsilon) for weight in rho)
+    result = sinkhorn(
+        cost, problem.marginals, None, epsilon, backend=EagerBackend(), max_iter=3000, tol=1e-13,
+        tau=tau,
+    )  # fmt: skip
+    assert result.converged
+    a, b = (weight.numpy() for weight in problem.marginals)
+    plan = reference.plan(
+        cost.matrix.numpy(), a, b, *(part.numpy() for part in result.potentials), epsilon
+    )
+    slope = epsilon * np.log(plan / np.outer(a, b)) + cost.matrix.numpy()
+    slope += rho[0] * np.log(plan.sum(1) / a)[:, None] + rho[1] * np.log(plan.sum(0) / b)
+    # the same everywhere: a constant is the mass, which the outer problem chooses
+    assert np.ptp(slope) < 1e-9
+
+
+@pytest.mark.parametrize("mass", [0.02, 0.5, 0.97])
+def test_level_fills_to_the_mass(mass):
+    generator = torch.Generator().manual_seed(1)
+    softmin = torch.randn(50, generator=generator, dtype=torch.float64) * 3
+    weight = torch.rand(50, generator=generator, dtype=torch.float64)
+    weight[7] = 0
+    weight /= weight.sum()
+    height = level(softmin, weight, mass, 0.3)
+    filled = weight * ((height - softmin) / 0.3).exp().clamp_max(1.0)
+    assert float(filled.sum()) == pytest.approx(mass, rel=1e-12)
+
+
+def test_bad_values_are_refused():
+    for options, message in (
+        ({"mass": 0}, "`mass`"),
+        ({"mass": 1.2}, "`mass`"),
+        ({"mass": True}, "`mass`"),
+        ({"mass": float("nan")}, "`mass`"),
+        ({"unbalanced": -1}, "`unbalanced`"),
+        ({"unbalanced": (1, 2, 3)}, "`unbalanced`"),
+        ({"unbalanced": "kl"}, "`unbalanced`"),
+        ({"unbalanced": 0}, "nothing would hold any mass"),
+        ({"unbalanced": 1.0, "mass": 0.5}, "Pass one of them"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            torchgw.solve(**GIVEN, **options)
+
+
+def test_combinations_are_refused_with_the_reason():
+    linear = np.ones((30, 28))
+    for options, message in (
+        ({"mass": 0.5, "regularization": "proximal"}, "entropic"),
+        ({"unbalanced": 1.0, "polish": True}, "polish=False"),
+        ({"unbalanced": 1.0, "M": linear}, "strict"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            torchgw.solve(**GIVEN, **options)
+
+
+def test_strict_values_mean_balanced():
+    strict = torchgw.solve(**GIVEN, epsilon=0.05)
+    for options in ({"mass": 1.0}, {"unbalanced": INF}, {"unbalanced": (INF, INF)}):
+        assert torch.equal(torchgw.solve(**GIVEN, epsilon=0.05, **options).plan, strict.plan)
+
+
+@pytest.mark.parametrize("options", [{"mass": 0.4}, {"unbalanced": (INF, 0.2)}])
+def test_a_linear_cost_where_the_mass_is_fixed(options):
+    """At alpha near zero the linear cost decides; its value is that of the plan."""
+    linear = np.random.default_rng(2).uniform(size=(30, 28))
+    result = torchgw.solve(**GIVEN, M=linear, alpha=0.3, epsilon=0.02, **options)
+    plan = result.plan.numpy()
+    assert result.value_linear == pytest.approx(0.7 * (linear * plan).sum(), rel=1e-9)
+    assert result.value_quad == pytest.approx(0.3 * reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    assert result.value_linear < 0.7 * plan.sum() * 0.3
+
+
+def test_zero_weights_and_an_init():
+    a = A.copy()
+    a[3] = 0
+    a /= a.sum()
+    given = {"D_X": D_X, "D_Y": D_Y, "a": a, "b": B, "epsilon": 0.02}
+    for options in ({"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}):
+        result = torchgw.solve(**given, **options)
+        assert bool(torch.isfinite(result.plan).all())
+        assert float(result.plan[3].sum()) == 0
+        again = torchgw.solve(**given, **options, init=result)
+        assert again.n_iters < result.n_iters
+        assert again.value == pytest.approx(result.value, rel=1e-3)

@@ -1,0 +1,89 @@
+"""Which marginals a plan must have: strict, held by a penalty, free, or bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from torchgw._errors import InvalidInputError
+from torchgw._typing import Marginals
+
+__all__ = ["Relaxation", "check_relaxation"]
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Which marginals a plan must have.
+
+    Attributes
+    ----------
+    rho : tuple of float
+        Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict
+        marginal, zero a free one; both are strict in a partial problem, up to ``mass``.
+    mass : float or None
+        Exactly what a partial plan moves, with P1 <= a and P'1 <= b.
+    """
+
+    rho: tuple[float, float] = (math.inf, math.inf)
+    mass: float | None = None
+
+    @property
+    def fixed_mass(self) -> float | None:
+        """Mass of every plan, or ``None`` where it is part of the answer."""
+        if self.mass is not None:
+            return self.mass
+        return 1.0 if math.inf in self.rho else None
+
+    def tau(self, epsilon: float) -> tuple[float, float]:
+        """Return the factors of the half-steps, 2 rho / (2 rho + epsilon)."""
+        source, target = (
+            1.0 if math.isinf(rho) else 2 * rho / (2 * rho + epsilon) for rho in self.rho
+        )
+        return source, target
+
+    def violation(self, masses: Marginals, weights: Marginals) -> float:
+        """Return by how much masses break what is strict, the larger L1 distance of both sides."""
+        over = [mass - weight for mass, weight in zip(masses, weights, strict=True)]
+        if self.mass is not None:
+            return max(float(part.clamp_min(0).sum()) for part in over)
+        return max(
+            float(part.abs().sum()) if math.isinf(rho) else 0.0
+            for part, rho in zip(over, self.rho, strict=True)
+        )
+
+
+def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
+    """Return what ``unbalanced`` and ``mass`` ask for; ``None`` for strict marginals."""
+    if mass is not None:
+        if unbalanced is not None:
+            raise InvalidInputError(
+                "`unbalanced` relaxes marginals by a penalty and `mass` by a bound. Pass one of "
+                "them."
+            )
+        if not _is_number(mass) or not 0 < mass <= 1:
+            raise InvalidInputError(
+                "`mass` is the share of the mass that a partial plan moves, in (0, 1]; got "
+                f"{mass!r}."
+            )
+        return Relaxation(mass=float(mass)) if mass < 1 else None
+    if unbalanced is None:
+        return None
+    pair = tuple(unbalanced) if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
+    if len(pair) != 2 or not all(_is_number(rho) and rho >= 0 for rho in pair):
+        raise InvalidInputError(
+            "`unbalanced` must be None, one weight rho of the marginals' divergence, or a pair "
+            f"(rho_a, rho_b) of weights between 0 (free) and inf (strict); got {unbalanced!r}."
+        )
+    if pair == (0, 0):
+        raise InvalidInputError(
+            "`unbalanced=0` frees both marginals, and nothing would hold any mass. Make one side "
+            "positive, as in (inf, 0)."
+        )
+    rho = float(pair[0]), float(pair[1])
+    return None if rho == (math.inf, math.inf) else Relaxation(rho)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
