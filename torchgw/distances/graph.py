@@ -13,13 +13,7 @@ from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError
-from torchgw.distances.edges import (
-    Edges,
-    components,
-    from_csr,
-    symmetric_edges,
-    with_edges,
-)
+from torchgw.distances.edges import Edges, components, from_csr, symmetric_edges, with_edges
 from torchgw.distances.geodesics import Geodesics, largest_path
 from torchgw.distances.leaves import split
 from torchgw.distances.neighbours import nearest_others
