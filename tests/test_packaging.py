@@ -85,7 +85,7 @@ LAYERS = {
     },
     5: {"_api", "_barycenter", "_embedding", "_solve_low_rank", "_batched", "_distributed"},
     6: {""},
-    7: {"sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
+    7: {"pot", "sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
 }
 
 
