@@ -29,7 +29,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 __all__ = ["BarycenterResult", "barycenter"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BarycenterResult:
     """Outcome of :func:`torchgw.barycenter`.
 
@@ -63,6 +63,14 @@ class BarycenterResult:
     def value(self) -> float:
         """Weighted mean of the objectives."""
         return self.history[-1]
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        ended = "converged" if self.converged else "not converged"
+        return (
+            f"BarycenterResult({self.distances.n} points, {len(self.results)} spaces, "
+            f"value={self.value:.6g}, {ended} after {len(self.history)} rounds)"
+        )
 
     @property
     def D(self) -> Tensor:  # noqa: N802 - the name of the field

@@ -60,6 +60,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
         precision: Precision = "auto",
         storage: Storage = "auto",
+        cache: Any = None,
         random_state: int | torch.Generator | None = None,
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
@@ -90,6 +91,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.dtype = dtype
         self.precision = precision
         self.storage = storage
+        self.cache = cache
         self.random_state = random_state
         self.cache = cache
         self.callback = callback
