@@ -150,6 +150,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--disconnected", help="stitch or fill")
     add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
+    add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--storage", help="auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
     add("--tol", type=float, help="tolerance of the outer iterations")
