@@ -18,7 +18,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._gradient import Coupling, Gradient, QuadraticValue
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._relaxation import Relaxation
-from torchgw._sampled_gradient import moments
+from torchgw._sampled_gradient import SampledGradient, moments
 from torchgw._sinkhorn import Backend
 from torchgw._step import Updated
 from torchgw._typing import Marginals, Potentials
@@ -68,16 +68,18 @@ class RelaxedGradient:
 
     def linearise(self, coupling: RelaxedCoupling) -> Cost:
         """Return the whole cost at a normalised plan, less its mean."""
-        problem = self.problem
-        row, column = (
-            2 * problem.alpha * moments(side, mass)[1]
-            for side, mass in zip(
-                (problem.source, problem.target), coupling.masses, strict=True
-            )
-        )  # fmt: skip
+        problem, base = self.problem, self.base
+        source, target = (
+            moments(side, mass)
+            for side, mass in zip((problem.source, problem.target), coupling.masses, strict=True)
+        )
+        if isinstance(base, SampledGradient):
+            # what its anchors are compared with
+            base = base.with_means((source[0], target[0]))
+        row, column = 2 * problem.alpha * source[1], 2 * problem.alpha * target[1]
         p, q = (mass.to(problem.dtype) for mass in coupling.masses)
         row, column = row - p @ row, column - q @ column
-        cost = self.base.linearise(coupling.base)
+        cost = base.linearise(coupling.base)
         if isinstance(cost, DenseCost):
             mean = p @ (cost.matrix @ q)
             return DenseCost(cost.matrix + (row - mean)[:, None] + column)

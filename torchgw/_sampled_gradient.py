@@ -124,6 +124,12 @@ class SampledGradient:
         other.n_anchors = count
         return other
 
+    def with_means(self, means: tuple[Tensor, Tensor]) -> SampledGradient:
+        """Return the same gradient for plans of other marginals, DX p and DY q."""
+        other = copy.copy(self)
+        other._means = means
+        return other
+
     def mean(
         self, coupling: Anchors | None, latest: Anchors, share: float, generator: torch.Generator
     ) -> Anchors:

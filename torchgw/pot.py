@@ -15,13 +15,15 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._inputs import to_tensor
+from torchgw._options import Regularization
 from torchgw._result import GWResult
 from torchgw._schedule import Status
 
 __all__ = ["OTResult", "solve_gromov"]
 
-# Tolerance of the plan where POT's default, 1e-9 of the objective, was left.
-_TOLERANCE = 1e-7
+# Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
+# a plan for ever and settle more slowly.
+_TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def solve_gromov(
     plan_init : array-like, shape (n, m), optional
         Plan to start from; by default a multi-start of coarse problems, not the product plan alone.
     tol : float, optional
-        Relative change of the plan; 1e-7 by default.
+        Relative change of the plan; 1e-7 by default, or 1e-5 for proximal steps.
     verbose : bool
 
     Returns
@@ -152,6 +154,7 @@ def solve_gromov(
         raise UnsupportedError(
             "`alpha=0` without `reg` is a linear program: use ot.solve(M, a, b). Or pass `reg`."
         )
+    regularization: Regularization = "proximal" if exact or method == "PPA" else "entropic"
     result = solve(
         D_X=Ca,
         D_Y=Cb,
@@ -160,12 +163,12 @@ def solve_gromov(
         b=b,
         alpha=None if M is None else alpha,
         epsilon=reg if reg else "auto",
-        regularization="proximal" if exact or method == "PPA" else "entropic",
+        regularization=regularization,
         polish=exact,
         scale=None,
         init=plan_init,
         max_iter=500 if max_iter is None else max_iter,
-        tol=_TOLERANCE if tol is None else tol,
+        tol=_TOLERANCE[regularization] if tol is None else tol,
         inner_tol=1e-9,
         precision="float64",
         random_state=0,

@@ -37,6 +37,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         *,
         distances: Any = "auto",
         alpha: float | None = None,
+        unbalanced: float | tuple[float, float] | None = None,
+        mass: float | None = None,
         n_neighbors: int | None = None,
         n_landmarks: int | None = None,
         disconnected: Literal["stitch", "fill"] = "stitch",
@@ -60,7 +62,6 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
         precision: Precision = "auto",
         storage: Storage = "auto",
-        cache: Any = None,
         random_state: int | torch.Generator | None = None,
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
@@ -68,6 +69,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.distances = distances
         self.alpha = alpha
+        self.unbalanced = unbalanced
+        self.mass = mass
         self.n_neighbors = n_neighbors
         self.n_landmarks = n_landmarks
         self.disconnected = disconnected
@@ -93,7 +96,6 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.storage = storage
         self.cache = cache
         self.random_state = random_state
-        self.cache = cache
         self.callback = callback
         self.verbose = verbose
 
