@@ -9,7 +9,7 @@ from problems import isometric_copy, random_weights
 from scipy.sparse import csr_matrix
 
 import torchgw
-from torchgw import _solver
+from torchgw import _capture, _solver
 from torchgw._anchors import Anchors
 from torchgw._capture import clone
 from torchgw._cost import DenseCost
@@ -75,6 +75,32 @@ def test_epsilon_is_a_unit(name, store):
 def test_a_cpu_and_another_backend_are_not_captured():
     plain = make_step("dense", "cpu")
     assert choose_step(plain, (40, 37)) is plain
+
+
+def test_captured_follows_its_arguments(monkeypatch):
+    """With a graph that calls the function again, in place of CUDA's."""
+
+    class Graph:
+        def __init__(self, record):
+            self.replay = record
+
+    monkeypatch.setattr(_capture, "capture", lambda record, *args, **kwargs: Graph(record))
+    called = []
+
+    def function(x, pair):
+        called.append(x)
+        return x + pair.source.sum()
+
+    captured = _capture.Captured(function, (None, None, None), None, in_place=1)
+    pair = Anchors(torch.ones(2), torch.zeros(2))
+    place = torch.zeros(3)
+    for number, x in enumerate([torch.zeros(3), place, place, torch.ones(3), torch.ones(4)]):
+        shifted = Anchors(pair.source + number, pair.target)
+        assert torch.equal(captured(x, shifted), x + shifted.source.sum())
+    # the second call's is read where it lies, a later one is copied there; another shape is called
+    assert called[1] is called[2] is called[3] is place
+    assert torch.equal(place, torch.ones(3))
+    assert called[4].shape == (4,)
 
 
 def run(step, plain, count=6):

@@ -69,7 +69,8 @@ def capture(
 class Captured:
     """A function of tensors that is replayed from its second call on.
 
-    The shapes are those of the first call. What it returns is overwritten by the next call.
+    The shapes are those of the second call; with others the function is called. What it returns is
+    overwritten by the next call.
 
     Parameters
     ----------
@@ -112,10 +113,16 @@ class Captured:
             stream, pool, _ = self._memory
             self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
         else:
-            for kept, argument in zip(self._arguments, arguments, strict=True):
-                for ours, given in zip(_tensors(kept), _tensors(argument), strict=True):
-                    if ours is not given:
-                        ours.copy_(given)
+            pairs = [
+                pair
+                for kept, argument in zip(self._arguments, arguments, strict=True)
+                for pair in zip(_tensors(kept), _tensors(argument), strict=True)
+            ]
+            if any(ours.shape != given.shape for ours, given in pairs):
+                return self._function(*arguments)
+            for ours, given in pairs:
+                if ours is not given:
+                    ours.copy_(given)
         self._graph.replay()
         return self._result
 
@@ -135,7 +142,10 @@ def _tensors(item: Any) -> tuple[Tensor, ...]:
 
 
 class _Idle:
-    """Memory that waits for the next solve; the key names the stream, on which use follows use."""
+    """Memory that waits for the next solve; the key names the stream, on which use follows use.
+
+    It is kept until the process ends: as much as the largest solve needed, once for each thread.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[Hashable, GraphMemory]] = []
