@@ -23,7 +23,7 @@ from torchgw._features import feature_cost
 from torchgw._gradient import Coupling, Problem
 from torchgw._inputs import check_linear_cost, check_points
 from torchgw._plan import TransportPlan
-from torchgw._sampled_gradient import moments, quadrature
+from torchgw._sampled_gradient import MeanDistances
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import CrossDistance, Space, factor_reference, factor_rows
 
@@ -44,12 +44,15 @@ class Side:
     reference : Tensor of shape (s,) or None
         If the coupling is in the factors of the provider rather than in its points: the points
         whose distances determine the factors of a new one.
+    mean : MeanDistances or None
+        If the coupling is anchors: what their cost is centred by.
     """
 
     name: str
     space: Space
     provider: DistanceProvider | None
     reference: Tensor | None
+    mean: MeanDistances | None = None
 
     @property
     def encoded(self) -> bool:
@@ -126,15 +129,18 @@ class Extension:
     ) -> Extension:
         """Return the extension of a solved problem."""
         providers = problem.source, problem.target
-        factored = gradient == "factored"
+        factored, sampled = gradient == "factored", isinstance(coupling, Anchors)
         sides = [
             Side(
                 name,
                 space,
                 provider,
                 factor_reference(provider) if factored and provider.factors() is not None else None,
+                MeanDistances.of(provider, weights) if sampled else None,
             )
-            for name, space, provider in zip("XY", spaces, providers, strict=True)
+            for name, space, provider, weights in zip(
+                "XY", spaces, providers, problem.marginals, strict=True
+            )
         ]
         if factored and not isinstance(coupling, Anchors):
             sizes = [_size(side) for side in sides]
@@ -215,7 +221,7 @@ class Extension:
     def map(self, plan: TransportPlan, new: NewPoints, values: Tensor) -> Tensor:
         """Return the plan-weighted mean of ``values``, shape (m, c), at each new point, (q, c)."""
         plan = self.unpolished or plan
-        cost_of, width = self._cost_function(plan)
+        cost_of, width = self._cost_function()
         cross = new.distances
         step = cross.block_size(width)
         mapped = []
@@ -228,11 +234,11 @@ class Extension:
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
 
-    def _cost_function(self, plan: TransportPlan) -> tuple[Any, int]:
+    def _cost_function(self) -> tuple[Any, int]:
         """Return a function from a block of new points to its cost, and distances read of each."""
         source, target, coupling = self.source, self.target.distances, self.coupling
         if isinstance(coupling, Anchors):
-            return self._sampled_cost_function(plan, coupling)
+            return self._sampled_cost_function(coupling)
         weight = 4 * self.alpha
         index: Tensor | None
         turn: Tensor | float
@@ -270,13 +276,15 @@ class Extension:
 
         return factored, width
 
-    def _sampled_cost_function(self, plan: TransportPlan, anchors: Anchors) -> tuple[Any, int]:
+    def _sampled_cost_function(self, anchors: Anchors) -> tuple[Any, int]:
         """Return the same from anchors: the cost of a sampled gradient, with its mean distances."""
         weight, count = 4 * self.alpha, len(anchors.source)
         source, target = self.source.distances, self.target.distances
-        nodes, mass = quadrature(source, plan.weights.a)
+        assert self.source.mean is not None
+        assert self.target.mean is not None
+        nodes, mass, _ = self.source.mean
         index = None if nodes is None else torch.cat([anchors.source, nodes])
-        mean = moments(target, plan.weights.b)[0][:, None]
+        mean = self.target.mean.values[:, None]
         right = torch.cat([target.columns(anchors.target) - mean, mean], dim=1).double()
 
         def cost(cross: CrossDistance, block: slice) -> Cost:

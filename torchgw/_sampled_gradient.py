@@ -27,6 +27,7 @@ from torchgw.distances.base import DistanceProvider
 
 __all__ = [
     "CostNoise",
+    "MeanDistances",
     "SampledGradient",
     "distance_spread",
     "make_gradient",
@@ -189,6 +190,19 @@ def moments(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor, Tensor
         return provider.apply(mass[:, None])[:, 0], provider.mean_square(mass)
     columns = provider.columns(nodes)
     return columns @ mass, columns.square() @ mass
+
+
+class MeanDistances(NamedTuple):
+    """The mean distances that a sampled cost has for control variates, and how they were found."""
+
+    nodes: Tensor | None  # points summed over; None is all of them
+    mass: Tensor
+    values: Tensor  # (n,) mean distance of each point
+
+    @classmethod
+    def of(cls, provider: DistanceProvider, weights: Tensor) -> MeanDistances:
+        """Return those of a provider."""
+        return cls(*quadrature(provider, weights), moments(provider, weights)[0])
 
 
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:

@@ -27,6 +27,7 @@ from torchgw._errors import InvalidInputError, TorchGWWarning
 from torchgw._extension import Extension, Side
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
+from torchgw._sampled_gradient import MeanDistances
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
 from torchgw._sparse_plan import SparsePlan
@@ -51,7 +52,7 @@ _MISSING_MASS = 1e-6
 _RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Anchors, DenseCost, FactoredCost, Iteration, Marginals, Potentials, Space,
+        Anchors, DenseCost, FactoredCost, Iteration, Marginals, MeanDistances, Potentials, Space,
     )
 }  # fmt: skip
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
@@ -185,7 +186,8 @@ def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
         space, stored = side.space, {"dtype": str(provider.dtype)}
     elif provider.factors() is None and (provider.matrix() is None or not dense):
         stored = None
-    return {"name": side.name, "space": space, "provider": stored, "reference": side.reference}
+    parts = {"name": side.name, "space": space, "provider": stored, "reference": side.reference}
+    return {**parts, "mean": side.mean}
 
 
 def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
@@ -208,7 +210,7 @@ def _build_side(parts: dict[str, Any]) -> Side:
         where = made.device if space.points is None else space.points.device
         made = made if space.scale == 1 else ScaledDistance(made, space.scale)
         provider = made.to(where, dtype)
-    return Side(parts["name"], space, provider, parts["reference"])
+    return Side(parts["name"], space, provider, parts["reference"], parts["mean"])
 
 
 def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
