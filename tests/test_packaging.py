@@ -83,7 +83,15 @@ LAYERS = {
         "_unrolled",
         "_autograd",
     },
-    5: {"_api", "_barycenter", "_embedding", "_solve_low_rank", "_batched", "_distributed"},
+    5: {
+        "_api",
+        "_barycenter",
+        "_embedding",
+        "_sampled_gw",
+        "_solve_low_rank",
+        "_batched",
+        "_distributed",
+    },
     6: {""},
     7: {"pot", "sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
 }

@@ -1,0 +1,95 @@
+"""``torchgw.sampled_gw`` is ``torchgw.solve`` under other names."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from problems import isometric_copy
+
+import torchgw
+
+X, Y, MATCH = isometric_copy(40, noise=0.05)
+LINEAR = np.random.default_rng(0).uniform(size=(40, 40))
+NAMES = (
+    "X_source X_target distance_mode M alpha fgw_alpha epsilon k n_landmarks s_shared semi_relaxed "
+    "rho differentiable multiscale lambda_ema_beta mixed_precision log"
+)
+
+
+def test_names_are_those_of_the_design():
+    assert set(NAMES.split()) <= set(inspect.signature(torchgw.sampled_gw).parameters)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            {"distance_mode": "euclidean", "M": 60, "alpha": 0.8, "epsilon": 0.1},
+            {"distances": "euclidean", "n_anchors": 60, "momentum": 0.8, "epsilon": 0.1},
+        ),
+        (
+            {"k": 6, "M": 60, "epsilon": 0.1, "mixed_precision": True, "log": True},
+            {
+                "distances": "dijkstra", "n_neighbors": 6, "n_anchors": 60, "epsilon": 0.1,
+                "precision": "mixed",
+            },
+        ),
+        (
+            {"distance_mode": "landmark", "n_landmarks": 20, "M": 60, "epsilon": 0.1},
+            {"distances": "landmark", "n_landmarks": 20, "n_anchors": 60, "epsilon": 0.1},
+        ),
+        (
+            {
+                "distance_mode": "euclidean", "M": 60, "epsilon": 0.1, "C_linear": LINEAR,
+                "fgw_alpha": 0.3,
+            },
+            {"distances": "euclidean", "n_anchors": 60, "epsilon": 0.1, "M": LINEAR, "alpha": 0.7},
+        ),
+    ],
+)  # fmt: skip
+def test_each_name_means_what_its_documentation_says(theirs, ours):
+    by_names = torchgw.sampled_gw(X, Y, random_state=0, **theirs)
+    by_solve = torchgw.solve(X, Y, gradient="sampled", random_state=0, **ours)
+    assert isinstance(by_names, torchgw.GWResult)
+    assert torch.equal(by_names.plan, by_solve.plan)
+
+
+def test_weights_at_both_ends_of_the_range():
+    """Nothing is divided by alpha or 1 - alpha."""
+    options = {"distance_mode": "euclidean", "M": 60, "epsilon": 0.2, "random_state": 0}
+    pure = torchgw.sampled_gw(X, Y, C_linear=LINEAR, fgw_alpha=0, **options)
+    linear = torchgw.sampled_gw(X, Y, C_linear=LINEAR, fgw_alpha=1, **options)
+    assert pure.value_linear == 0
+    assert pure.value_quad > 0
+    assert linear.value_quad == 0
+    assert linear.value == pytest.approx(float((linear.plan.numpy() * LINEAR).sum()), rel=1e-6)
+
+
+def test_loss_has_gradients():
+    x = torch.from_numpy(X).requires_grad_()
+    result = torchgw.sampled_gw(
+        x, Y, distance_mode="euclidean", M=100, epsilon=2.0, differentiable=True, random_state=0
+    )
+    result.loss.backward()
+    assert x.grad.norm() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"s_shared": 10}, torchgw.UnsupportedError, "s_shared"),
+        ({"lambda_ema_beta": 0.5}, torchgw.UnsupportedError, "fixed unit"),
+        ({"semi_relaxed": True}, torchgw.UnsupportedError, "semi_relaxed"),
+        ({"rho": 1.0}, torchgw.UnsupportedError, "rho"),
+        ({"multiscale": False}, torchgw.UnsupportedError, "subsample"),
+        ({"fgw_alpha": 0.5}, torchgw.InvalidInputError, "C_linear"),
+        ({"fgw_alpha": 1.5, "C_linear": LINEAR}, torchgw.InvalidInputError, "fgw_alpha"),
+        ({"n_neighbors": 5}, torchgw.InvalidTypeError, "no argument"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        torchgw.sampled_gw(X, Y, **change)
