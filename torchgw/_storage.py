@@ -183,7 +183,8 @@ def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
         pass
     elif not side.encoded and (space.metric or side.space.geodesics):
         # made again on reading, from the points or the graph
-        space, stored = side.space, {"dtype": str(provider.dtype)}
+        space = side.space
+        stored = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
     elif provider.factors() is None and (provider.matrix() is None or not dense):
         stored = None
     parts = {"name": side.name, "space": space, "provider": stored, "reference": side.reference}
@@ -209,7 +210,9 @@ def _build_side(parts: dict[str, Any]) -> Side:
             made = DijkstraDistance(space.geodesics)
         where = made.device if space.points is None else space.points.device
         made = made if space.scale == 1 else ScaledDistance(made, space.scale)
-        provider = made.to(where, dtype)
+        # a table is made again column by column; what the solver may ask of it stays
+        cheap, provider = provider["cheap_columns"], made.to(where, dtype)
+        provider.cheap_columns = cheap
     return Side(parts["name"], space, provider, parts["reference"], parts["mean"])
 
 

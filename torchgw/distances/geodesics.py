@@ -258,7 +258,8 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
         return
     from tqdm import tqdm
 
-    with tqdm(total=total, unit="row", desc="geodesics") as bar:
+    # None shows it in terminals only
+    with tqdm(total=total, unit="row", desc="geodesics", disable=None) as bar:
         yield bar
 
 
