@@ -31,7 +31,7 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 	$(BIN)/mypy
 
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
-	$(BIN)/pytest -q $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
 	$(BIN)/python docs/build_gallery.py

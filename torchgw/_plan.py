@@ -40,6 +40,9 @@ class TransportPlan:
         Row and column sums where they are not the weights, by which rows are drawn.
     """
 
+    # marginals, once they have been asked for
+    _sums: tuple[Tensor, Tensor] | None = None
+
     def __init__(
         self,
         cost: Cost,
@@ -55,7 +58,6 @@ class TransportPlan:
         self.weights = marginals
         self.epsilon = epsilon
         self._backend = backend or EagerBackend()
-        self._sums: tuple[Tensor, Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
