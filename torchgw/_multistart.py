@@ -38,6 +38,9 @@ _DISTINCT = 0.05
 _KEPT = 5
 # Optima that are compared on the finer problem at most.
 _COMPARED = 3
+# They are not if the best is this far ahead: multiples of its value, and of the natural scale times
+# the resolution squared, which is what coarse points make up.
+_CLOSE, _CLOSE_SHARE = 2.0, 4.0
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
 _LEAST_EPSILON = 1e-3
 # Resolution above which coarse points say little about their neighbours' partners. All points are
@@ -125,13 +128,19 @@ def find_optima(
     constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
     batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish", backend))
     first: list[Alternative] = []
-    if coarse.resolution > 0:
+    if coarse.resolution > 0 and _is_close(coarse, values):
         compared = list(range(min(_COMPARED, len(values))))
         first = _compare_finely(problem, coarse, batch.take(compared), target, backend)
         rest = list(range(len(compared), len(values)))
         batch, values = batch.take(rest), values[len(compared) :]
     found = (*first, *_alternatives(problem, coarse, batch, values))
     return Search(found, _ambiguity(coarse, found))
+
+
+def _is_close(coarse: CoarseProblem, values: list[float]) -> bool:
+    """Whether more points may turn round the order of the best two optima."""
+    doubt = _CLOSE * (values[0] - coarse.floor) + _CLOSE_SHARE * coarse.scale * coarse.resolution**2
+    return len(values) > 1 and values[1] <= values[0] + doubt
 
 
 def _compare_finely(
