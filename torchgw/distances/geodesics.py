@@ -188,7 +188,7 @@ def path_lengths(
         SciPy's Dijkstra holds the interpreter lock, so threads would not help. One process is used
         when the work is small.
     progress : bool
-        Show a progress bar, if tqdm is installed.
+        Show a progress bar while processes work, in a terminal or notebook with tqdm installed.
     """
     n_jobs = _worth_jobs(tasks, n_jobs)
     shapes = [(len(sources), task.n) for task, sources in tasks]
@@ -200,7 +200,8 @@ def path_lengths(
             for step in [_chunk_rows(task.n, len(sources), n_jobs)]
             for start in range(0, len(sources), step)
         ]
-        with _bar(sum(map(len, results)), progress) as bar:
+        # what one process does is over in a second
+        with _bar(sum(map(len, results)), progress and n_jobs > 1) as bar:
             for count in _run(calls, n_jobs):
                 bar.update(count)
     tables = [torch.from_numpy(rows) for rows in results]
@@ -256,10 +257,10 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
     if not shown:
         yield SimpleNamespace(update=lambda count: None)
         return
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     # None shows it in terminals only
-    with tqdm(total=total, unit="row", desc="geodesics", disable=None) as bar:
+    with tqdm(total=total, unit="row", desc="geodesics", disable=None, leave=False) as bar:
         yield bar
 
 
