@@ -33,6 +33,8 @@ Upstream = Callable[[slice], Tensor]
 # Relative residual of the linear system.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
+# Residual worth a warning. The marginal error of the plan leaves some that no iteration removes.
+_WORRYING = 1e-4
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Largest exponent. Only entries of two zero weights, which count for nothing, exceed it.
@@ -184,8 +186,7 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     right = -torch.cat([parts[0], parts[1] * unit])
     tol = _TOLERANCE[plan.dtype]
     x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
-    # what rounding and the marginal error of the plan leave is no failure
-    if reached > 1e4 * tol:
+    if reached > _WORRYING:
         warnings.warn(
             f"The implicit derivative of the plan has a relative residual of {reached:.1e}. "
             "Raise `epsilon`, or lower `tol` and `inner_tol`.",
