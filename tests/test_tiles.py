@@ -192,6 +192,24 @@ def test_two_levels_converge_faster_than_one() -> None:
     assert float((plans[0] - plans[1]).abs().sum()) < 1e-6
 
 
+def test_a_second_level_that_does_not_help_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, make: Maker
+) -> None:
+    """Scalings that make things worse cost iterations, not the answer."""
+    turns = iter(range(10**6))
+
+    def worse(masses, row_mass, column_mass):
+        k = torch.arange(len(row_mass), dtype=torch.float64, device=row_mass.device)
+        return torch.cos(k + next(turns))
+
+    module = make.kind.__module__
+    monkeypatch.setattr(f"{module}.block_scaling", worse)
+    cost, marginals, _ = make.to(curve_cost(60, 50))
+    backend = make((60, 50), 16)
+    result = sinkhorn(cost, marginals, None, 1e-2, backend=backend, max_iter=200, tol=1e-8)
+    assert result.converged
+
+
 def test_potentials_that_moved_too_far_are_not_trusted(make: Maker) -> None:
     """Tiles chosen far from the potentials that a sweep is given do not bound anything."""
     cost, marginals, start = make.to(curve_cost(120, 120))

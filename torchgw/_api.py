@@ -166,7 +166,7 @@ def solve(
         Relative change of the plan at which an exact solve has settled.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
-        5e-7 by default, or 1e-5 where the cost is too large to be stored.
+        5e-7 by default, or 1e-5 where the cost is too large for anything but float32.
     unbalanced : float or pair of float, optional
         Weight rho of KL(P1 x P1 | a x a) in place of P1 = a, and of the same for the target: inf is
         a strict marginal and 0 a free one, so that ``(inf, 0)`` is the semi-relaxed problem. The

@@ -253,6 +253,10 @@ _RATES = {
 }
 # Iterations of one linear problem: what most outer iterations take.
 _PROBLEM_ITERATIONS = 20
+# Time of a streamed problem on a CPU once tiles are skipped: half of them, over five iterations of
+# two levels; and what choosing them takes. On a curve a fifth is left, and fewer iterations.
+_TILED_SHARE = 0.125
+_TILED_SECONDS = 5e-3
 # Bytes of a row that the one-read iteration holds on chip.
 _ROW_BYTES = 2**17
 # Bytes of a cost above which streaming, whose memory does not grow with n m, is preferred to time;
@@ -262,12 +266,19 @@ _STORED_MATRICES = 3
 
 
 def store_cost(
-    name: Storage, device: torch.device, steps: Steps, shape: tuple[int, int], rank: int
+    name: Storage,
+    device: torch.device,
+    steps: Steps,
+    shape: tuple[int, int],
+    rank: int,
+    *,
+    tiled: bool = False,
 ) -> bool:
     """Whether to store the cost of an iteration instead of streaming its factors of some rank.
 
     "auto" stores where the model says that it is faster, over the dtypes that the outer iterations
-    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case.
+    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case;
+    with ``tiled`` a streamed cost would have tiles skipped.
     """
     if name != "auto" or rank == 0:
         return name != "streamed"
@@ -276,7 +287,9 @@ def store_cost(
         return False
     dtypes = [steps.loop, steps.settle] if steps.again else [steps.loop]
     times = [problem_seconds(device, dtype, shape, rank) for dtype in dtypes]
-    stored, streamed = map(sum, zip(*times, strict=True))
+    stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
+    if tiled and device.type == "cpu":
+        streamed = _TILED_SECONDS * len(dtypes) + _TILED_SHARE * streamed
     return stored <= streamed and _STORED_MATRICES * needed <= free_memory(device)
 
 

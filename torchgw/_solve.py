@@ -122,10 +122,11 @@ def solve_problem(
     start = max(target, guess.epsilon * scale)
 
     rank = cost_rank(name, problem, n_anchors)
-    store = store_cost(options.storage, device, steps, (n, m), rank)
-    reason = why_no_tiles(
-        name, options.backend, linear=isinstance(problem.linear, DenseCost), store=store
-    )
+    matrix = isinstance(problem.linear, DenseCost)
+    reason = why_no_tiles(name, options.backend, linear=matrix, store=False)
+    tiled = reason is None and options.skip_tiles is not False
+    store = store_cost(options.storage, device, steps, (n, m), rank, tiled=tiled)
+    reason = why_no_tiles(name, options.backend, linear=matrix, store=store)
     tiling = choose_tiling(options.skip_tiles, (n, m), device, reason)
 
     def setting_in(dtype: torch.dtype, tol: float, anneal: Annealing) -> Setting:

@@ -48,8 +48,8 @@ _ACCELERATION_START = 0.01
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself.
 _INNER_ITERATIONS = {True: 50, False: 20}
-# Column error to reach by default, likewise. Streaming computes every entry anew in each iteration,
-# and is used where float32 has to do.
+# Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
+# large for anything but float32.
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 
 
@@ -308,7 +308,8 @@ def _look_ahead(
 
 def inner_tolerance(setting: Setting, epsilon: float) -> float:
     """Return the L1 column error that a solve must reach in the end, as far as rounding allows."""
-    asked = setting.options.inner_tol or _INNER_TOLERANCE[setting.store]
+    precise = setting.store or setting.dtype == torch.float64
+    asked = setting.options.inner_tol or _INNER_TOLERANCE[precise]
     return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))
 
 

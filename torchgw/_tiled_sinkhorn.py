@@ -21,11 +21,15 @@ from torchgw._tiles import TileLists, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["LINEAR", "TiledEagerBackend"]
+__all__ = ["LINEAR", "Stagnation", "TiledEagerBackend"]
 
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
 LINEAR = 2.0
+
+# Rises of the error after which the second level is given up: where blocks hold many clusters, or
+# points have hardly a partner, scaling whole blocks does not help, and over-relaxation does.
+_MOST_RISES = 2
 
 # A block of rows, its kept blocks of columns, and the sums over the rows, (columns, width).
 Part = tuple[int, Tensor, Tensor]
@@ -195,20 +199,41 @@ class _Walk:
         return exp_(exponent)
 
 
-class _TiledSweeper:
-    """Recomputes the kernel tile by tile; scales whole blocks between iterations."""
+class Stagnation:
+    """Tells when an iteration has stopped getting better."""
 
-    two_level = True
+    def __init__(self) -> None:
+        self._last, self._rises = float("inf"), 0
+
+    def after(self, error: float) -> bool:
+        """Return whether it has, given the next error."""
+        self._rises += error >= self._last
+        self._last = error
+        return self._rises >= _MOST_RISES
+
+
+class _TiledSweeper:
+    """Recomputes the kernel tile by tile; scales whole blocks between iterations.
+
+    Where that stops getting better it goes on with one level over all tiles.
+    """
 
     def __init__(
         self, tiling: Tiling, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> None:
         self.tiling = tiling
-        self.b = marginals.b
+        self._given = cost, marginals, epsilon
+        self._plain: Sweeper | None = None
+        self._stagnation = Stagnation()
         self.problem = tiling.problem(cost, marginals, epsilon)
         self.rows, self.columns = self.problem.rows, self.problem.columns
         self.acceleration = Anderson()
         self._choose(*self.problem.exponents(start))
+
+    @property
+    def two_level(self) -> bool:
+        """Whether blocks are still scaled."""
+        return self._plain is None
 
     def _choose(self, u: Tensor, v: Tensor) -> None:
         """Choose the tiles near some potentials."""
@@ -216,8 +241,10 @@ class _TiledSweeper:
         self.lists = self.tiling.lists(self.problem, u, v, SLACK)
 
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run iterations, each followed by a scaling of whole blocks; ``relaxation`` is one."""
-        assert relaxation == 1
+        """Run iterations, each followed by a scaling of whole blocks, without relaxation."""
+        if self._plain is not None:
+            return self._plain(start, count, relaxation)
+        cost, marginals, epsilon = self._given
         problem = self.problem
         u, v = problem.exponents(start)
         ok = torch.ones((), dtype=torch.bool, device=u.device)
@@ -242,8 +269,11 @@ class _TiledSweeper:
                 v = self._extrapolate(v, scaled)
         f, g = problem.potentials(*before)
         g_next = problem.potentials(*after).g
-        check = checked(ok, g, g_next, self.b, problem.epsilon)
-        return Sweep(f, g, g_next, problem.potentials(u, v), check)
+        check = checked(ok, g, g_next, marginals.b, epsilon)
+        state = problem.potentials(u, v)
+        if self._stagnation.after(float(check[1])):
+            self._plain = EagerBackend().sweeper(cost, marginals, state, epsilon)
+        return Sweep(f, g, g_next, state, check)
 
     def _extrapolate(self, v: Tensor, image: Tensor) -> Tensor:
         """Return the next potentials of the columns, from those before and what followed."""

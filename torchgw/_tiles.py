@@ -42,7 +42,7 @@ __all__ = [
 # rounding of the exponents makes of a sum.
 _DELTA = 16
 # Entries of a temporary table on its way to the bounds.
-_CHUNK = {"cpu": 2**20, "cuda": 2**28}
+_CHUNK = {"cpu": 2**20, "cuda": 2**26}
 # Principal coordinates that points are ordered by.
 _COORDINATES = 16
 # Steps of power iteration towards the direction in which a segment is widest.

@@ -15,7 +15,7 @@ from torchgw._acceleration import Anderson
 from torchgw._coarse_correction import block_scaling, grouped
 from torchgw._cost import Cost, FactoredCost
 from torchgw._sinkhorn import Sweep, Sweeper, checked
-from torchgw._tiled_sinkhorn import LINEAR
+from torchgw._tiled_sinkhorn import LINEAR, Stagnation
 from torchgw._tiles import TileLists, TileProblem, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._triton_operands import Operands, Walk, operands, scale_of
@@ -30,7 +30,7 @@ __all__ = ["TiledTritonBackend"]
 _LOG2E = math.log2(math.e)
 # Bytes of the sums that are kept apart by groups of blocks, and groups at most: a small problem
 # has one equation for each.
-_GROUP_BYTES = 2**30
+_GROUP_BYTES = 2**29
 _MOST_GROUPS = 512
 
 
@@ -164,17 +164,25 @@ class _Ordered:
 
 
 class _TiledSweeper:
-    """Sweeps by two half-steps over lists, whole blocks scaled between iterations."""
+    """Sweeps by two half-steps over lists, whole blocks scaled between iterations.
 
-    two_level = True
+    Where that stops getting better it goes on with one level over all tiles.
+    """
 
     def __init__(
         self, tiling: Tiling, cost: Cost, marginals: Marginals, start: Potentials, epsilon: float
     ) -> None:
         self._given = tiling, cost, marginals, epsilon
         self._workspace: Workspace | None = None
+        self._plain: Sweeper | None = None
+        self._stagnation = Stagnation()
         self.acceleration = Anderson()
         self._choose(start)
+
+    @property
+    def two_level(self) -> bool:
+        """Whether blocks are still scaled."""
+        return self._plain is None
 
     def _choose(self, start: Potentials) -> None:
         """Choose the tiles near some potentials, and make a kernel there."""
@@ -202,8 +210,9 @@ class _TiledSweeper:
         )
 
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run iterations, each followed by a scaling of whole blocks; ``relaxation`` is one."""
-        assert relaxation == 1
+        """Run iterations, each followed by a scaling of whole blocks, without relaxation."""
+        if self._plain is not None:
+            return self._plain(start, count, relaxation)
         work = self._workspace
         assert work is not None
         ordered = Potentials(start.f[self.rows.point], start.g[self.columns.point])
@@ -265,5 +274,8 @@ class _TiledSweeper:
 
         f, g, g_next = potential(read[0], 0), potential(read[1], 1), potential(read[2], 1)
         going_on = Potentials(potential(state[0], 0), potential(state[1], 1))
-        _, _, marginals, epsilon = self._given
-        return Sweep(f, g, g_next, going_on, checked(ok, g, g_next, marginals.b, epsilon))
+        _, cost, marginals, epsilon = self._given
+        check = checked(ok, g, g_next, marginals.b, epsilon)
+        if self._stagnation.after(float(check[1])):
+            self._plain = TritonBackend().sweeper(cost, marginals, going_on, epsilon)
+        return Sweep(f, g, g_next, going_on, check)
