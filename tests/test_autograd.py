@@ -108,7 +108,9 @@ def test_every_way_to_read_a_plan():
     assert gradcheck(run, require([given["X"], given["M"], given["Y"]]), **CHECK)
 
 
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
+@pytest.mark.parametrize(
+    "metric", ["sqeuclidean", pytest.param("euclidean", marks=pytest.mark.slow)]
+)
 def test_second_derivatives_of_the_loss(metric):
     given = problem()
     names = ["X", "Y", "M"]

@@ -93,6 +93,7 @@ def test_features_average_too():
     np.testing.assert_allclose(result.features, features[match] + 0.5, atol=0.03)
 
 
+@pytest.mark.slow
 def test_same_seed_same_barycenter():
     spaces = [ring(20, seed) for seed in range(2)]
     options = {"distances": "euclidean", "epsilon": 0.05, "random_state": 3}

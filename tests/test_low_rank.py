@@ -112,6 +112,7 @@ def test_value_is_at_most_that_of_pot():
     assert result.value < log["value_quad"]
 
 
+@pytest.mark.slow
 def test_more_groups_come_closer_to_the_full_plan():
     x, y = clouds(100, 80)
     full = torchgw.solve(x, y, distances="sqeuclidean", random_state=0)
@@ -135,7 +136,7 @@ def test_a_result_is_a_start():
     assert second.value < first.value
 
 
-@pytest.mark.parametrize("unit", [1e-3, 1e3])
+@pytest.mark.parametrize("unit", [1e-3, pytest.param(1e3, marks=pytest.mark.slow)])
 def test_units_do_not_matter(unit):
     """No step size overflows: steps are relative to the gradient, and taken in logarithms."""
     x, y = clouds()
