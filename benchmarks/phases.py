@@ -30,9 +30,9 @@ from torchgw import (
     _problem,
     _sampled_gradient,
     _sinkhorn,
-    _solve,
     _solver,
     _step,
+    _strategy,
 )
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import Cost, DenseCost, FactoredCost
@@ -122,8 +122,8 @@ _TARGETS = (
     Target(_api, "build_providers", "distances"),
     Target(landmark.LandmarkDistance, "__init__", "distances"),
     Target(dijkstra.DijkstraDistance, "columns", "distances"),
-    Target(_solve, "make_gradient", "setup"),
-    Target(_solve, "natural_scale", "setup"),
+    Target(_strategy, "make_gradient", "setup"),
+    Target(_strategy, "natural_scale", "setup"),
     Target(_gradient.DenseGradient, "linearise", "cost", _product_work),
     Target(_gradient.FactoredGradient, "linearise", "cost"),
     Target(_sampled_gradient.SampledGradient, "linearise", "cost"),

@@ -13,7 +13,7 @@ import torch
 
 import torchgw
 from benchmarks.measure import synchronize
-from torchgw import _solve
+from torchgw import _strategy
 from torchgw.datasets import spiral, swiss_roll
 
 # Name, precision of solve(), and of the factors' products in the Triton kernels (None: the rest).
@@ -69,11 +69,11 @@ def main() -> None:
 def _products(precision: str | None) -> Any:
     """Make the solver use Triton kernels of one product precision."""
     if precision is None:
-        return mock.patch.object(_solve, "choose_backend", _solve.choose_backend)
+        return mock.patch.object(_strategy, "choose_backend", _strategy.choose_backend)
     from torchgw._triton_sinkhorn import TritonBackend
 
     backend = TritonBackend(precision)
-    return mock.patch.object(_solve, "choose_backend", return_value=backend)
+    return mock.patch.object(_strategy, "choose_backend", return_value=backend)
 
 
 if __name__ == "__main__":

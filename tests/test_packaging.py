@@ -67,6 +67,7 @@ LAYERS = {
         "_schedule",
         "_step",
         "_solver",
+        "_strategy",
         "_evaluation",
         "_relaxed",
         "_solve",

@@ -348,14 +348,15 @@ def _both(
 
 def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
     """Assemble the result and warn if it has not converged."""
-    plan, recorder, search = outcome.plan, outcome.recorder, outcome.search
-    found, options = outcome.evaluation, outcome.options
+    ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
+    found, polished, options = ending.evaluation, ending.polished, strategy.options
+    recorder, tiles = outcome.recorder, strategy.tiling and strategy.tiling.report()
     quadratic = problem.alpha * found.quadratic.value
     value_linear = (1 - problem.alpha) * found.linear
-    if not outcome.status.converged:
-        warnings.warn(outcome.status.advice, ConvergenceWarning, stacklevel=4)
+    if not ending.status.converged:
+        warnings.warn(ending.status.advice, ConvergenceWarning, stacklevel=4)
     return GWResult(
-        lazy_plan=plan,
+        lazy_plan=ending.plan,
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,
         value_quad=quadratic,
@@ -363,13 +364,13 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
         marginal_a=found.masses.a,
         marginal_b=found.masses.b,
         marginal_error=found.marginal_error,
-        status=outcome.status,
-        epsilon=outcome.epsilon,
+        status=ending.status,
+        epsilon=ending.epsilon,
         alpha=problem.alpha,
         scale=(sides.spaces[0].scale, sides.spaces[1].scale),
-        gradient=outcome.gradient,
+        gradient=strategy.gradient,
         backend=outcome.backend,
-        precision=outcome.precision,
+        precision=strategy.precision,
         random_state=seed,
         alternatives=search.alternatives if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
@@ -378,7 +379,7 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
         log={
             "value_standard_error": problem.alpha * found.quadratic.standard_error,
             "kl": found.kl,
-            "objective": quadratic + value_linear + found.penalty + outcome.epsilon * found.kl,
+            "objective": quadratic + value_linear + found.penalty + ending.epsilon * found.kl,
             "mass": found.mass,
             "penalty": found.penalty,
             "outer_iterations": len(recorder.history),
@@ -390,13 +391,17 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
             "cost_standard_error": outcome.noise.standard_error if outcome.noise else None,
             "cost_size": outcome.noise.size if outcome.noise else None,
             **sides.log,
-            "polish_steps": outcome.polish_steps,
-            "polish_gap": outcome.polish_gap,
-            "tiles": None if outcome.tiles is None else outcome.tiles._asdict(),
+            "polish_steps": polished.steps if polished else None,
+            "polish_gap": polished.gap if polished else None,
+            "tiles": tiles._asdict() if tiles else None,
         },
         extension=None
         if options.relaxation is not None
         else Extension.of(
-            outcome.gradient, outcome.linearised, outcome.coupling, sides.spaces, outcome.unpolished
+            strategy.gradient,
+            outcome.linearised,
+            outcome.coupling,
+            sides.spaces,
+            ending.unpolished,
         ),
     )

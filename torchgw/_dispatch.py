@@ -24,6 +24,7 @@ from torchgw._tiling import Tiling
 from torchgw.distances.base import DistanceProvider
 
 __all__ = [
+    "Steps",
     "choose_backend",
     "choose_gradient",
     "choose_precision",

@@ -1,0 +1,189 @@
+"""How a problem is solved: everything that is chosen before the first iteration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from torchgw._cost import DenseCost
+from torchgw._dispatch import (
+    Steps,
+    choose_backend,
+    choose_gradient,
+    choose_precision,
+    choose_tiling,
+    store_cost,
+    why_no_tiles,
+)
+from torchgw._features import spread as linear_spread
+from torchgw._gradient import Problem
+from torchgw._options import Options, Precision
+from torchgw._polish import check_polish
+from torchgw._relaxed import RelaxedGradient
+from torchgw._sampled_gradient import distance_spread, make_gradient
+from torchgw._schedule import Annealing
+from torchgw._solver import Recorder, Setting
+from torchgw._tiling import Tiling
+
+__all__ = ["Strategy", "choose_strategy"]
+
+# epsilon="auto" as a share of natural_scale().
+_AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
+# Anchor pairs to begin with: about 8 sqrt(n), within these.
+_ANCHORS = (256, 1024)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a solve has settled on.
+
+    Attributes
+    ----------
+    problem : Problem
+        In units of the mass of a partial plan: its linear term is divided by that.
+    options : Options
+    gradient : str
+    precision : str
+    steps : Steps
+        Dtypes of the loop and of the settling.
+    n_anchors : int
+        To begin with, of a sampled gradient.
+    spread : float
+        :func:`natural_scale`, zero where every plan costs the same.
+    epsilon : float
+        To reach, in units of the mass.
+    mass : float
+        Of a partial plan, otherwise one.
+    store : bool
+        Whether the cost of an iteration is built.
+    tiling : Tiling or None
+        Where tiles are skipped.
+    """
+
+    problem: Problem
+    options: Options
+    gradient: str
+    precision: Precision
+    steps: Steps
+    n_anchors: int
+    spread: float
+    epsilon: float
+    mass: float
+    store: bool
+    tiling: Tiling | None
+
+    @property
+    def scale(self) -> float:
+        """Natural scale of the cost; one where all plans cost the same and any epsilon will do."""
+        return self.spread or 1.0
+
+    @property
+    def proximal(self) -> bool:
+        """Whether proximal steps follow the annealing."""
+        return self.options.regularization == "proximal"
+
+    @property
+    def search_epsilon(self) -> float:
+        """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
+        return _AUTO_EPSILON["entropic"] * self.scale if self.proximal else self.epsilon
+
+    @property
+    def constant(self) -> bool:
+        """Whether all plans have the same value, but for rounding."""
+        return self.spread == 0 or min(self.problem.source.n, self.problem.target.n) == 1
+
+    def setting(
+        self,
+        dtype: torch.dtype,
+        tol: float,
+        anneal: Annealing,
+        generator: torch.Generator,
+        recorder: Recorder,
+    ) -> Setting:
+        """Return what the loop needs to run in some dtype."""
+        base = make_gradient(
+            self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum
+        )
+        relaxation = self.options.relaxation
+        device = self.problem.source.device
+        return Setting(
+            gradient=base if relaxation is None else RelaxedGradient(base),
+            marginals=self.problem.marginals,
+            anneal=anneal,
+            options=self.options,
+            backend=choose_backend(self.options.backend, device, dtype, self.tiling),
+            generator=generator,
+            recorder=recorder,
+            store=self.store,
+            tol=tol,
+            scale=self.scale,
+            dtype=dtype,
+            relaxation=relaxation,
+        )
+
+
+def choose_strategy(problem: Problem, options: Options) -> Strategy:
+    """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
+    n, m, device = problem.source.n, problem.target.n, problem.source.device
+    gradient = choose_gradient(options.gradient, problem.source, problem.target)
+    if options.polish:
+        check_polish(problem.marginals, exact=gradient != "sampled")
+    mass = (options.relaxation and options.relaxation.mass) or 1.0
+    if mass < 1 and problem.linear is not None:
+        # the objective over the square of the mass, as a function of the normalised plan
+        problem = replace(problem, linear=problem.linear.scaled(torch.tensor(1 / mass)))
+    precision, steps = choose_precision(options.precision, device, n * m)
+    fewest, most = _ANCHORS
+    n_anchors = options.n_anchors or min(most, max(fewest, 8 * math.isqrt(max(n, m))))
+    spread = natural_scale(problem)
+    if options.epsilon == "auto":
+        epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
+    else:
+        epsilon = float(options.epsilon) / mass
+
+    rank = cost_rank(gradient, problem, n_anchors)
+    matrix = isinstance(problem.linear, DenseCost)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
+    tiled = reason is None and options.skip_tiles is not False
+    store = store_cost(options.storage, device, steps, (n, m), rank, tiled=tiled)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
+    return Strategy(
+        problem=problem,
+        options=options,
+        gradient=gradient,
+        precision=precision,
+        steps=steps,
+        n_anchors=n_anchors,
+        spread=spread,
+        epsilon=epsilon,
+        mass=mass,
+        store=store,
+        tiling=choose_tiling(options.skip_tiles, (n, m), device, reason),
+    )
+
+
+def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
+    """Return the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
+    if gradient == "dense" or isinstance(problem.linear, DenseCost):
+        return 0
+    linear = 0 if problem.linear is None else problem.linear.rank
+    if gradient == "sampled":
+        return n_anchors + linear
+    factors = (problem.source.factors(), problem.target.factors())
+    return min(side.signs.numel() for side in factors if side is not None) + linear
+
+
+def natural_scale(problem: Problem) -> float:
+    """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
+
+    4 alpha std(DX) std(DY) + (1 - alpha) std(M). The spread at a x b itself would not do: it
+    vanishes on homogeneous spaces, where all points have the same mean distance.
+    """
+    a, b = problem.marginals
+    source = distance_spread(problem.source, a)
+    scale = 4 * problem.alpha * source * distance_spread(problem.target, b)
+    if problem.linear is not None:
+        scale += (1 - problem.alpha) * linear_spread(problem.linear)
+    return scale
