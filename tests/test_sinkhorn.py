@@ -121,8 +121,8 @@ def test_over_relaxation_pays_at_small_epsilon():
     class Plain(EagerBackend):
         two_level = False
 
-        def sweeper(self, cost, marginals, start, epsilon):
-            self.sweep = super().sweeper(cost, marginals, start, epsilon)
+        def sweeper(self, cost, marginals, start, epsilon, **options):
+            self.sweep = super().sweeper(cost, marginals, start, epsilon, **options)
             return self
 
         def __call__(self, start, count, relaxation):
