@@ -87,6 +87,9 @@ def test_plan_operations(curves, tmp_path, dense):  # noqa: F811
     np.testing.assert_allclose(counts, 1 / 90, atol=5e-3)
     with pytest.raises(InvalidInputError, match=r"values of shape \(110,\)"):
         plan @ np.ones(3)
+    if not dense:
+        with pytest.raises(UnsupportedError, match="dense=True"):
+            plan.rounded()
     init = solve(X, Y, distances="euclidean", init=round_trip(result, tmp_path, dense=dense))
     assert init.value == pytest.approx(result.value, abs=0.05)
 

@@ -325,8 +325,8 @@ def _map_new(
     """Map new points of the source side of a plan."""
     if extension is None:
         raise UnsupportedError(
-            "This result does not hold what new points are mapped by: a plan polished without "
-            "entropy has no potentials. Solve with polish=False to map new points."
+            "This result does not hold what new points are mapped by: plans with relaxed marginals "
+            "(`unbalanced`, `mass`) do not have it. Solve with both weights held to map new points."
         )
     if values is None:
         values = extension.target.space.points

@@ -13,6 +13,7 @@ from torchgw._anchors import Anchors, sample_categories
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._plan import TransportPlan, free_memory
+from torchgw._rounding import RoundedPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["SparsePlan"]
@@ -41,6 +42,7 @@ class SparsePlan(TransportPlan):
         self.weights = marginals
         self.epsilon = epsilon
         self._backend = EagerBackend()
+        self._sums: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
@@ -168,6 +170,13 @@ class SparsePlan(TransportPlan):
         kept = data >= threshold * mass[rows]
         entries = (data[kept], (rows[kept], columns[kept]))
         return scipy.sparse.csr_array(entries, shape=self.shape)
+
+    def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
+        """Refuse: rounding works on the whole plan, and this one has lost its cost."""
+        raise UnsupportedError(
+            "A plan stored by its largest entries cannot be rounded to marginals. Save the "
+            "result with `result.save(path, dense=True)`."
+        )
 
     def _blocks(self) -> list[Tensor]:
         step = max(1, 2**22 // self.shape[1])
