@@ -329,8 +329,8 @@ def test_without_the_option_results_are_plain():
         ({"differentiable": "yes"}, torchgw.InvalidInputError, "'unrolled' or None"),
         ({"regularization": "proximal"}, torchgw.UnsupportedError, "entropic"),
         ({"polish": True}, torchgw.UnsupportedError, "entropic"),
-        ({"unbalanced": 1.0}, torchgw.UnsupportedError, "balanced"),
-        ({"mass": 0.5}, torchgw.UnsupportedError, "balanced"),
+        ({"unbalanced": 1.0}, torchgw.UnsupportedError, "strict marginals"),
+        ({"mass": 0.5}, torchgw.UnsupportedError, "strict marginals"),
         ({"scale": "max"}, torchgw.UnsupportedError, "scale=None"),
         ({"distances": "precomputed", "n_neighbors": 4}, torchgw.UnsupportedError, "geodesics"),
         (

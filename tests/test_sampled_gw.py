@@ -68,6 +68,27 @@ def test_weights_at_both_ends_of_the_range():
     assert linear.value == pytest.approx(float((linear.plan.numpy() * LINEAR).sum()), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"semi_relaxed": True}, (np.inf, 0)),
+        ({"semi_relaxed": True, "rho": 0.5}, (np.inf, 0.5)),
+        ({"rho": 0.5}, 0.5),
+    ],
+)
+def test_relaxed_marginals(theirs, ours):
+    options = {"epsilon": 0.3, "random_state": 0}
+    by_names = torchgw.sampled_gw(X, Y, distance_mode="euclidean", M=200, **theirs, **options)
+    by_solve = torchgw.solve(
+        X, Y, distances="euclidean", gradient="sampled", n_anchors=200, unbalanced=ours, **options
+    )
+    assert torch.equal(by_names.plan, by_solve.plan)
+    if "semi_relaxed" in theirs:
+        # one side is strict, the other is not
+        assert (by_names.marginal_a - 1 / 40).abs().sum() < 1e-6
+        assert (by_names.marginal_b - 1 / 40).abs().sum() > 1e-4
+
+
 def test_loss_has_gradients():
     x = torch.from_numpy(X).requires_grad_()
     result = torchgw.sampled_gw(
@@ -82,8 +103,7 @@ def test_loss_has_gradients():
     [
         ({"s_shared": 10}, torchgw.UnsupportedError, "s_shared"),
         ({"lambda_ema_beta": 0.5}, torchgw.UnsupportedError, "fixed unit"),
-        ({"semi_relaxed": True}, torchgw.UnsupportedError, "semi_relaxed"),
-        ({"rho": 1.0}, torchgw.UnsupportedError, "rho"),
+        ({"rho": -1.0}, torchgw.InvalidInputError, "unbalanced"),
         ({"multiscale": False}, torchgw.UnsupportedError, "subsample"),
         ({"fgw_alpha": 0.5}, torchgw.InvalidInputError, "C_linear"),
         ({"fgw_alpha": 1.5, "C_linear": LINEAR}, torchgw.InvalidInputError, "fgw_alpha"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -70,8 +71,12 @@ def sampled_gw(
     s_shared, lambda_ema_beta
         Only ``None``. Anchors are pairs drawn from one plan, so that there is no second sample to
         share; and the unit of epsilon is fixed, so that there is no running scale to average.
-    semi_relaxed, rho
-        Only ``False`` and ``None``: the marginals of a sampled solve are exact.
+    semi_relaxed : bool
+        ``unbalanced=(inf, rho)``: the source marginal is exact, the target alone is relaxed, or
+        free without ``rho``.
+    rho : float, optional
+        Weight of the divergence of marginals; without ``semi_relaxed``, ``unbalanced=rho`` for
+        both sides. A penalty, not a damping of the iteration.
     differentiable : bool
         ``differentiable="value"``: ``result.loss`` carries gradients to the points, by fresh
         anchors, for distances that have gradients. Needs a number for ``epsilon``.
@@ -112,11 +117,9 @@ def sampled_gw(
                 f"`{name}={value!r}` has no meaning here: anchors are pairs from one plan, and "
                 "epsilon has a fixed unit. Drop it; `M` sets the number of anchors."
             )
-    if semi_relaxed or rho is not None:
-        raise UnsupportedError(
-            "`semi_relaxed` and `rho` are not available with a sampled gradient: its marginals are "
-            "exact. Drop them."
-        )
+    unbalanced: float | tuple[float, float] | None = rho
+    if semi_relaxed:
+        unbalanced = (math.inf, 0.0 if rho is None else rho)
     if not multiscale:
         raise UnsupportedError(
             "`multiscale=False` is not available: large problems with factors begin on a subsample."
@@ -141,6 +144,7 @@ def sampled_gw(
         n_neighbors=k,
         n_landmarks=n_landmarks,
         differentiable="value" if differentiable else None,
+        unbalanced=unbalanced,
         precision="mixed" if mixed_precision else "auto",
         random_state=random_state,
     )

@@ -214,10 +214,6 @@ def check_units(
             "`differentiable` needs the plan of regularization='entropic' and polish=False; others "
             "are no fixed points of the entropic objective."
         )
-    if options.relaxation is not None:
-        raise UnsupportedError(
-            "`differentiable` is defined for balanced plans. Drop `unbalanced` and `mass`."
-        )
     if options.epsilon == "auto":
         raise InvalidInputError(
             "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "

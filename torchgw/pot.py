@@ -99,8 +99,12 @@ def solve_gromov(
         without regularisation: proximal steps, then conditional gradient steps, for which POT
         must be installed unless n = m and the weights are uniform.
     reg_type : {"entropy"}
-    unbalanced, unbalanced_type
-        ``None`` and any type but "semirelaxed". Others are refused.
+    unbalanced : float, optional
+        With ``unbalanced_type="partial"`` and ``reg``: the mass that is moved, ``mass`` of
+        :func:`torchgw.solve`.
+    unbalanced_type : str
+        Of others only ``unbalanced=None`` is solved; "semirelaxed" and KL penalties mean something
+        else in POT, see :func:`torchgw.solve` for ours.
     n_threads : int
         1. Threads are PyTorch's: ``torch.set_num_threads``.
     method : {"PGD", "PPA"} or None
@@ -140,7 +144,13 @@ def solve_gromov(
            [0., 1., 0.],
            [1., 0., 0.]])
     """
-    _refuse(loss, symmetric, reg_type, unbalanced, unbalanced_type, n_threads)
+    partial = unbalanced is not None and str(unbalanced_type).lower() == "partial"
+    if partial and (not reg or method == "PPA"):
+        raise UnsupportedError(
+            "A partial problem needs `reg` and method='PGD' here: polished and proximal plans keep "
+            "both marginals. Use POT, or pass `reg`."
+        )
+    _refuse(loss, symmetric, reg_type, None if partial else unbalanced, unbalanced_type, n_threads)
     if reg is not None and reg < 0:
         raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
     exact = not reg
@@ -165,6 +175,7 @@ def solve_gromov(
         epsilon=reg if reg else "auto",
         regularization=regularization,
         polish=exact,
+        mass=unbalanced if partial else None,
         scale=None,
         init=plan_init,
         max_iter=500 if max_iter is None else max_iter,
@@ -212,8 +223,9 @@ def _refuse(
         raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
     if unbalanced is not None or str(unbalanced_type).lower() == "semirelaxed":
         raise UnsupportedError(
-            f"`unbalanced={unbalanced!r}` with `unbalanced_type={unbalanced_type!r}` is not a "
-            "balanced problem, which this function solves. Use POT."
+            f"`unbalanced={unbalanced!r}` with `unbalanced_type={unbalanced_type!r}` is not solved "
+            "here as POT does: of problems that are not balanced only 'partial' with `reg` is. Use "
+            "POT, or `unbalanced=` of torchgw.solve, whose meaning is documented there."
         )
     if n_threads != 1:
         raise UnsupportedError(
