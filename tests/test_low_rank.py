@@ -153,7 +153,8 @@ def test_features_and_zero_weights():
     options = {"rank": 6, "distances": "sqeuclidean", "a": a, "alpha": 0.5, "random_state": 0}
     by_features = torchgw.solve_low_rank(x, y, features=features, tol=1e-2, **options)
     by_table = torchgw.solve_low_rank(x, y, M=ot.dist(*features), tol=1e-2, **options)
-    assert by_features.value == pytest.approx(by_table.value, rel=1e-6)
+    # roundings grow along a descent that stops while 1% may be left
+    assert by_features.value == pytest.approx(by_table.value, rel=1e-2)
     assert by_features.marginal_a[0] == 0
     expected = float((by_features.plan.numpy() * ot.dist(*features)).sum()) / 2
     assert by_features.value_linear == pytest.approx(expected, rel=1e-6)
