@@ -8,6 +8,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spannin
 from scipy.spatial.distance import cdist
 
 from torchgw import _errors
+from torchgw.datasets import spiral
 from torchgw.distances import connect, geodesic_matrix, knn_graph, stitching, symmetrise
 from torchgw.distances.geodesics import largest_path
 
@@ -79,6 +80,20 @@ def test_bridges_are_a_minimum_spanning_tree(kind, work, device, monkeypatch):
         [[distance[labels == i][:, labels == j].min() for j in range(count)] for i in range(count)]
     )
     assert length.sum() == pytest.approx(minimum_spanning_tree(between).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", [8, 10, 81, 86])
+def test_edges_of_the_largest_component_are_chosen_by_the_others(seed):
+    """Its own are not searched for: one met on the way may be longer than what the tree needs."""
+    points = torch.from_numpy(spiral(400, seed)[0])
+    labels = connected_components(knn_graph(points, 5), directed=False)[1]
+    count = labels.max() + 1
+    bridges = stitching.shortest_bridges(points, torch.from_numpy(labels).long())
+    distance = cdist(points, points)
+    between = np.array(
+        [[distance[labels == i][:, labels == j].min() for j in range(count)] for i in range(count)]
+    )
+    assert float(bridges.length.sum()) == pytest.approx(minimum_spanning_tree(between).sum())
 
 
 def test_stitching_a_grid_of_equal_gaps_closes_no_cycle():

@@ -113,6 +113,8 @@ class _Shortest:
             # the nearest pairs are the next, and shorten what the others have to beat
             parts = list(zip(ones.split(_PAIRS), others.split(_PAIRS), strict=True))
             waiting += [(level + 1, *part) for part in reversed(parts)]
+        # shorter edges of the largest were not looked for: the one at hand need not be in the tree
+        self.square[self._largest] = torch.inf
 
     def _try_neighbours_in_order(self) -> None:
         """Take edges between points that follow each other in the spatial order."""
