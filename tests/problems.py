@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.spatial.distance import cdist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgw._cost import DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
@@ -66,3 +67,16 @@ def distance_matrices(n=30, m=25, seed=0):
 def random_weights(n, seed=0):
     weights = np.random.default_rng(seed).uniform(0.5, 1.5, size=n)
     return weights / weights.sum()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remember the size of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(item, torch.Tensor):
+                self.size = max(self.size, item.numel())
+        return result

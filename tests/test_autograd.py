@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 import torch
+from problems import LargestTensor
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgw
 
@@ -262,25 +262,12 @@ def test_sampled_gradient_estimates_the_exact_one():
         assert (sampled - exact).norm() < 0.4 * exact.norm()
 
 
-class _Largest(TorchDispatchMode):
-    """Remember the size of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(item, torch.Tensor):
-                self.size = max(self.size, item.numel())
-        return result
-
-
 def test_nothing_of_the_size_of_the_plan(monkeypatch):
     monkeypatch.setattr("torchgw._sinkhorn._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._implicit._STORED_ENTRIES", {"cpu": 0})
     given = problem(100, 80)
     x, y = require([given["X"], given["Y"]])
-    with _Largest() as largest:
+    with LargestTensor() as largest:
         result = torchgw.solve(
             x, y, distances="sqeuclidean", epsilon=2.0, storage="streamed",
             differentiable="implicit", precision="float64", tol=1e-3, n_init=1,

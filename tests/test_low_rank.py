@@ -8,10 +8,9 @@ import numpy as np
 import ot
 import pytest
 import torch
-from problems import random_weights
+from problems import LargestTensor, random_weights
 from reference import gw_value
 from scipy.spatial.distance import cdist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgw
 from torchgw._low_rank import Factorisation, _measure, project
@@ -160,22 +159,9 @@ def test_features_and_zero_weights():
     assert by_features.value_linear == pytest.approx(expected, rel=1e-6)
 
 
-class _Largest(TorchDispatchMode):
-    """Remember the size of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(item, torch.Tensor):
-                self.size = max(self.size, item.numel())
-        return result
-
-
 def test_nothing_of_the_size_of_the_plan():
     x, y = clouds(1500, 1400)
-    with _Largest() as largest, pytest.warns(torchgw.ConvergenceWarning):
+    with LargestTensor() as largest, pytest.warns(torchgw.ConvergenceWarning):
         result = torchgw.solve_low_rank(
             x, y, rank=8, distances="sqeuclidean", max_iter=2, random_state=0
         )

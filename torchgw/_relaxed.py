@@ -19,8 +19,7 @@ from torchgw._gradient import Coupling, Gradient, QuadraticValue
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._sampled_gradient import SampledGradient, moments
-from torchgw._sinkhorn import Backend
-from torchgw._step import Updated
+from torchgw._step import PlainStep, Updated
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
@@ -126,54 +125,27 @@ class RelaxedGradient:
         return self.base.evaluate(plan, masses, generator)
 
 
-class RelaxedStep:
-    """The two ends of an outer iteration, as calls.
+class RelaxedStep(PlainStep):
+    """The two ends of an outer iteration, as calls, with a :class:`RelaxedGradient`.
 
     With strict marginals full steps go down on nearly all costs. Relaxed plans can step back and
     forth between two, each of which follows from the other; so a step that turns back is shortened.
-
-    Parameters
-    ----------
-    gradient : RelaxedGradient
-    marginals : Marginals
-    backend : Backend
-    generator : torch.Generator
-    store : bool
-        Build the (n, m) cost.
     """
 
-    def __init__(
-        self,
-        gradient: RelaxedGradient,
-        marginals: Marginals,
-        backend: Backend,
-        generator: torch.Generator,
-        store: bool,
-    ) -> None:
-        self.gradient = gradient
-        self.marginals = marginals
-        self.backend = backend
-        self.generator = generator
-        self.store = store
-        self._share = 1.0
-        self._direction: Tensor | None = None
+    gradient: RelaxedGradient
+    _share = 1.0
+    _direction: Tensor | None = None
 
-    def linearise(self, coupling: RelaxedCoupling) -> Cost:
-        """Return the cost at a coupling."""
-        cost = self.gradient.linearise(coupling)
-        return cost.dense() if self.store else cost
-
-    def update(
-        self, cost: Cost, potentials: Potentials, previous: RelaxedCoupling, epsilon: float
+    def read_off(
+        self, plan: TransportPlan, potentials: Potentials, previous: RelaxedCoupling
     ) -> Updated:
         """Return the coupling of a plan, its change, and <C, P> + epsilon KL(P | a x b)."""
-        plan = TransportPlan(cost, potentials, self.marginals, epsilon, self.backend)
         normalised, masses, total = normalise(plan)
         base = self.gradient.base
         coupling = RelaxedCoupling(base.update(normalised, previous.base, self.generator), masses)
         change = self.gradient.change(coupling, previous)
         f, g = potentials
-        value = masses.a @ f + masses.b @ g - epsilon * total.log()
+        value = masses.a @ f + masses.b @ g - plan.epsilon * total.log()
         share = self._next_share(coupling.base, previous.base)
         if share < 1:
             coupling = self.gradient.mean(previous, coupling, share, self.generator)

@@ -211,15 +211,11 @@ def solve_linear(
 
 def make_step(setting: Setting) -> Step:
     """Return how an iteration linearises and reads off its plan."""
-    if isinstance(setting.gradient, RelaxedGradient):
-        return RelaxedStep(
-            setting.gradient, setting.marginals, setting.backend, setting.generator, setting.store
-        )
-    plain = PlainStep(
-        setting.gradient, setting.marginals, setting.backend, setting.generator, setting.store
-    )
-    a, b = setting.marginals
-    return choose_step(plain, (len(a), len(b)))
+    gradient, marginals = setting.gradient, setting.marginals
+    rest = marginals, setting.backend, setting.generator, setting.store
+    if isinstance(gradient, RelaxedGradient):
+        return RelaxedStep(gradient, *rest)
+    return choose_step(PlainStep(gradient, *rest), (len(marginals.a), len(marginals.b)))
 
 
 def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[TransportPlan, Status]:

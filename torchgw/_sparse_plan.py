@@ -87,18 +87,10 @@ class SparsePlan(TransportPlan):
             f"{self.entries.values().numel():,} entries, {self.dtype}, {self.device})"
         )
 
-    def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values for values of shape (m,) or (m, c)."""
-        values = torch.as_tensor(values, device=self.device)
-        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
-            raise InvalidInputError(
-                f"`plan @ values` needs values of shape ({self.shape[1]},) or "
-                f"({self.shape[1]}, c); got {tuple(values.shape)}. "
-                "Use `plan.T @ values` to map the other way."
-            )
-        table = values.to(self.dtype).reshape(len(values), -1)
+    def _product(self, table: Tensor) -> Tensor:
+        """Return the product with values of shape (m, c)."""
         product: Tensor = torch.sparse.mm(self.entries, table)
-        return product.reshape(self.shape[0], *values.shape[1:])
+        return product
 
     def barycentric(self, points: Any) -> Tensor:
         """Map each source point to the plan-weighted mean of target points, (n, d).

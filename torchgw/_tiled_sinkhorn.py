@@ -21,7 +21,7 @@ from torchgw._tiles import TileLists, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["LINEAR", "Stagnation", "TiledEagerBackend"]
+__all__ = ["LINEAR", "Stagnation", "TiledEagerBackend", "unsure_rows"]
 
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
@@ -130,8 +130,7 @@ class TiledEagerBackend(EagerBackend):
             values[block, :, :count] = best.values
             index[block, :, :count] = points[kept].flatten()[best.indices]
         values, index = problem.rows.order.join(values), problem.rows.order.join(index)
-        least = skipped_share(cost.dtype) * float(marginals.b.max())
-        unsure = (values[:, -1] <= least).nonzero()[:, 0]
+        unsure = unsure_rows(values, marginals, cost.dtype)
         if len(unsure):
             part = Marginals(conditional.a[unsure], marginals.b)
             rows = Potentials(potentials.f[unsure], potentials.g)
@@ -166,6 +165,15 @@ class TiledEagerBackend(EagerBackend):
                 kept[drawn // order.width] * order.width + drawn % order.width
             ]
         return result
+
+
+def unsure_rows(values: Tensor, marginals: Marginals, dtype: torch.dtype) -> Tensor:
+    """Return the rows whose k-th entry is not larger than what a skipped tile may hold.
+
+    ``values`` (n, k) are the largest entries of conditional rows, in the kept tiles.
+    """
+    least = skipped_share(dtype) * float(marginals.b.max())
+    return (values[:, -1] <= least).nonzero()[:, 0]
 
 
 def _blocks(lists: TileLists) -> Iterator[tuple[int, Tensor]]:

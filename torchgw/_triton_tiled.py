@@ -15,8 +15,8 @@ from torchgw._acceleration import Anderson
 from torchgw._coarse_correction import block_scaling, grouped
 from torchgw._cost import Cost, FactoredCost
 from torchgw._sinkhorn import Sweep, Sweeper, checked
-from torchgw._tiled_sinkhorn import LINEAR, Stagnation
-from torchgw._tiles import TileLists, TileProblem, skipped_share
+from torchgw._tiled_sinkhorn import LINEAR, Stagnation, unsure_rows
+from torchgw._tiles import TileLists, TileProblem
 from torchgw._tiling import SLACK, Tiling
 from torchgw._triton_operands import Operands, Walk, operands, scale_of
 from torchgw._triton_sinkhorn import TritonBackend
@@ -118,8 +118,7 @@ class TiledTritonBackend(TritonBackend):
         )  # fmt: skip
         rows, columns = ordered.problem.rows.order, ordered.problem.columns.order
         values, index = values[rows.place], columns.point[index[rows.place]]
-        least = skipped_share(cost.dtype) * float(marginals.b.max())
-        unsure = (values[:, -1] <= least).nonzero()[:, 0]
+        unsure = unsure_rows(values, marginals, cost.dtype)
         if len(unsure):
             part = Marginals(conditional.a[unsure], marginals.b)
             found = Potentials(potentials.f[unsure], potentials.g)
