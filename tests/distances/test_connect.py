@@ -13,6 +13,12 @@ from torchgw.distances import connect, geodesic_matrix, knn_graph, stitching, sy
 from torchgw.distances.geodesics import largest_path
 
 
+@pytest.fixture(autouse=True, params=["table", "boxes"])
+def way(request, monkeypatch):
+    """Either way to find the closest pairs, whatever the size."""
+    monkeypatch.setattr(stitching, "_TABLE_POINTS", 2**30 if request.param == "table" else 0)
+
+
 def clusters(count, d=2, seed=0):
     """Far clusters of different sizes."""
     rng = np.random.default_rng(seed)

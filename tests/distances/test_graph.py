@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -13,6 +15,7 @@ from torchgw.distances import (
     symmetrise,
     validate_graph,
 )
+from torchgw.distances import graph as graph_module
 
 
 def brute_force_graph(points, n_neighbors, metric="euclidean"):
@@ -30,7 +33,7 @@ def brute_force_graph(points, n_neighbors, metric="euclidean"):
 def test_knn_graph_equals_brute_force(metric, d, device, monkeypatch):
     # Correlation of two coordinates is only 1 or -1: ties.
     d = 3 if (metric, d) == ("correlation", 2) else d
-    monkeypatch.setattr(neighbours, "_WORK_BYTES", 4 * 8 * 90 * 40)
+    monkeypatch.setattr(neighbours, "_WORK_BYTES", (0, 4 * 8 * 90 * 40))
     points = np.random.default_rng(0).normal(size=(90, d)) + 0.3
     graph = knn_graph(torch.tensor(points, device=device), 4, metric=metric)
     np.testing.assert_allclose(graph.toarray(), brute_force_graph(points, 4, metric), atol=1e-12)
@@ -164,3 +167,21 @@ def test_symmetrise_keeps_explicit_zeros_and_the_larger_weight():
     assert both.nnz == 4
     assert both.toarray().tolist() == [[0, 0, 0], [0, 0, 3], [0, 3, 0]]
     assert graph.data.tolist() == [0, 2, 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_graph_put_together_on_the_host_is_the_same(count, monkeypatch):
+    points = torch.rand(300, 3, device="cuda")
+    points[:, 0] += torch.arange(300, device="cuda") % count * 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", _errors.GraphWarning)
+        here = graph_module.neighbour_geodesics(points, 8)
+        monkeypatch.setattr(graph_module, "_HOST_VERTICES", 0)
+        there = graph_module.neighbour_geodesics(points, 8)
+    assert here.edges.start.device.type == "cpu"
+    assert there.edges.start.device.type == "cuda"
+    for one, other in zip(here.edges, there.edges.to("cpu"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-15, atol=0)
+    device = torch.device("cuda")
+    torch.testing.assert_close(here.all_pairs(device), there.all_pairs(device))

@@ -55,7 +55,7 @@ WAYS = {
 def small(monkeypatch):
     """Have small sets of points take several leaves, tiles and blocks."""
     monkeypatch.setattr(leaves_module, "_LEAF_POINTS", 6)
-    monkeypatch.setattr(neighbours, "_WORK_BYTES", 2**17)
+    monkeypatch.setattr(neighbours, "_WORK_BYTES", (0, 2**17))
 
 
 @pytest.mark.usefixtures("small")

@@ -34,6 +34,9 @@ __all__ = [
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 
+# Vertices up to which a graph is put together by SciPy on the CPU, wherever its points are: a GPU
+# spends its time on launches.
+_HOST_VERTICES = 16_384
 # Relative difference of the two weights of an edge that passes for rounding.
 _SYMMETRY_TOLERANCE = 1e-5
 
@@ -129,12 +132,14 @@ def _neighbour_edges(
     if n == 1:
         return from_csr(csr_matrix((1, 1)))
     distance, index = nearest_others(embedded, n_neighbors, search)
+    if n <= _HOST_VERTICES:
+        distance, index = distance.cpu(), index.cpu()
     length = _edge_length(distance.flatten(), metric)
-    if not embedded.is_cuda:
+    if not length.is_cuda:
         ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
         directed = (length.numpy(), index.flatten().numpy(), ends)
         return from_csr(symmetrise(csr_matrix(directed, shape=(n, n))))
-    source = torch.arange(n, device=embedded.device).repeat_interleave(n_neighbors)
+    source = torch.arange(n, device=index.device).repeat_interleave(n_neighbors)
     return symmetric_edges(n, source, index.flatten(), length)
 
 
@@ -262,6 +267,8 @@ def _connect(
     shown = ", ".join(str(int(size)) for size in sizes[:5]) + (", ..." if n_components > 5 else "")
     found = f"the graph has {n_components} components (of {shown} vertices)"
     if policy == "stitch" and embedded is not None:
+        if len(embedded) <= _HOST_VERTICES:
+            embedded = embedded.cpu()
         bridges = shortest_bridges(embedded, labels.to(embedded.device))
         source, target = (end.to(labels.device) for end in (bridges.source, bridges.target))
         length = _edge_length(bridges.length, metric).to(labels.device)

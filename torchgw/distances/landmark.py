@@ -37,7 +37,7 @@ _HELD_OUT = 8
 # Error, relative to the least, that a smaller rank may have.
 _RANK_SLACK = 1.05
 # Bytes that the errors of all ranks may take to compute.
-_WORK_BYTES = 256 * 2**20
+_WORK_BYTES = 64 * 2**20
 
 
 class LandmarkDistance(DistanceProvider):
@@ -119,11 +119,12 @@ class LandmarkDistance(DistanceProvider):
         rows_of = self.geodesics.reader(self.device)
         held_out = torch.from_numpy(_draw(self.n, min(_HELD_OUT, self.n), generator))
         held_out = held_out.to(self.device)
-        exact = rows_of(held_out)
+        self.landmarks = torch.tensor([start], device=self.device)
+        # found together
+        exact, rows = rows_of(torch.cat([held_out, self.landmarks])).split([len(held_out), 1])
         most = min(self.n, _MOST_LANDMARKS) if n_landmarks is None else n_landmarks
         count = min(most, _EXTREMES + _ROUND) if n_landmarks is None else most
-        self.landmarks = torch.tensor([start], device=self.device)
-        rows, before = rows_of(self.landmarks), math.inf
+        before = math.inf
         while True:
             self.landmarks, rows = _add_landmarks(rows_of, self.landmarks, rows, count, generator)
             factors, self.error = _approximate(rows, self.landmarks, held_out, exact)

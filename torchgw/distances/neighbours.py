@@ -40,8 +40,10 @@ _MANY_PAIRS = 10**10
 # on each core does (2.5 ms on 16).
 _ONE_CORE_QUERIES = 1_000
 _ONE_CORE_DIMENSIONS = 3
-# Bytes that one step of a search may work on.
-_WORK_BYTES = 2**30
+# Bytes that one step of a search may work on, for each point, and within which bounds: what a few
+# thousand points gain from more is lost in the noise.
+_WORK_BYTES_EACH = 2**11
+_WORK_BYTES = (2**27, 2**30)
 # Seconds for a pair of points on an H200: in leaves, for each coordinate and besides; as products,
 # for each 64 coordinates and besides.
 _LEAF_SECONDS = (1.2e-11, 2.4e-11)
@@ -91,6 +93,12 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     if _leaves_pay(leaves, query_leaves, n_neighbors):
         return _nearest_by_leaves(leaves, query_leaves, n_neighbors)
     return _nearest_by_products(base, query, n_neighbors)
+
+
+def _work_bytes(n: int) -> int:
+    """Return the bytes that one step of a search among n points may work on."""
+    least, most = _WORK_BYTES
+    return min(most, max(least, n * _WORK_BYTES_EACH))
 
 
 def nearest_others(
@@ -159,7 +167,7 @@ def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
     """Cut the query leaves into blocks whose gaps and first distances fit."""
     size = max(base.row.shape[1], query.row.shape[1])
     numbers = 4 * len(base.low) + 4 * _SEEDS * size**2
-    step = max(1, _WORK_BYTES // (8 * numbers))
+    step = max(1, _work_bytes(base.row.numel()) // (8 * numbers))
     return (slice(start, start + step) for start in range(0, len(query.low), step))
 
 
@@ -192,7 +200,7 @@ def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbo
         lengths = visits[order].tolist()
         start = 0
         while start < len(order):
-            stop = start + max(1, _WORK_BYTES // (pair * lengths[start]))
+            stop = start + max(1, _work_bytes(base.row.numel()) // (pair * lengths[start]))
             some = order[start:stop]
             inside, visited = mask[some].float().topk(lengths[start], dim=1)
             visited = torch.where(inside > 0, visited, -1)
@@ -227,7 +235,8 @@ def _select(
     shape = groups, size, n_neighbors
     best = torch.full(shape, torch.inf, dtype=torch.float64, device=points.device)
     row = torch.full(shape, -1, device=points.device)
-    width = max(1, _WORK_BYTES // (8 * 4 * groups * size * base.row.shape[1]))
+    pairs = groups * size * base.row.shape[1]
+    width = max(1, _work_bytes(base.row.numel()) // (8 * 4 * pairs))
     for part in leaves.split(width, dim=1):
         other = base.points[part].flatten(1, 2)
         rows = torch.where(part[:, :, None] >= 0, base.row[part], -1).flatten(1, 2)
@@ -274,7 +283,7 @@ def _measure(
     base: Tensor, query: Tensor, candidates: Tensor, n_neighbors: int
 ) -> tuple[Tensor, Tensor]:
     """Return the exact distances of the nearest candidates, and their rows."""
-    step = max(1, _WORK_BYTES // (8 * 3 * candidates.shape[1] * base.shape[1]))
+    step = max(1, _work_bytes(len(base)) // (8 * 3 * candidates.shape[1] * base.shape[1]))
     lengths, rows = [], []
     for points, index in zip(query.split(step), candidates.split(step), strict=True):
         length = (base[index] - points[:, None]).norm(dim=2)
@@ -291,7 +300,8 @@ def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbou
     centre = base.mean(dim=0)
     centred = base - centre
     square = centred.square().sum(dim=1)
-    rows = max(1, _WORK_BYTES // 4 // (8 * max(base.shape[0], n_neighbors * base.shape[1])))
+    wide = max(base.shape[0], n_neighbors * base.shape[1])
+    rows = max(1, _work_bytes(len(base)) // 4 // (8 * wide))
     distances, indices = [], []
     for start in range(0, query.shape[0], rows):
         tile = query[start : start + rows]

@@ -25,12 +25,18 @@ _ROUNDS = 16
 _SPARE = 1.25
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Extending long paths before the
-# short ones are final would be work to do again.
+# short ones are final would be work to do again; a GPU that few vertices leave idle can do it.
 _STEP = 4.0
+_IDLE_ROWS = 2**17
+_IDLE_STEP = 16.0
 # So many sources on a table of so few rows are found by one launch, a program for each source; on
 # more rows a program's passes take too long.
 _ONE_LAUNCH_ROWS = 768
 _ONE_LAUNCH_SOURCES = 128
+# Sources that a table has room for at least, on so few rows that recording another graph of
+# launches takes longer than the rounds of some empty columns do.
+_SHARED_SOURCES = 16
+_SHARED_ROWS = 2**16
 # Bytes of the (rows, sources) table of path lengths.
 _TABLE_BYTES = 2**30
 
@@ -98,7 +104,8 @@ class Relaxation:
         if order is not None:
             self._row_of = torch.empty_like(first).scatter_(0, order, first)
         self._plans: dict[int, _Plan] = {}
-        self._step = _STEP * float(edges.length.mean()) if len(edges.length) else 0.0
+        step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
+        self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
         self._kernel: Any = None
         if kernel is None:
             kernel = self.device.type == "cuda" and find_spec("triton") is not None
@@ -129,9 +136,12 @@ class Relaxation:
             distance[column, row] = 0
             self._kernel.relax_rows_(distance, self._neighbour, self._length)
             return distance[:, self._row_of].T
-        if len(sources) not in self._plans:
-            self._plans[len(sources)] = self._prepare(len(sources))
-        plan = self._plans[len(sources)]
+        width = len(sources)
+        if self._rows <= _SHARED_ROWS:
+            width = max(width, _SHARED_SOURCES)
+        if width not in self._plans:
+            self._plans[width] = self._prepare(width)
+        plan = self._plans[width]
         plan.distance.fill_(torch.inf)
         plan.distance[row, column] = 0
         tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
@@ -141,7 +151,7 @@ class Relaxation:
         plan.threshold.fill_(0)
         while float(plan.threshold) < torch.inf:
             plan.advance()
-        return plan.distance[self._row_of]
+        return plan.distance[self._row_of, : len(sources)]
 
     def _prepare(self, count: int) -> _Plan:
         """Return a table of path lengths and what makes some rounds over the table."""

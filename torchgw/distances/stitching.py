@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from torchgw.distances.leaves import Leaves, split, squares
 
 __all__ = ["Bridges", "shortest_bridges"]
 
+# Points whose distances are simply all computed: 0.6 ms for 400 of them, by boxes 8 ms.
+_TABLE_POINTS = 1_024
 # Steps along the spatial order to points that may lie in another component.
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 # Pairs of boxes, and bytes of distances, that are looked at together.
@@ -39,15 +42,18 @@ def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
 
     Notes
     -----
-    Boruvka's algorithm: in each round every component but the largest takes its shortest edge to
-    another one, and what is joined becomes one component. All these edges are found together by
-    descending a tree of boxes in pairs [1]_.
+    Of few points a table of all distances is made. Otherwise Boruvka's algorithm: in each round
+    every component but the largest takes its shortest edge to another one, and what is joined
+    becomes one component. All these edges are found together by descending a tree of boxes in
+    pairs [1]_.
 
     References
     ----------
     .. [1] W. March, P. Ram, A. Gray. Fast Euclidean minimum spanning tree: algorithm, analysis, and
        applications. KDD 2010.
     """
+    if len(points) <= _TABLE_POINTS:
+        return _bridges_of_table(points, labels)
     leaves = split(points)
     found: list[Tensor] = []
     while (count := int(labels.max()) + 1) > 1:
@@ -60,6 +66,28 @@ def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
     edges = torch.cat(found)
     length = (points[edges[:, 0]].double() - points[edges[:, 1]].double()).norm(dim=1)
     return Bridges(edges[:, 0], edges[:, 1], length)
+
+
+def _bridges_of_table(points: Tensor, labels: Tensor) -> Bridges:
+    """Return the tree over the closest pairs of components, from all distances."""
+    order = labels.argsort(stable=True)
+    sorted_points = points[order].double()
+    exact = "donot_use_mm_for_euclid_dist"
+    table = torch.cdist(sorted_points, sorted_points, compute_mode=exact).cpu().numpy()
+    sizes = labels.bincount().cpu().numpy()
+    first = np.cumsum(sizes) - sizes
+    closest = np.minimum.reduceat(np.minimum.reduceat(table, first, axis=0), first, axis=1)
+    # SciPy takes no edge of length zero; the tree depends on the order of the lengths alone
+    rank = np.unique(closest, return_inverse=True)[1].reshape(closest.shape) + 1
+    tree = minimum_spanning_tree(np.triu(rank, 1)).tocoo()
+    ends = np.empty((len(tree.row), 2), dtype=np.int64)
+    for edge, (one, other) in enumerate(zip(tree.row, tree.col, strict=True)):
+        rows, columns = (slice(first[part], first[part] + sizes[part]) for part in (one, other))
+        block = table[rows, columns]
+        ends[edge] = np.unravel_index(block.argmin(), block.shape) + first[[one, other]]
+    source, target = order[torch.from_numpy(ends).to(order.device)].T
+    length = torch.from_numpy(table[ends[:, 0], ends[:, 1]])
+    return Bridges(source, target, length.to(points.device))
 
 
 class _Shortest:
