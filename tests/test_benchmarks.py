@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import __main__ as command_line
-from benchmarks import evaluate, harness, linear, measure, phases, report, runners, snare
+from benchmarks import evaluate, fused, harness, linear, measure, phases, report, runners, snare
 from benchmarks.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 
 
@@ -204,6 +204,15 @@ def test_phases_cover_a_solve():
     # every iteration multiplies DX (150, 150) by P (150, 180) by DY (180, 180)
     iterations = clock.work["cost"].operations / (2 * 150 * 180 * 330)
     assert iterations == round(iterations) > 1
+
+
+def test_fused_reports_a_whole_solve(capsys):
+    assert fused.main(["--n", "700", "--device", "cpu", "--repeat", "1"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:-1])
+    assert lines["status"] == "CONVERGED"
+    # noisy features alone find the place on the curve less well than with geodesics
+    assert float(lines["spearman_features_alone"]) < float(lines["spearman"])
+    assert float(lines["spearman"]) > 0.98
 
 
 def test_snare_scores_know_the_answer():

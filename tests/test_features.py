@@ -6,6 +6,7 @@ import numpy as np
 import ot
 import pytest
 import torch
+from problems import LargestTensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import torchgw
@@ -66,6 +67,27 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
     coarse = torchgw.solve(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)
+
+
+def test_tiles_are_skipped_with_features():
+    """Features are more columns of the factors: tiles are bounded by all of them, none is built."""
+    n, rng = 1200, np.random.default_rng(0)
+    place = rng.random((2, n, 1))
+    features = [np.cos(part * rng.uniform(1, 6, 16)) for part in place]
+    features = [part + 0.05 * rng.normal(size=part.shape) for part in features]
+    points = [np.concatenate([np.cos(3 * part), np.sin(2 * part)], 1) for part in place]
+    options = {"distances": "sqeuclidean", "features": features, "alpha": 0.5, "epsilon": 0.02}
+    options |= {"storage": "streamed", "precision": "float32", "random_state": 0}
+    with LargestTensor() as largest:
+        skipped = torchgw.solve(*points, skip_tiles=True, **options)
+    assert largest.size < n * n / 4
+    assert skipped.log["tiles"]["kept"] < 0.5
+    whole = torchgw.solve(*points, skip_tiles=False, **options)
+    # both to the column error of 1e-5 that float32 solves aim at, which exponents amplify
+    assert skipped.value == pytest.approx(whole.value, rel=1e-4)
+    values = torch.from_numpy(place[1])
+    first, second = (result.lazy_plan @ values for result in (skipped, whole))
+    assert (first - second).abs().sum() < 1e-3 * second.sum()
 
 
 def test_spread_of_factors_is_that_of_the_table():
