@@ -8,10 +8,23 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
+import torchgw
 from benchmarks import __main__ as command_line
-from benchmarks import evaluate, fused, harness, linear, measure, phases, report, runners, snare
+from benchmarks import (
+    evaluate,
+    fused,
+    harness,
+    linear,
+    low_rank,
+    measure,
+    phases,
+    report,
+    runners,
+    snare,
+)
 from benchmarks.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 
 
@@ -213,6 +226,22 @@ def test_fused_reports_a_whole_solve(capsys):
     # noisy features alone find the place on the curve less well than with geodesics
     assert float(lines["spearman_features_alone"]) < float(lines["spearman"])
     assert float(lines["spearman"]) > 0.98
+
+
+def test_low_rank_methods_are_scored_alike():
+    """The judge of factors gives our plan the value that it reports; POT's is of that order."""
+    device = torch.device("cpu")
+    ours = low_rank.measure("low-rank", 120, 5, 3, device)
+    pot = low_rank.measure("pot", 120, 5, 3, device)
+    assert 0 < ours["value"] < pot["value"] < 10 * ours["value"]
+    x, y = low_rank.clouds(120)
+    with pytest.warns(torchgw.ConvergenceWarning):
+        plan = torchgw.solve_low_rank(
+            x, y, rank=5, distances="sqeuclidean", max_iter=3, random_state=0
+        ).lazy_plan
+    scaled = [points / cdist(points, points).max() for points in (x, y)]
+    factors = (part.numpy() for part in (plan.Q, plan.R, plan.g))
+    assert low_rank.value_of(*factors, scaled) == pytest.approx(ours["value"], rel=1e-9)
 
 
 def test_snare_scores_know_the_answer():
