@@ -14,6 +14,8 @@ pytestmark = [
 ]
 
 
+# a few iterations are enough to launch everything
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 @pytest.mark.parametrize(
     "options",
     [
