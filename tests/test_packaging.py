@@ -70,6 +70,7 @@ LAYERS = {
         "_strategy",
         "_evaluation",
         "_relaxed",
+        "_relaxed_search",
         "_solve",
         "_result",
         "_multiscale",

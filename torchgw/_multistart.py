@@ -17,7 +17,7 @@ from torchgw._schedule import Annealing
 from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals
 
-__all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima"]
+__all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima", "represent"]
 
 # Starts by default: all that make_starts() has, and four random rotations.
 DEFAULT_STARTS = 16
@@ -57,11 +57,12 @@ class Alternative:
     ----------
     value : float
         Objective without entropy of the coarse plan, which has exact marginals. Comparable among
-        the alternatives of one result; the whole problem's value is usually a little lower.
+        the alternatives of one result; the whole problem's value is usually a little lower. Of a
+        relaxed problem: with penalty and entropy, which decide what its mass is.
     label : str
         The start that found it.
     plan : Tensor, shape (s, t), float64
-        Mass between coarse points.
+        Mass between coarse points, one in all.
     source, target : Tensor, shapes (s,) and (t,), int64
         Which points of X and of Y those are.
     shape : tuple of int
@@ -117,11 +118,11 @@ def find_optima(
         PyTorch operations unless given.
     """
     backend = backend or EagerBackend()
-    coarse = coarsen(problem, _POINTS)
-    if coarse.resolution > _COARSEST:
-        if max(problem.source.n, problem.target.n) > _WHOLE:
-            return Search((), float("nan"))
-        coarse, count = coarsen(problem, _WHOLE), (count + 1) // 2
+    coarse = represent(problem)
+    if coarse is None:
+        return Search((), float("nan"))
+    if max(len(coarse.source.points), len(coarse.target.points)) > _POINTS:
+        count = (count + 1) // 2
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
     starts = make_starts(coarse, target, count, _ITERATIONS)
     batch, _ = _distinct(coarse, _from_costs(coarse, starts, backend))
@@ -135,6 +136,16 @@ def find_optima(
         batch, values = batch.take(rest), values[len(compared) :]
     found = (*first, *_alternatives(problem, coarse, batch, values))
     return Search(found, _ambiguity(coarse, found))
+
+
+def represent(problem: Problem) -> CoarseProblem | None:
+    """Return the coarse problem to search: all points if few say too little, none if too many."""
+    coarse = coarsen(problem, _POINTS)
+    if coarse.resolution <= _COARSEST:
+        return coarse
+    if max(problem.source.n, problem.target.n) > _WHOLE:
+        return None
+    return coarsen(problem, _WHOLE)
 
 
 def _is_close(coarse: CoarseProblem, values: list[float]) -> bool:

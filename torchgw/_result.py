@@ -68,7 +68,8 @@ class GWResult:
         few points do not represent the spaces.
     ambiguity : float
         Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
-        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none.
+        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none, and
+        of relaxed problems, whose values have no common zero.
         With a linear cost both values count from the least that its entries could cost.
     n_iters : int
         Outer iterations; ``log["inner_iterations"]`` counts the Sinkhorn iterations.

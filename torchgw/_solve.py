@@ -18,7 +18,8 @@ from torchgw._multistart import Search
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._polish import Polished, polish
-from torchgw._relaxed import RelaxedCoupling, RelaxedGradient
+from torchgw._relaxed import RelaxedGradient
+from torchgw._relaxed_search import search_relaxed
 from torchgw._sampled_gradient import CostNoise, SampledGradient
 from torchgw._schedule import Annealing, Status
 from torchgw._solver import (
@@ -29,7 +30,7 @@ from torchgw._solver import (
     iterate,
     settle,
 )
-from torchgw._starts import Guess, first_guess
+from torchgw._starts import Guess, first_guess, searchable, starting_point
 from torchgw._strategy import Strategy, choose_strategy
 from torchgw._typing import Potentials
 
@@ -46,9 +47,6 @@ _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64.
 _HANDOVER_TOLERANCE = 1e-3
-# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
-# look alike is a saddle point that exact arithmetic would never leave.
-_START_NOISE = 1e-6
 
 
 class Ending(NamedTuple):
@@ -86,7 +84,13 @@ def solve_problem(
     sample = None
     if init is None and can_subsample(strategy):
         sample = draw_subsample(strategy.problem, _COARSE_POINTS, generator)
-    guess, search = first_guess(strategy.problem, sample, init, options, strategy.search_epsilon)
+    search: Search | None
+    if options.relaxation is not None and searchable(problem, init, options):
+        guess, search = search_relaxed(problem, strategy, generator)
+    else:
+        guess, search = first_guess(
+            strategy.problem, sample, init, options, strategy.search_epsilon
+        )
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, sample, guess, generator, recorder)
     recorder.time("setup", clock)
@@ -229,31 +233,3 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
     )  # fmt: skip
     return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)
-
-
-def starting_point(setting: Setting, guess: Guess) -> LoopState:
-    """Return the state that a guess stands for."""
-    gradient = setting.gradient
-    if guess.plan is None:
-        coupling = _perturb(gradient.start())
-    else:
-        coupling = gradient.update(guess.plan, None, setting.generator)
-    # potentials of strict marginals are of little use to relaxed ones
-    potentials = guess.potentials if setting.relaxation is None else None
-    return LoopState(coupling, coupling, potentials, potentials)
-
-
-def _perturb(coupling: Coupling) -> Coupling:
-    """Add a little noise to a coupling that is a tensor; sampled ones have their own.
-
-    The noise is always the same, so that exact solves do not depend on a seed.
-    """
-    if isinstance(coupling, RelaxedCoupling):
-        return coupling._replace(base=_perturb(coupling.base))
-    if not isinstance(coupling, torch.Tensor):
-        return coupling
-    generator = torch.Generator(device=coupling.device).manual_seed(0)
-    noise = torch.randn(
-        coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
-    )
-    return coupling * (1 + _START_NOISE * noise)

@@ -11,15 +11,17 @@ from torchgw._anchors import Anchors, PairPlan
 from torchgw._candidates import GUESS_EPSILON
 from torchgw._dispatch import choose_backend
 from torchgw._errors import InvalidInputError
-from torchgw._gradient import Plan, Problem
+from torchgw._gradient import Coupling, Plan, Problem
 from torchgw._inputs import check_plan, to_tensor
 from torchgw._multiscale import Subsample
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
 from torchgw._options import Options
 from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._relaxed import RelaxedCoupling
+from torchgw._solver import LoopState, Setting
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Guess", "first_guess"]
+__all__ = ["PRODUCT", "Guess", "first_guess", "from_alternative", "searchable", "starting_point"]
 
 
 class Guess(NamedTuple):
@@ -30,6 +32,9 @@ class Guess(NamedTuple):
     epsilon: float  # at which annealing begins, as a share of the natural scale
 
 
+# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
+# look alike is a saddle point that exact arithmetic would never leave.
+_START_NOISE = 1e-6
 # Annealing from the natural scale of the cost forgets every plan but the product plan.
 PRODUCT = Guess(None, None, 1.0)
 
@@ -43,21 +48,23 @@ def first_guess(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
             "one of them."
         )
-    if options.relaxation is not None and init is None and options.n_init is None:
-        # the coarse starts are those of strict marginals
-        return PRODUCT, None
-    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
-    if init is not None or options.n_init == 1 or trivial:
+    if not searchable(problem, init, options):
         return _read_init(init, problem.marginals), None
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
     if not search.alternatives:
         return PRODUCT, search
-    guess = _from_alternative(search.alternatives[0], problem.source.device)
+    guess = from_alternative(search.alternatives[0], problem.source.device)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
     return guess, search
+
+
+def searchable(problem: Problem, init: Any, options: Options) -> bool:
+    """Whether the start is to be searched for: there is none, and more than one optimum."""
+    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    return init is None and options.n_init != 1 and not trivial
 
 
 def _read_init(init: Any, marginals: Marginals) -> Guess:
@@ -77,7 +84,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
         return PRODUCT
     if isinstance(init, Alternative):
         _check_shape(init.shape, shape)
-        return _from_alternative(init, device)
+        return from_alternative(init, device)
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return Guess(None, _potentials(init, shape, device), 0.0)
     plan = getattr(init, "lazy_plan", init)
@@ -90,7 +97,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
 
 
-def _from_alternative(found: Alternative, device: torch.device) -> Guess:
+def from_alternative(found: Alternative, device: torch.device) -> Guess:
     """Return an optimum of a coarse problem as a start for the whole one."""
     s, t = found.plan.shape
     pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
@@ -151,3 +158,31 @@ def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
 def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
     if got != expected:
         raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
+
+
+def starting_point(setting: Setting, guess: Guess) -> LoopState:
+    """Return the state that a guess stands for."""
+    gradient = setting.gradient
+    if guess.plan is None:
+        coupling = _perturb(gradient.start())
+    else:
+        coupling = gradient.update(guess.plan, None, setting.generator)
+    # potentials of strict marginals are of little use to relaxed ones
+    potentials = guess.potentials if setting.relaxation is None else None
+    return LoopState(coupling, coupling, potentials, potentials)
+
+
+def _perturb(coupling: Coupling) -> Coupling:
+    """Add a little noise to a coupling that is a tensor; sampled ones have their own.
+
+    The noise is always the same, so that exact solves do not depend on a seed.
+    """
+    if isinstance(coupling, RelaxedCoupling):
+        return coupling._replace(base=_perturb(coupling.base))
+    if not isinstance(coupling, torch.Tensor):
+        return coupling
+    generator = torch.Generator(device=coupling.device).manual_seed(0)
+    noise = torch.randn(
+        coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
+    )
+    return coupling * (1 + _START_NOISE * noise)
