@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -93,6 +94,45 @@ def test_unequal_and_zero_weights(curves):
     np.testing.assert_allclose(moved, result.lazy_plan.barycentric(Y), atol=1e-11)
     back = result.inverse_transform(Y)
     np.testing.assert_allclose(back, result.lazy_plan.T.barycentric(X), atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "relaxation", [{"unbalanced": 0.3}, {"unbalanced": (np.inf, 0)}, {"unbalanced": (0.1, np.inf)},
+                   {"mass": 0.6}], ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+def test_relaxed_plans_map_new_points(curves, relaxation, gradient, tmp_path):
+    """By their conditional plans, which know how much mass every target point may take."""
+    X, Y = curves
+    a = random_weights(90)
+    a[::7] = 0
+    settings = {"distances": "landmark" if gradient == "factored" else "euclidean", "n_init": 1}
+    settings |= {"a": a / a.sum(), "epsilon": 0.01, "gradient": gradient, "n_anchors": 64}
+    result = solve(X, Y, **settings, **relaxation)
+    used = a > 0
+    expected = result.lazy_plan.barycentric(Y)
+    np.testing.assert_allclose(result.transform(X)[used], expected[used], atol=1e-11)
+    back = result.inverse_transform(Y)
+    np.testing.assert_allclose(back, result.lazy_plan.T.barycentric(X), atol=1e-11)
+    # not what the same potentials with the cost of strict marginals say
+    strict = dataclasses.replace(result, extension=dataclasses.replace(result.extension, own=None))
+    assert float((strict.transform(X) - expected)[used].abs().max()) > 1e-3
+    result.save(tmp_path / "result.npz", dense=True)
+    again = torchgw.load(tmp_path / "result.npz")
+    np.testing.assert_allclose(again.transform(X[:5]), result.transform(X[:5]), atol=1e-11)
+
+
+def test_partial_plans_map_features(curves):
+    """The linear cost of new points has the units of the mass, as that of the known ones has."""
+    X, Y = curves
+    rng = np.random.default_rng(0)
+    F_X, F_Y = rng.normal(size=(90, 4)) / 3, rng.normal(size=(110, 4)) / 3
+    result = solve(
+        X, Y, features=(F_X, F_Y), alpha=0.5, distances="euclidean", epsilon=0.05, mass=0.4,
+        n_init=1,
+    )  # fmt: skip
+    moved = result.transform(X[3:8], F_new=F_X[3:8])
+    np.testing.assert_allclose(moved, result.lazy_plan.barycentric(Y)[3:8], atol=1e-10)
 
 
 @pytest.mark.parametrize(

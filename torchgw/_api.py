@@ -396,13 +396,12 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
             "polish_gap": polished.gap if polished else None,
             "tiles": tiles._asdict() if tiles else None,
         },
-        extension=None
-        if options.relaxation is not None
-        else Extension.of(
+        extension=Extension.of(
             strategy.gradient,
             outcome.linearised,
             outcome.coupling,
             sides.spaces,
             ending.unpolished,
+            strategy.mass,
         ),
     )

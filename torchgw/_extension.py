@@ -4,7 +4,8 @@ The cost (2) at a plan P is linear in the distances of a source point: its row n
 
     C(x, j) = -4 alpha sum_kl d(x, k) P_kl DY_lj + (1 - alpha) M(x, j)
 
-up to a term of the row, which no conditional plan sees. One half-step against the potentials g of
+up to a term of the row, which no conditional plan sees, and for relaxed plans with a term of the
+column. One half-step against the potentials g of
 the solve then gives the new row of the plan (docs/algorithm.md, equation 13).
 """
 
@@ -23,7 +24,9 @@ from torchgw._features import feature_cost
 from torchgw._gradient import Coupling, Problem
 from torchgw._inputs import check_linear_cost, check_points
 from torchgw._plan import TransportPlan
+from torchgw._relaxed import RelaxedCoupling, own_terms
 from torchgw._sampled_gradient import MeanDistances
+from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import CrossDistance, Space, factor_reference, factor_rows
 
@@ -109,6 +112,10 @@ class Extension:
         Whether there was a linear cost.
     unpolished : TransportPlan or None
         The entropic plan, where the plan of the result is a polished one, which has no potentials.
+    own : Marginals or None
+        Terms of the rows, (n,), and of the columns, (m,), in the cost of a relaxed plan.
+    mass : float
+        Of a partial plan, whose linear cost is divided by it; otherwise one.
     """
 
     source: Side
@@ -117,6 +124,8 @@ class Extension:
     alpha: float
     linear: bool
     unpolished: TransportPlan | None
+    own: Marginals | None = None
+    mass: float = 1.0
 
     @classmethod
     def of(
@@ -126,9 +135,14 @@ class Extension:
         coupling: Coupling,
         spaces: tuple[Space, Space],
         unpolished: TransportPlan | None,
+        mass: float,
     ) -> Extension:
-        """Return the extension of a solved problem."""
+        """Return the extension of a solved problem, given the mass of a partial plan or one."""
         providers = problem.source, problem.target
+        masses, own = problem.marginals, None
+        if isinstance(coupling, RelaxedCoupling):
+            coupling, masses = coupling
+            own = Marginals(*own_terms(problem, masses)[1])
         factored, sampled = gradient == "factored", isinstance(coupling, Anchors)
         sides = [
             Side(
@@ -138,9 +152,7 @@ class Extension:
                 factor_reference(provider) if factored and provider.factors() is not None else None,
                 MeanDistances.of(provider, weights) if sampled else None,
             )
-            for name, space, provider, weights in zip(
-                "XY", spaces, providers, problem.marginals, strict=True
-            )
+            for name, space, provider, weights in zip("XY", spaces, providers, masses, strict=True)
         ]
         if factored and not isinstance(coupling, Anchors):
             sizes = [_size(side) for side in sides]
@@ -151,7 +163,7 @@ class Extension:
             coupling = coupling.T if swapped else coupling
             assert tuple(coupling.shape) == tuple(sizes)
         linear = problem.linear is not None
-        return cls(sides[0], sides[1], coupling, problem.alpha, linear, unpolished)
+        return cls(sides[0], sides[1], coupling, problem.alpha, linear, unpolished, own, mass)
 
     @property
     def T(self) -> Extension:  # noqa: N802 - the name of every array library
@@ -159,8 +171,9 @@ class Extension:
         coupling = self.coupling
         turned = Anchors(*coupling[::-1]) if isinstance(coupling, Anchors) else coupling.T
         plan = None if self.unpolished is None else self.unpolished.T
+        own = None if self.own is None else Marginals(*self.own[::-1])
         return replace(
-            self, source=self.target, target=self.source, coupling=turned, unpolished=plan
+            self, source=self.target, target=self.source, coupling=turned, unpolished=plan, own=own
         )
 
     def new_points(self, points: Any, table: Any, linear: Any, features: Any) -> NewPoints:
@@ -230,7 +243,10 @@ class Extension:
             cost = cost_of(cross, block)
             if new.linear is not None:
                 linear = new.linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
-                cost = DenseCost(cost.dense().matrix.add(linear, alpha=1 - self.alpha))
+                share = (1 - self.alpha) / self.mass
+                cost = DenseCost(cost.dense().matrix.add(linear, alpha=share))
+            if self.own is not None:
+                cost = _with_columns(cost, self.own.b.to(cost.dtype))
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
 
@@ -265,8 +281,14 @@ class Extension:
             right = target.apply(coupling.T.to(target.dtype))
             coupling = None
         else:
+            # may be sparse, where it comes from a file
             turned = coupling.T
-            return lambda cross, block: _dense(turned @ left_of(cross, block).T, target), width
+
+            def stored(cross: CrossDistance, block: slice) -> Cost:
+                right = turned @ left_of(cross, block).T
+                return DenseCost(-target.apply(right.to(target.dtype)).T.double())
+
+            return stored, width
 
         def factored(cross: CrossDistance, block: slice) -> Cost:
             left = left_of(cross, block)
@@ -313,9 +335,11 @@ def check_table(value: Any, n: int) -> Tensor:
     return table
 
 
-def _dense(right: Tensor, target: DistanceProvider) -> DenseCost:
-    """Return the cost whose transpose is -DY @ right; ``coupling.T`` may be sparse."""
-    return DenseCost(-target.apply(right.to(target.dtype)).T.double())
+def _with_columns(cost: Cost, column: Tensor) -> Cost:
+    """Add a term of the columns, (m,)."""
+    if isinstance(cost, DenseCost):
+        return DenseCost(cost.matrix + column)
+    return cost._replace(column=cost.column + column)
 
 
 def _rank(side: Side) -> int:

@@ -68,9 +68,9 @@ class GWResult:
         few points do not represent the spaces.
     ambiguity : float
         Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
-        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none, and
-        of relaxed problems, whose values have no common zero.
-        With a linear cost both values count from the least that its entries could cost.
+        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none,
+        and of relaxed problems, whose values have no common zero. With a linear cost both values
+        count from the least that its entries could cost.
     n_iters : int
         Outer iterations; ``log["inner_iterations"]`` counts the Sinkhorn iterations.
     history : tuple of Iteration
@@ -177,7 +177,8 @@ class GWResult:
         The potentials of the solve give a new point x the row P_xj of the plan, up to its mass, by
         one half-step; the point goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X
         goes where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials: points are
-        then mapped by the entropic plan that it was made from.
+        then mapped by the entropic plan that it was made from. With relaxed marginals a point that
+        has no partner is mapped too, to where the little that it gives would go.
 
         Parameters
         ----------
@@ -326,8 +327,8 @@ def _map_new(
     """Map new points of the source side of a plan."""
     if extension is None:
         raise UnsupportedError(
-            "This result does not hold what new points are mapped by: plans with relaxed marginals "
-            "(`unbalanced`, `mass`) do not have it. Solve with both weights held to map new points."
+            "This result does not hold what new points are mapped by: it was written by a version "
+            "of torchgw that did not keep it for relaxed marginals. Solve again."
         )
     if values is None:
         values = extension.target.space.points
