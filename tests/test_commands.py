@@ -57,6 +57,23 @@ def test_info(capsys):
     assert "X: points of shape (30, 3)" in printed
 
 
+def test_other_results(tmp_path, capsys):
+    X, Y = np.load("X.npy"), np.load("Y.npy")
+    torchgw.joint_embedding([X], Y, [torchgw.load("out.npz")]).save(tmp_path / "joint.npz")
+    torchgw.solve_low_rank(X, Y, rank=3, tol=1e-2).save(tmp_path / "low.npz")
+    torchgw.barycenter([X], 5, tol=0.1, epsilon=1.0).save(tmp_path / "mean.npz")
+    for name, kind in (
+        ("joint", "JointEmbedding(sources of 30 points"),
+        ("low", "LowRankResult(30 x 30, rank=3"),
+        ("mean", "BarycenterResult(5 points, 1 spaces"),
+    ):
+        path = str(tmp_path / f"{name}.npz")
+        assert main(["info", path]) == 0
+        assert capsys.readouterr().out.startswith(kind)
+        assert main(["score", path]) == 2
+        assert "this command reads a GWResult" in capsys.readouterr().err
+
+
 def test_score(capsys):
     answers = ["--truth", "truth.npy", "--labels-x", "x.txt", "--labels-y", "y.txt"]
     assert main(["score", "out.npz", *answers, "--json"]) == 0

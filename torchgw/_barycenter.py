@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torchgw._inputs import (
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
+from torchgw._storage import stored, write_result
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -29,6 +31,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 __all__ = ["BarycenterResult", "barycenter"]
 
 
+@stored
 @dataclass(frozen=True, repr=False)
 class BarycenterResult:
     """Outcome of :func:`torchgw.barycenter`.
@@ -63,6 +66,14 @@ class BarycenterResult:
     def value(self) -> float:
         """Weighted mean of the objectives."""
         return self.history[-1]
+
+    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
+        """Write the result to a file that :func:`torchgw.load` reads.
+
+        Distances of the barycenter are stored in full; of each of ``results`` what
+        :meth:`GWResult.save` stores, with the same ``dense``, errors and warning.
+        """
+        write_result(path, self, dense=dense)
 
     def __repr__(self) -> str:
         """Summarise in a line."""

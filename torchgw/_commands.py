@@ -115,6 +115,8 @@ def _info(options: argparse.Namespace) -> int:
     if options.result is not None:
         result = torchgw.load(options.result)
         print(result)
+        if not isinstance(result, torchgw.GWResult):
+            return 0
         for name in ("X", "Y"):
             side = getattr(result.extension, "source" if name == "X" else "target", None)
             if side is not None and side.space.points is not None:
@@ -137,6 +139,17 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _alignment(path: str) -> GWResult:
+    """Read a result that must be one of an alignment."""
+    result = torchgw.load(path)
+    if not isinstance(result, torchgw.GWResult):
+        raise InvalidInputError(
+            f"{path}: holds a {type(result).__name__}, and this command reads a GWResult, which "
+            "`torchgw align` and `solve(...).save` write. `torchgw info` reads all."
+        )
+    return result
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -146,7 +159,7 @@ def _version(package: str) -> str:
 
 def _score(options: argparse.Namespace) -> int:
     """Score a result."""
-    result = torchgw.load(options.result)
+    result = _alignment(options.result)
     scores: dict[str, Any] = {
         "value": result.value,
         "marginal_error": result.marginal_error,
@@ -205,7 +218,7 @@ def _plot(options: argparse.Namespace) -> int:
             "run `pip install 'torchgw[plot]'`."
         )
     check_writable(options.output)
-    result = torchgw.load(options.result)
+    result = _alignment(options.result)
     figure = _draw(result, options)
     try:
         figure.savefig(options.output, dpi=150)
@@ -255,7 +268,7 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
 def _transform(options: argparse.Namespace) -> int:
     """Map new points."""
     check_writable(options.output)
-    result = torchgw.load(options.result)
+    result = _alignment(options.result)
     points = read_array(options.points)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
     with options.output.open("wb") as file:

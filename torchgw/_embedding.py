@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
 from torchgw._inputs import as_graph, check_points
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._plan import TransportPlan
+from torchgw._storage import stored, write_result
 from torchgw.distances.graph import knn_graph, validate_graph
 
 __all__ = ["JointEmbedding", "joint_embedding"]
 
 
-@dataclass(frozen=True)
+@stored
+@dataclass(frozen=True, repr=False)
 class JointEmbedding:
     """Outcome of :func:`torchgw.joint_embedding`.
 
@@ -39,6 +42,24 @@ class JointEmbedding:
     sources: tuple[Tensor, ...]
     anchor: Tensor
     eigenvalues: Tensor
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the coordinates to a file that :func:`torchgw.load` reads.
+
+        Raises
+        ------
+        InvalidInputError
+            If the path cannot be written.
+        """
+        write_result(path, self)
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        sizes = ", ".join(str(len(part)) for part in self.sources)
+        return (
+            f"JointEmbedding(sources of {sizes} points, anchor of {len(self.anchor)}, "
+            f"dimension={len(self.eigenvalues)})"
+        )
 
 
 @reject_unknown

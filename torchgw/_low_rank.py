@@ -17,6 +17,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._errors import InvalidInputError, NumericalError, PlanTooLargeError
 from torchgw._gradient import Problem
 from torchgw._plan import free_memory
+from torchgw._storage import stored
 from torchgw._typing import Marginals
 
 __all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
@@ -49,6 +50,8 @@ class Factorisation(NamedTuple):
     g: Tensor
 
 
+@stored
+@dataclass(frozen=True, repr=False, eq=False)
 class LowRankPlan:
     """P = Q diag(1/g) R', shape (n, m), of rank r.
 
@@ -60,10 +63,9 @@ class LowRankPlan:
         Mass of the groups.
     """
 
-    def __init__(self, Q: Tensor, R: Tensor, g: Tensor) -> None:  # noqa: N803 - the paper's names
-        self.Q = Q
-        self.R = R
-        self.g = g
+    Q: Tensor
+    R: Tensor
+    g: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import math
 import os
@@ -16,19 +15,20 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._extension import Extension
-from torchgw._inputs import check_points, resolve_device
+from torchgw._inputs import check_points
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
-from torchgw._storage import read_fields, write_fields
+from torchgw._storage import stored, write_result
 
-__all__ = ["GWResult", "load"]
+__all__ = ["GWResult"]
 
 # Ambiguity above which the summary of a result mentions it.
 _AMBIGUOUS = 0.9
 
 
+@stored
 @dataclass(frozen=True, repr=False)
 class GWResult:
     """Outcome of :func:`torchgw.solve`, with the attribute names of POT's ``OTResult``.
@@ -274,8 +274,7 @@ class GWResult:
         >>> again.value == result.value
         True
         """
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        write_fields(path, "GWResult", fields, dense=dense, extra=extra)
+        write_result(path, self, dense=dense, extra=extra)
 
     def __repr__(self) -> str:
         """Summarise in a few lines."""
@@ -351,27 +350,3 @@ def check_values(values: Any, count: int) -> Tensor:
             f"{tuple(table.shape)}."
         )
     return table
-
-
-def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> GWResult:
-    """Read a result that :meth:`GWResult.save` or ``torchgw align`` wrote.
-
-    Parameters
-    ----------
-    path : str or path
-    device : torch.device or str
-        Where the result computes; not where it was solved, unless that is named.
-
-    Returns
-    -------
-    GWResult
-        Equal in every field. Plan operations and ``transform`` work as before, on the entries kept
-        if the plan was stored by its largest entries.
-
-    Raises
-    ------
-    InvalidInputError
-        If the file does not exist, is damaged, or is no result; nothing is ever unpickled.
-    """
-    names = {item.name for item in dataclasses.fields(GWResult)}
-    return GWResult(**read_fields(path, "GWResult", resolve_device(device), names))

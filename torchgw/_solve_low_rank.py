@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torchgw._low_rank import Factorisation, LowRankPlan, descend
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
+from torchgw._storage import stored, write_result
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -33,7 +35,8 @@ _MEDOID_STEPS = 10
 _SPREAD = 1e-3
 
 
-@dataclass(frozen=True)
+@stored
+@dataclass(frozen=True, repr=False)
 class LowRankResult:
     """Outcome of :func:`torchgw.solve_low_rank`.
 
@@ -75,6 +78,25 @@ class LowRankResult:
     def plan(self) -> Tensor:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a file that :func:`torchgw.load` reads, linear in n + m.
+
+        Raises
+        ------
+        InvalidInputError
+            If the path cannot be written.
+        """
+        write_result(path, self)
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        n, m = self.lazy_plan.shape
+        ended = "converged" if self.converged else "not converged"
+        return (
+            f"LowRankResult({n} x {m}, rank={len(self.lazy_plan.g)}, value={self.value:.6g}, "
+            f"marginal_error={self.marginal_error:.2g}, {ended} after {len(self.history)} steps)"
+        )
 
 
 @reject_unknown

@@ -2,7 +2,7 @@
 
 Factors, potentials, points and graphs are stored as they are, O((n + m) R). A stored (n, m) cost,
 and given (n, n) distances, are stored only when asked for; otherwise the plan and the coupling are
-stored by their largest entries.
+stored by their largest entries. Classes of results say by :func:`stored` that they go into files.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import MISSING, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -25,6 +25,7 @@ from torchgw._archive import decode, encode, read_archive, write_archive
 from torchgw._cost import DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, TorchGWWarning
 from torchgw._extension import Extension, Side
+from torchgw._inputs import resolve_device
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import MeanDistances
@@ -40,7 +41,9 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["read_fields", "write_fields"]
+__all__ = ["load", "stored", "write_result"]
+
+Kind = TypeVar("Kind", bound=type)
 
 # Entries of each row of a plan that a file keeps, and the share of the row's mass below which an
 # entry is dropped in any case.
@@ -55,49 +58,84 @@ _RECORDS: dict[str, Any] = {
         Anchors, DenseCost, FactoredCost, Iteration, Marginals, MeanDistances, Potentials, Space,
     )
 }  # fmt: skip
+_DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
-def write_fields(
+def stored(kind: Kind) -> Kind:
+    """Say of a dataclass, as a decorator, that it goes into files by its fields."""
+    _DATACLASSES[kind.__name__] = kind
+    return kind
+
+
+def write_result(
     path: str | os.PathLike[str],
-    kind: str,
-    fields: dict[str, Any],
+    result: Any,
     *,
-    dense: bool,
+    dense: bool = False,
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write the fields of a result, and arrays for other readers."""
+    """Write a result of a :func:`stored` class, and arrays for other readers."""
     arrays: dict[str, NDArray[Any]] = dict(extra or {})
-    tree = {
+    fields = {
         name: encode(value, name, lambda part: _parts(part, dense), arrays)
-        for name, value in fields.items()
+        for name, value in _fields(result).items()
     }
-    write_archive(path, {"kind": kind, "fields": tree}, arrays)
+    write_archive(path, {"kind": type(result).__name__, "fields": fields}, arrays)
 
 
-def read_fields(
-    path: str | os.PathLike[str], kind: str, device: torch.device, names: set[str]
-) -> dict[str, Any]:
-    """Read the fields of a result back, on a device."""
+def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Any:
+    """Read a result that its ``save`` or ``torchgw align`` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+    device : torch.device or str
+        Where the result computes; not where it was solved, unless that is named.
+
+    Returns
+    -------
+    GWResult, BarycenterResult, JointEmbedding or LowRankResult
+        Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
+        before, on the entries kept if the plan was stored by its largest entries.
+
+    Raises
+    ------
+    InvalidInputError
+        If the file does not exist, is damaged, or is no result; nothing is ever unpickled.
+    """
+    where = resolve_device(device)
     tree, arrays = read_archive(path)
-    if tree["kind"] != kind:
-        raise InvalidInputError(f"{path}: holds a {tree['kind']}, not a {kind}.")
-    unknown = set(tree["fields"]) - names
-    if unknown:
+    kind = tree["kind"]
+    if kind not in _DATACLASSES:
+        raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
+    fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
+    return _make(kind, fields)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+
+
+def _make(kind: str, parts: dict[str, Any]) -> Any:
+    """Build a dataclass whose fields must be those that it has now."""
+    expected = dataclasses.fields(_DATACLASSES[kind])
+    needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
+    odd = (set(parts) - {item.name for item in expected}) | (needed - set(parts))
+    if odd:
         raise InvalidInputError(
-            f"{path}: written by another version of torchgw, with fields that this one does not "
-            f"know: {', '.join(sorted(unknown))}."
+            f"The file was written by another version of torchgw: its {kind} differs from this "
+            f"one's in {', '.join(sorted(odd))}. Use that version, or solve again."
         )
-    return {name: decode(part, arrays, device, _build) for name, part in tree["fields"].items()}
+    return _DATACLASSES[kind](**parts)
 
 
 def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the parts of what a result is made of; ``None`` for other values."""
     if _RECORDS.get(type(value).__name__) is type(value):
         return type(value).__name__, value._asdict()
-    if isinstance(value, Alternative):
-        fields = dataclasses.fields(value)
-        return "Alternative", {item.name: getattr(value, item.name) for item in fields}
+    if _DATACLASSES.get(type(value).__name__) is type(value):
+        return type(value).__name__, _fields(value)
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, TransportPlan):
@@ -147,7 +185,7 @@ def _shorten(plan: TransportPlan) -> SparsePlan:
 
 
 def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
-    parts = {item.name: getattr(extension, item.name) for item in dataclasses.fields(extension)}
+    parts = _fields(extension)
     coupling = extension.coupling
     if isinstance(coupling, Tensor) and not (extension.source.encoded or extension.target.encoded):
         if coupling.is_sparse:
@@ -252,7 +290,6 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "Side": _build_side,
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],
-    "Alternative": lambda parts: Alternative(**parts),
     "TransportPlan": lambda parts: TransportPlan(**parts),
     "csr": _build_csr,
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
@@ -264,6 +301,8 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`_parts` took apart."""
     if kind in _RECORDS:
         return _RECORDS[kind](**parts)
+    if kind in _DATACLASSES:
+        return _make(kind, parts)
     if kind not in _BUILDERS:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
     return _BUILDERS[kind](parts)
