@@ -1,16 +1,21 @@
-"""The documentation does what it says: every Python block is run, every link leads somewhere."""
+"""The documentation does what it says: every block and command is run, links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
+from torchgw.cli import main
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/index.md", "docs/migrating.md", "docs/extending.md", "docs/failures.md"]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [path.relative_to(ROOT) for path in FILES if "```python" in path.read_text("utf-8")]
 # An optional package that a block imports: without it that block is left out.
 OPTIONAL = ("anndata", "sklearn", "networkx", "ot", "matplotlib")
 
@@ -26,19 +31,54 @@ def missing(code):
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
-@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mpl.use("Agg")
     namespace = {"__name__": "__main__"}
-    found = blocks(page)
-    assert found
-    for code in found:
+    for code in blocks(page):
         if not missing(code):
-            exec(compile(code, page, "exec"), namespace)
+            exec(compile(code, str(page), "exec"), namespace)
+
+
+def input_files():
+    """Write the files that the commands of the documentation name."""
+    rng = np.random.default_rng(0)
+    points = {name: rng.normal(size=(40, 3)) * [4, 2, 1] for name in ("X", "Y", "new")}
+    kinds = np.where(rng.random(40) < 0.5, "a", "b")
+    for name, array in points.items():
+        np.save(f"{name}.npy", array)
+    np.save("partner.npy", rng.permutation(40))
+    np.savez("data.npz", atac=points["Y"], other=kinds)
+    np.savetxt("cells.csv", points["X"], delimiter=",", header="x,y,z", comments="")
+    for name in ("x", "y", "types"):
+        Path(f"{name}.txt").write_text("\n".join(kinds), encoding="utf-8")
+    if find_spec("anndata") is not None:
+        from anndata import AnnData
+
+        for name in ("X_lsi", "X_pca"):
+            data = AnnData(points["X"], obsm={name: points["X"]})
+            data.obs["cell_type"] = kinds
+            data.write_h5ad({"X_lsi": "atac.h5ad", "X_pca": "rna.h5ad"}[name])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("page", ["README.md", "docs/command-line.md"])
+def test_commands_run(page, tmp_path, monkeypatch):
+    """In the order of the page, each on what the ones before have written."""
+    monkeypatch.chdir(tmp_path)
+    input_files()
+    commands = re.findall(r"^    torchgw (.*)", (ROOT / page).read_text("utf-8"), flags=re.M)
+    assert len(commands) >= 7
+    for command in commands:
+        if "h5ad" in command and find_spec("anndata") is None:
+            continue
+        # enough to see that it runs
+        command = command.replace("2000", "200")
+        assert main([*shlex.split(command), "--quiet"]) == 0, command
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
