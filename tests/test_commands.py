@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -180,3 +182,42 @@ def test_readers_that_are_absent(tmp_path, monkeypatch):
         (tmp_path / f"t.{suffix}").write_bytes(b"")
         with pytest.raises(InvalidInputError, match=r"pip install 'torchgw\[files\]'"):
             read_array(str(tmp_path / f"t.{suffix}"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion(shell, capsys):
+    pytest.importorskip("shtab", reason="needs shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("align", "transform", "n-neighbors", "convergence"):
+        assert word in script
+
+
+def test_bash_completes(capsys, tmp_path):
+    """What bash itself makes of the script: commands, options, choices and files."""
+    pytest.importorskip("shtab", reason="needs shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    main(["completion", "bash"])
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+
+    def complete(*words):
+        line = " ".join(f"'{word}'" for word in words)
+        code = (
+            f"source '{tmp_path}/script'; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+            '_shtab_torchgw "" "${COMP_WORDS[COMP_CWORD]}"; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run([bash, "-c", code], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert complete("torchgw", "tra") == {"transform"}
+    assert complete("torchgw", "align", "--ep") == {"--epsilon"}
+    assert complete("torchgw", "plot", "out.npz", "--kind", "con") == {"convergence", "confusion"}
+    assert complete("torchgw", "info", "out") == {"out.npz"}
+
+
+def test_completion_names_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr("torchgw._completion.find_spec", lambda name: None)
+    assert main(["completion", "zsh"]) == 2
+    assert "pip install 'torchgw[completion]'" in capsys.readouterr().err

@@ -95,7 +95,17 @@ LAYERS = {
         "_distributed",
     },
     6: {""},
-    7: {"pot", "sklearn", "anndata", "backends", "plotting", "cli", "_commands", "__main__"},
+    7: {
+        "pot",
+        "sklearn",
+        "anndata",
+        "backends",
+        "plotting",
+        "cli",
+        "_commands",
+        "_completion",
+        "__main__",
+    },
 }
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import torchgw
 from torchgw._commands import add_commands, add_output_options, check_writable, positive
+from torchgw._completion import add_completion
 from torchgw._console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError, UnsupportedError
 from torchgw._files import read_array, read_weights
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     add_commands(commands)
+    add_completion(commands, parser)
     return parser
 
 
