@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw.datasets import spiral, swiss_roll
+from torchgw.distances.graph import default_n_neighbors
 
 __all__ = [
     "PROBLEMS",
@@ -37,8 +38,10 @@ class GWProblem:
     data: Literal["spiral", "gaussian"]
     distances: Literal["precomputed", "landmark"]  # as torchgw.solve names them
     n_neighbors: int
-    epsilon: float  # for squared distances that are divided by the largest on either side
+    # for squared distances that are divided by the largest on either side; "auto" is ours
+    epsilon: float | Literal["auto"]
     seed: int = 0
+    dimensions: tuple[int, int] = (3, 5)  # of Gaussian clouds
     kind: str = "gw"
 
 
@@ -87,9 +90,9 @@ def make_clouds(problem: GWProblem) -> Clouds:
         y, angle_y = swiss_roll(problem.m, random_state=problem.seed + 1)
         return Clouds(x, y, angle_x, angle_y)
     rng = np.random.default_rng(problem.seed)
-    return Clouds(
-        rng.standard_normal((problem.n, 3)), rng.standard_normal((problem.m, 5)), None, None
-    )
+    d, d_other = problem.dimensions
+    x, y = rng.standard_normal((problem.n, d)), rng.standard_normal((problem.m, d_other))
+    return Clouds(x, y, None, None)
 
 
 def linear_clouds(
@@ -115,6 +118,12 @@ def _gaussian(n: int, m: int) -> GWProblem:
     return GWProblem(name, n, m, "gaussian", "precomputed", n_neighbors=10, epsilon=5e-3)
 
 
+def _wide(n: int, m: int) -> GWProblem:
+    # what torchgw.solve does by default
+    k, name = default_n_neighbors(n), f"wide-{n}x{m}"
+    return GWProblem(name, n, m, "gaussian", "precomputed", k, "auto", dimensions=(10, 12))
+
+
 _ALL: tuple[Problem, ...] = (
     GWProblem("tiny", 150, 180, "spiral", "precomputed", n_neighbors=5, epsilon=5e-3),
     SinkhornProblem("sinkhorn-tiny-float64", 61, 71, "float64"),
@@ -128,6 +137,8 @@ _ALL: tuple[Problem, ...] = (
     _spiral(60_000, 60_000, "landmark"),
     _gaussian(2_000, 2_500),
     _gaussian(5_000, 6_000),
+    _wide(500, 600),
+    _wide(5_000, 6_000),
     SinkhornProblem("sinkhorn-5001x6001-float32", 5_001, 6_001, "float32"),
     SinkhornProblem("sinkhorn-5001x6001-float64", 5_001, 6_001, "float64"),
     SinkhornProblem("sinkhorn-10001x12001-float32", 10_001, 12_001, "float32"),

@@ -124,6 +124,8 @@ def _pot(problem: Problem, device: torch.device) -> Prepared:
 
         return Prepared(iterate, dense_rows, lambda plan: {"timed": "iterations, and the plan"})
     assert isinstance(problem, GWProblem)
+    if problem.epsilon == "auto":
+        raise Unsupported("POT chooses no epsilon, and the problem leaves it to the solver.")
     largest = max(problem.n, problem.m)
     if largest > _POT_POINTS[device.type]:
         raise Unsupported(

@@ -55,13 +55,15 @@ def test_epsilon_is_a_unit(name, store):
     plain = make_step(name, "cpu", store=store)
     cost = plain.linearise(plain.gradient.start())
     potentials = solved(plain, cost)
-    previous = plain.update(cost, potentials, plain.gradient.start(), EPSILON).coupling \
+    previous = plain.update(
+        cost, potentials, plain.gradient.start(), plain.gradient.start(), EPSILON
+    ).coupling \
         if name == "sampled" else plain.gradient.start()  # fmt: skip
     state = plain.generator.get_state()
-    expected = plain.update(cost, potentials, previous, EPSILON)
+    expected = plain.update(cost, potentials, previous, previous, EPSILON)
     plain.generator.set_state(state)
     epsilon = torch.tensor(EPSILON, dtype=torch.float64)
-    got = plain.update_in_units(cost, epsilon, potentials, previous)
+    got = plain.update_in_units(cost, epsilon, potentials, previous, previous)
     if name == "sampled":
         # the same draws from plans that differ by rounding
         assert torch.equal(got.coupling.source, expected.coupling.source)
@@ -108,7 +110,9 @@ def run(step, plain, count=6):
     coupling, seen = plain.gradient.start(), []
     for turn in range(count):
         cost = step.linearise(coupling)
-        coupling, report = step.update(cost, solved(plain, cost), coupling, EPSILON / (1 + turn))
+        coupling, report = step.update(
+            cost, solved(plain, cost), coupling, coupling, EPSILON / (1 + turn)
+        )
         seen.append((coupling, clone(cost), report.clone()))
     return seen
 

@@ -85,7 +85,7 @@ def test_small_epsilon_does_not_break_the_loop():
 
 def test_budgets_are_reported_apart():
     d_x, d_y = distance_matrices()
-    options = {"D_X": d_x, "D_Y": d_y, "epsilon": 1e-3, "n_init": 1}
+    options = {"D_X": d_x, "D_Y": d_y, "epsilon": 1e-3, "n_init": 1, "objective_tol": 0}
     done = torchgw.solve(**options)
     assert done.status is Status.CONVERGED
     log = done.log
@@ -103,7 +103,7 @@ def test_budgets_are_reported_apart():
     assert inner.log["outer_iterations"] < inner.log["max_iter"]
     assert inner.log["settle_iterations"] == 100
     for status in Status:
-        assert status.converged == (status in (Status.CONVERGED, Status.STATIONARY))
+        assert status.converged == (status in (Status.CONVERGED, Status.STATIONARY, Status.FLAT))
 
 
 def test_implausible_values_are_not_converged():

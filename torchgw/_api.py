@@ -75,6 +75,7 @@ def solve(
     max_iter: int = 500,
     min_iter: int = 40,
     tol: float = 1e-5,
+    objective_tol: float = 2e-5,
     inner_max_iter: int = 2000,
     inner_tol: float | None = None,
     unbalanced: float | tuple[float, float] | None = None,
@@ -165,6 +166,10 @@ def solve(
         sampled solve.
     tol : float
         Relative change of the plan at which an exact solve has settled.
+    objective_tol : float
+        Relative decrease of the objective per iteration, on the mean of five, below which an exact
+        entropic solve ends as well, unless the changes of the plan shrink (status ``FLAT``). 0
+        switches that off, and so do derivatives, which are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large for anything but float32.
@@ -271,6 +276,7 @@ def solve(
         max_iter=max_iter,
         min_iter=min_iter,
         tol=tol,
+        objective_tol=0.0 if differentiable is not None else objective_tol,
         inner_max_iter=inner_max_iter,
         inner_tol=inner_tol,
         backend=backend,

@@ -108,6 +108,12 @@ class Gradient(Protocol):
     def change(self, coupling: Coupling, previous: Coupling) -> Tensor:
         """Return the relative change between two couplings, (), float64; NaN for samples."""
 
+    def pairing(self, cost: Cost, point: Coupling, coupling: Coupling) -> Tensor:
+        """Return <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN for samples.
+
+        ``cost`` is that at the coupling ``point`` of X, and ``coupling`` is that of P.
+        """
+
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
@@ -190,6 +196,15 @@ class DenseGradient:
         """Return the L1 distance of two plans, which have mass one."""
         assert previous is not None
         return (coupling - previous).abs_().sum(dtype=torch.float64)
+
+    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
+        """Return <C(X) - (1 - alpha) M, P> by one pass over both matrices."""
+        whole = torch.sum(cost.dense().matrix * coupling, dtype=torch.float64)
+        linear = self.problem.linear
+        if linear is None:
+            return whole
+        share = torch.sum(linear.dense().matrix * coupling, dtype=torch.float64)
+        return whole - (1 - self.problem.alpha) * share
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
@@ -293,6 +308,11 @@ class FactoredGradient:
         size = coupling.norm().clamp_min(torch.finfo(coupling.dtype).tiny)
         relative: Tensor = (coupling - previous).norm() / size
         return relative.double()
+
+    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
+        """Return -4 alpha <DX X DY, P>, from the couplings alone."""
+        measured = self._left.metric(point.to(self.problem.dtype)) * self._factors.signs
+        return -4 * self.problem.alpha * torch.sum(measured.double() * coupling.double())
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator

@@ -71,6 +71,7 @@ class Options:
     max_iter: int = 500
     min_iter: int = 40
     tol: float = 1e-5
+    objective_tol: float = 2e-5
     inner_max_iter: int = 2000
     inner_tol: float | None = None
     backend: Any = "auto"  # a name, or a Backend
@@ -106,6 +107,8 @@ class Options:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_positive("tol", self.tol, "small values mean more iterations")
+        if self.objective_tol != 0:
+            check_positive("objective_tol", self.objective_tol, "0 switches the rule off")
         if self.inner_tol is not None:
             check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
         check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")

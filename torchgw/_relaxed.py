@@ -115,6 +115,10 @@ class RelaxedGradient:
         """Return the relative change of the base coupling."""
         return self.base.change(coupling.base, previous.base)
 
+    def pairing(self, cost: Cost, point: RelaxedCoupling, coupling: RelaxedCoupling) -> Tensor:
+        """Return NaN: the terms of rows and columns belong to the plan here."""
+        return self.problem.marginals.a.new_full((), torch.nan, dtype=torch.float64)
+
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
@@ -145,7 +149,12 @@ class RelaxedStep(PlainStep):
     _direction: Tensor | None = None
 
     def read_off(
-        self, plan: TransportPlan, potentials: Potentials, previous: RelaxedCoupling
+        self,
+        cost: Cost,
+        plan: TransportPlan,
+        potentials: Potentials,
+        point: RelaxedCoupling,
+        previous: RelaxedCoupling,
     ) -> Updated:
         """Return the coupling of a plan, its change, and <C, P> + epsilon KL(P | a x b)."""
         normalised, masses, total = normalise(plan)
@@ -157,7 +166,8 @@ class RelaxedStep(PlainStep):
         share = self._next_share(coupling.base, previous.base)
         if share < 1:
             coupling = self.gradient.mean(previous, coupling, share, self.generator)
-        return Updated(coupling, torch.stack([change, value]))
+        unknown = torch.full_like(change, torch.nan)
+        return Updated(coupling, torch.stack([change, value, unknown, unknown, unknown]))
 
     def _next_share(self, base: Coupling, previous: Coupling) -> float:
         """Return the length of this step: half the last one's if it turns back."""

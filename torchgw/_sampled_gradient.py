@@ -152,6 +152,10 @@ class SampledGradient:
         """Return NaN: two samples of one plan differ."""
         return coupling.source.new_full((), torch.nan, dtype=torch.float64)
 
+    def pairing(self, cost: Cost, point: Anchors | None, coupling: Anchors) -> Tensor:
+        """Return NaN: anchors of a plan are not drawn with its cost in mind."""
+        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
+
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:

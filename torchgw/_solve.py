@@ -129,7 +129,7 @@ def begin(
     options, steps, epsilon = strategy.options, strategy.steps, strategy.epsilon
     handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
     start = max(epsilon, guess.epsilon * strategy.scale)
-    anneal = Annealing(start, epsilon, proximal=strategy.proximal)
+    anneal = Annealing(start, epsilon, proximal=strategy.proximal, patient=guess.patient)
     setting = strategy.setting(steps.loop, handover, anneal, generator, recorder)
     if sample is None:
         return setting, starting_point(setting, guess)
@@ -156,7 +156,8 @@ def run(
     setting = strategy.setting(
         steps.settle, options.tol, setting.anneal, setting.generator, setting.recorder
     )
-    return setting, iterate(setting, state) if steps.again else state
+    again = steps.again and state.status is not Status.FLAT
+    return setting, iterate(setting, state) if again else state
 
 
 def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, status: Status) -> Ending:

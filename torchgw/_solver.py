@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchgw._acceleration import Anderson
+from torchgw._acceleration import Anderson, Momentum
 from torchgw._cost import Cost
 from torchgw._errors import NumericalError
-from torchgw._gradient import Coupling, Gradient
+from torchgw._gradient import Coupling, DenseGradient, Gradient
 from torchgw._options import Options
 from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._relaxed import RelaxedGradient, RelaxedStep
-from torchgw._schedule import Annealing, MovingAverage, Status
+from torchgw._schedule import Annealing, Descent, MovingAverage, Report, Status
 from torchgw._sinkhorn import STRICT, Backend, SinkhornResult, sinkhorn
 from torchgw._step import PlainStep, Step, choose_step, dual_value
 from torchgw._typing import Marginals, Potentials
@@ -56,6 +56,7 @@ _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 # What becomes of a status when the last linear problem is not solved.
 _INNER_FAILED = {
     Status.CONVERGED: Status.INNER_LIMIT,
+    Status.FLAT: Status.INNER_LIMIT,
     Status.STATIONARY: Status.INNER_LIMIT,
     Status.OUTER_LIMIT: Status.BOTH_LIMITS,
 }
@@ -121,7 +122,7 @@ class LoopState(NamedTuple):
     """What flows through the loop."""
 
     coupling: Coupling  # where the next cost is linearised
-    latest: Coupling  # what the next plan is compared with: the same, or that of the last plan
+    latest: Coupling  # of the last plan
     potentials: Potentials | None  # of the last plan, cost units; None before there is one
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
@@ -142,6 +143,8 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     acceleration = Anderson()
+    momentum = Momentum(setting.marginals, wanted=setting.anneal.patient)
+    descent = Descent(options.objective_tol, _dual_excess(setting))
     step = make_step(setting)
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
@@ -159,30 +162,37 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             tol=_loop_tolerance(setting, change) if at_target else _ANNEALING_TOLERANCE,
         )
         clock = recorder.time("sinkhorn", clock)
-        latest, report = step.update(cost, inner.potentials, state.latest, epsilon)
-        change, objective = report.tolist()
-        check_finite(objective, inner.error, epsilon)
+        latest, told = step.update(cost, inner.potentials, state.coupling, state.latest, epsilon)
+        report = Report(*told.tolist())
+        change = report.change
+        check_finite(report.dual, inner.error, epsilon)
         coupling, share = latest, setting.anneal.share(iteration)
         if share < 1:
             coupling = gradient.mean(state.coupling, latest, share, setting.generator)
         elif isinstance(coupling, torch.Tensor) and at_target and change < _ACCELERATION_START:
             coupling = acceleration.next(state.coupling, coupling)
+        elif isinstance(gradient, DenseGradient) and momentum.wanted(
+            change if at_target else math.inf
+        ):
+            coupling = momentum.next(state.coupling, coupling, state.latest)
         start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
-        state = LoopState(coupling, coupling if share == 1 else latest, inner.potentials, start)
+        state = LoopState(coupling, latest, inner.potentials, start)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and gradient.exact and change <= reachable
         budget = _next_budget(setting, budget, inner.error, settled=settled)
         recorder.time("coupling", clock)
 
         entry = Iteration(
-            iteration, epsilon, objective, inner.error, change, inner.n_iters, cost.shape
+            iteration, epsilon, report.dual, inner.error, change, inner.n_iters, cost.shape
         )
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         if settled and inner.error <= reachable:
             return state._replace(status=Status.CONVERGED)
-        if at_target and not gradient.exact and average.update(objective):
+        if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
+        if at_target and share == 1 and descent.update(report):
+            return state._replace(status=Status.FLAT)
     return state
 
 
@@ -209,13 +219,23 @@ def solve_linear(
     )
 
 
+def _dual_excess(setting: Setting) -> float:
+    """Return what the dual value of a linear problem has and the objective has not.
+
+    The quadratic terms of rows and columns alone are twice in the linear cost.
+    """
+    a, b = setting.marginals
+    return float(a @ setting.gradient.row + b @ setting.gradient.column) / 2
+
+
 def make_step(setting: Setting) -> Step:
     """Return how an iteration linearises and reads off its plan."""
     gradient, marginals = setting.gradient, setting.marginals
     rest = marginals, setting.backend, setting.generator, setting.store
     if isinstance(gradient, RelaxedGradient):
         return RelaxedStep(gradient, *rest)
-    return choose_step(PlainStep(gradient, *rest), (len(marginals.a), len(marginals.b)))
+    step = PlainStep(gradient, *rest, proximal=setting.anneal.proximal)
+    return choose_step(step, (len(marginals.a), len(marginals.b)))
 
 
 def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[TransportPlan, Status]:

@@ -30,6 +30,7 @@ class Guess(NamedTuple):
     plan: Plan | None  # None is the product plan
     potentials: Potentials | None  # of the linear problem at that plan
     epsilon: float  # at which annealing begins, as a share of the natural scale
+    patient: bool = False  # annealing is slow, as it is the only search
 
 
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
@@ -54,7 +55,7 @@ def first_guess(
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
     if not search.alternatives:
-        return PRODUCT, search
+        return PRODUCT._replace(patient=True), search
     guess = from_alternative(search.alternatives[0], problem.source.device)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))

@@ -35,7 +35,7 @@ class Updated(NamedTuple):
     """What an outer iteration leads to."""
 
     coupling: Coupling
-    report: Tensor  # (2,) float64: change of the coupling, dual value
+    report: Tensor  # (5,) float64, what :class:`torchgw._schedule.Report` holds
 
 
 class Step(Protocol):
@@ -45,11 +45,17 @@ class Step(Protocol):
         """Return the cost at a coupling, which the next call may overwrite."""
 
     def update(
-        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+        self,
+        cost: Cost,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
+        epsilon: float,
     ) -> Updated:
-        """Return the coupling of a plan, and how far it is from ``previous``.
+        """Return the coupling of a plan of the cost at ``point``, and what to make of it.
 
-        A sampled gradient keeps some anchors of ``previous``.
+        ``previous`` is the coupling of the plan before. A sampled gradient keeps some of its
+        anchors.
         """
 
 
@@ -64,6 +70,8 @@ class PlainStep:
     generator : torch.Generator
     store : bool
         Build the (n, m) cost.
+    proximal : bool, optional
+        Compare plans with the one before, rather than with the point that they came from.
     """
 
     def __init__(
@@ -73,12 +81,15 @@ class PlainStep:
         backend: Backend,
         generator: torch.Generator,
         store: bool,
+        *,
+        proximal: bool = False,
     ) -> None:
         self.gradient = gradient
         self.marginals = marginals
         self.backend = backend
         self.generator = generator
         self.store = store
+        self.proximal = proximal
 
     def linearise(self, coupling: Coupling) -> Cost:
         """Return the cost at a coupling."""
@@ -86,26 +97,50 @@ class PlainStep:
         return cost.dense() if self.store else cost
 
     def update(
-        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+        self,
+        cost: Cost,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
+        epsilon: float,
     ) -> Updated:
         """Return the coupling of a plan."""
         plan = TransportPlan(cost, potentials, self.marginals, epsilon, self.backend)
-        return self.read_off(plan, potentials, previous)
+        return self.read_off(cost, plan, potentials, point, previous)
 
     def update_in_units(
-        self, cost: Cost, epsilon: Tensor, potentials: Potentials, previous: Coupling
+        self,
+        cost: Cost,
+        epsilon: Tensor,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
     ) -> Updated:
         """Return the same where epsilon, (), is on the device: its plan in units of epsilon."""
         scaled = Potentials(*(part / epsilon for part in potentials))
         plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
-        return self.read_off(plan, potentials, previous)
+        return self.read_off(cost, plan, potentials, point, previous)
 
-    def read_off(self, plan: TransportPlan, potentials: Potentials, previous: Coupling) -> Updated:
-        """Return the coupling of a plan, its change, and the dual value of its potentials."""
-        coupling = self.gradient.update(plan, previous, self.generator)
-        change = self.gradient.change(coupling, previous)
-        value = dual_value(potentials, self.marginals, self.gradient)
-        return Updated(coupling, torch.stack([change, value]))
+    def read_off(
+        self,
+        cost: Cost,
+        plan: TransportPlan,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
+    ) -> Updated:
+        """Return the coupling of a plan, and what to report of it."""
+        gradient = self.gradient
+        coupling = gradient.update(plan, previous, self.generator)
+        change = gradient.change(coupling, previous if self.proximal else point)
+        value = dual_value(potentials, self.marginals, gradient)
+        if gradient.exact:
+            pairings = [
+                gradient.pairing(cost, point, other) for other in (coupling, previous, point)
+            ]
+        else:
+            pairings = 3 * [torch.full_like(change, torch.nan)]
+        return Updated(coupling, torch.stack([change, value, *pairings]))
 
 
 class CapturedStep:
@@ -137,12 +172,17 @@ class CapturedStep:
         return self._step.linearise(None) if coupling is None else self._linearise(coupling)
 
     def update(
-        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+        self,
+        cost: Cost,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
+        epsilon: float,
     ) -> Updated:
         """Return the coupling of a plan."""
         self._epsilon.fill_(epsilon)
         update = self._step.update_in_units if previous is None else self._update
-        coupling, report = update(cost, self._epsilon, potentials, previous)
+        coupling, report = update(cost, self._epsilon, potentials, point, previous)
         return Updated(clone(coupling), report)
 
 

@@ -156,6 +156,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--storage", help="auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
     add("--tol", type=float, help="tolerance of the outer iterations")
+    add("--objective-tol", type=float, help="decrease of the objective that goes on; 0 for any")
     add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
     add("--inner-tol", type=float, help="tolerance of the marginals")
     add("--backend", help="auto, triton, compile or eager")

@@ -180,6 +180,7 @@ def solve_gromov(
         init=plan_init,
         max_iter=500 if max_iter is None else max_iter,
         tol=_TOLERANCE[regularization] if tol is None else tol,
+        objective_tol=0.0,
         inner_tol=1e-9,
         precision="float64",
         random_state=0,

@@ -53,6 +53,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         max_iter: int = 500,
         min_iter: int = 40,
         tol: float = 1e-5,
+        objective_tol: float = 2e-5,
         inner_max_iter: int = 2000,
         inner_tol: float | None = None,
         regularization: Regularization = "entropic",
@@ -85,6 +86,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         self.max_iter = max_iter
         self.min_iter = min_iter
         self.tol = tol
+        self.objective_tol = objective_tol
         self.inner_max_iter = inner_max_iter
         self.inner_tol = inner_tol
         self.regularization = regularization
