@@ -4,7 +4,7 @@ import scipy.sparse as sp
 import torch
 
 from torchgw import _errors
-from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph
+from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph, landmark
 
 
 def spiral(n, rng):
@@ -20,8 +20,7 @@ def swiss_roll(n, rng):
 
 
 # Name: points, and the largest relative error with 50 landmarks of 600 points. Measured on 1,000
-# points over three seeds: 0.002, 0.009, 0.043, 0.12; doubled. By default fewer landmarks do on the
-# first two, and the third gets more.
+# points over three seeds: 0.002, 0.009, 0.043, 0.12; doubled.
 SPACES = {
     "spiral": (spiral, 0.005),
     "swiss_roll": (swiss_roll, 0.02),
@@ -60,18 +59,24 @@ def test_fifty_landmarks_approximate_the_geodesics(space):
 
 
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
-def test_landmarks_are_added_until_the_error_is_small_or_settles(space):
+@pytest.mark.parametrize("name", ["_FEW", "_MANY"])
+def test_landmarks_are_added_until_the_error_is_small_or_settles(space, name, monkeypatch):
     geodesics, _ = space
+    growth = getattr(landmark, name)
+    monkeypatch.setattr(landmark, "_FEW_VERTICES", 600 if name == "_FEW" else 599)
     provider = LandmarkDistance(geodesics)
     count = len(provider.landmarks)
-    assert count in range(20, 81, 15)
-    fewer = LandmarkDistance(geodesics, count - 15) if count > 20 else None
-    # the same draws lead to the same landmarks, so this is the round before
-    if fewer is not None:
-        assert fewer.landmarks.tolist() == provider.landmarks[:-15].tolist()
-        assert fewer.error > 0.02
-    settled = fewer is not None and provider.error > 0.9 * fewer.error
-    assert provider.error <= 0.02 or settled or count == 80
+    first = 5 + growth.size
+    assert count in range(first, growth.most + 1, growth.size)
+    settled = False
+    if count > first:
+        # the same draws lead to the same landmarks, so this is the round before
+        monkeypatch.setattr(landmark, name, growth._replace(most=count - growth.size))
+        fewer = LandmarkDistance(geodesics)
+        assert fewer.landmarks.tolist() == provider.landmarks[: -growth.size].tolist()
+        assert fewer.error > growth.tolerance
+        settled = provider.error > (1 - growth.least_gain) * fewer.error
+    assert provider.error <= growth.tolerance or settled or count == growth.most
 
 
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
