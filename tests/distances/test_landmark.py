@@ -66,17 +66,15 @@ def test_landmarks_are_added_until_the_error_is_small_or_settles(space, name, mo
     monkeypatch.setattr(landmark, "_FEW_VERTICES", 600 if name == "_FEW" else 599)
     provider = LandmarkDistance(geodesics)
     count = len(provider.landmarks)
-    first = 5 + growth.size
-    assert count in range(first, growth.most + 1, growth.size)
-    settled = False
-    if count > first:
-        # the same draws lead to the same landmarks, so this is the round before
-        monkeypatch.setattr(landmark, name, growth._replace(most=count - growth.size))
+    step, settled = growth.counts.index(count), False
+    if step:
+        # the same draws lead to the same landmarks, so this is the step before
+        monkeypatch.setattr(landmark, name, growth._replace(counts=growth.counts[:step]))
         fewer = LandmarkDistance(geodesics)
-        assert fewer.landmarks.tolist() == provider.landmarks[: -growth.size].tolist()
+        assert fewer.landmarks.tolist() == provider.landmarks[: growth.counts[step - 1]].tolist()
         assert fewer.error > growth.tolerance
         settled = provider.error > (1 - growth.least_gain) * fewer.error
-    assert provider.error <= growth.tolerance or settled or count == growth.most
+    assert provider.error <= growth.tolerance or settled or count == growth.counts[-1]
 
 
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
