@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import reference
@@ -11,14 +14,15 @@ from problems import distance_matrices, isometric_copy, random_weights
 
 import torchgw
 from benchmarks.quality.problems import PROBLEMS
-from torchgw import _multistart
+from torchgw import _capture, _multistart
 from torchgw._coarse import coarsen
 from torchgw._cost import DenseCost
+from torchgw._dispatch import choose_backend
 from torchgw._gradient import Problem
 from torchgw._multistart import find_optima
 from torchgw._rounding import round_to_marginals
 from torchgw._typing import Marginals
-from torchgw.distances import CallableDistance, PrecomputedDistance
+from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance
 
 
 def coarse_input(tables, a=None, b=None, linear=None, alpha=1.0):
@@ -65,8 +69,9 @@ def test_coarse_problem_of_all_points_is_the_problem(fused):
     a, b = (torch.as_tensor(random_weights(n, seed)) for n, seed in ((12, 1), (15, 2)))
     linear = torch.rand(12, 15, dtype=torch.float64) if fused else None
     alpha = 0.3 if fused else 1.0
-    coarse = coarsen(coarse_input((d_x, d_y), a, b, linear, alpha), 20)
-    assert coarse.resolution == 0
+    whole = coarsen(coarse_input((d_x, d_y), a, b, linear, alpha), 20)
+    assert whole.resolution == 0
+    coarse = whole.problem
     plans = torch.rand(3, 12, 15, dtype=torch.float64)
     plans = round_to_marginals(plans / plans.sum((1, 2), keepdim=True), a, b)
     for plan, value in zip(plans, coarse.value(plans), strict=True):
@@ -87,7 +92,7 @@ def test_coarse_points_carry_the_mass_of_their_neighbours():
     weights = torch.as_tensor(weights / weights.sum())
     table = np.linalg.norm(x[:, None] - x, axis=2)
     coarse = coarsen(coarse_input((table, table), weights, weights), 64)
-    side = coarse.source
+    side = coarse.problem.source
     assert len(set(side.points.tolist())) == 64
     assert bool((weights[side.points] > 0).all())
     nearest = table[:, side.points.numpy()].argmin(1)
@@ -95,7 +100,7 @@ def test_coarse_points_carry_the_mass_of_their_neighbours():
     np.testing.assert_allclose(side.weights.numpy(), expected, atol=1e-15)
     assert 0 < coarse.resolution < 0.2
     finer = coarsen(coarse_input((table, table), weights, weights), 128)
-    assert torch.equal(finer.source.points[:64], side.points)
+    assert torch.equal(finer.problem.source.points[:64], side.points)
     assert finer.resolution < coarse.resolution
 
 
@@ -151,6 +156,94 @@ def test_mirrored_curves_are_told_apart(distances, seed):
     assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
     assert 0 < result.ambiguity < 0.9
     assert "mbiguous" not in repr(result)
+
+
+def same_search(one, other):
+    assert one.ambiguity == other.ambiguity
+    assert [a.value for a in one.alternatives] == [a.value for a in other.alternatives]
+    for ours, theirs in zip(one.alternatives, other.alternatives, strict=True):
+        assert ours.label == theirs.label
+        assert all(
+            torch.equal(getattr(ours, name), getattr(theirs, name))
+            for name in ("plan", "source", "target")
+        )
+
+
+def searches_of_one_shape(device):
+    """Clear and close ones, with duplicates, fused, from factors, in high dimensions."""
+    linear = torch.rand(120, 110, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = Marginals(*(torch.full((n,), 1 / n).double().to(device) for n in (120, 110)))
+    backend = choose_backend("auto", torch.device(device), torch.float32)
+
+    def search(providers, alpha=1.0, stored=None):
+        problem = Problem(*providers, weights, alpha, stored)
+        return lambda: find_optima(problem, 0.01, 8, backend)
+
+    for seed in range(3):
+        points = [curve(n, seed + shift)[0] for n, shift in ((120, 0), (110, 50))]
+        if seed == 2:
+            # fewer distinct points than a coarse problem has
+            points[0][20:60] = points[0][60:100]
+        sides = [torch.as_tensor(part, device=device) for part in points]
+        tables = [PrecomputedDistance(torch.cdist(side, side)) for side in sides]
+        yield search(tables)
+        yield search(tables, 0.5 + 0.1 * seed, DenseCost((seed + 1) * linear.to(device)))
+        yield search([PointDistance(side, "sqeuclidean") for side in sides])
+        clouds = (torch.as_tensor(part, device=device) for part in cosine_problem(120, seed)[:2])
+        yield search(
+            [
+                PointDistance(cloud[:n], "cosine")
+                for cloud, n in zip(clouds, (120, 110), strict=True)
+            ]
+        )
+
+
+def test_replayed_searches_follow_their_problem(monkeypatch):
+    """With graphs that call the function again: nothing of a problem may stay in a recording."""
+
+    class Graph:
+        def __init__(self, record, *args, **kwargs):
+            self.replay = record
+
+    memory = _capture.GraphMemory(None, None, None, OrderedDict())
+    monkeypatch.setattr(_capture, "capture", Graph)
+    monkeypatch.setattr(_capture, "borrow_memory", lambda owner, device: memory)
+    searches = list(searches_of_one_shape("cpu"))
+    expected = [search() for search in searches]
+    assert {len(found.alternatives[0].plan) for found in expected} == {96, 120}
+    monkeypatch.setattr(_multistart, "_has_graphs", lambda device, backend: True)
+    for search, found in zip(searches, expected, strict=True):
+        same_search(search(), found)
+    assert len(memory.kept) == 4
+
+
+@pytest.mark.gpu
+def test_a_search_is_the_same_from_graphs(monkeypatch):
+    searches = list(searches_of_one_shape("cuda"))
+    # the second solve of a kind records, the third replays
+    found = [search() for search in searches]
+    monkeypatch.setattr(_multistart, "_has_graphs", lambda device, backend: False)
+    for search, result in zip(searches, found, strict=True):
+        same_search(search(), result)
+
+
+@pytest.mark.gpu
+def test_threads_do_not_share_graphs():
+    searches = list(searches_of_one_shape("cuda"))
+    for _ in range(2):
+        expected = [search() for search in searches]
+
+    def work(search):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [search() for _ in range(4)]
+            torch.cuda.current_stream().synchronize()
+            return found
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        for results, alone in zip(pool.map(work, searches), expected, strict=True):
+            for result in results:
+                same_search(result, alone)
 
 
 def test_symmetric_shapes_are_ambiguous():

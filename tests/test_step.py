@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,30 @@ def test_captured_follows_its_arguments(monkeypatch):
     assert called[1] is called[2] is called[3] is place
     assert torch.equal(place, torch.ones(3))
     assert called[4].shape == (4,)
+
+
+def test_functions_are_kept_by_kind(monkeypatch):
+    """The first solve of a kind calls, the second records, later ones replay; few are kept."""
+    memory = _capture.GraphMemory(None, None, None, OrderedDict())
+    monkeypatch.setattr(_capture, "borrow_memory", lambda owner, device: memory)
+    recorded = []
+
+    class Graph:
+        def __init__(self, record, *args, **kwargs):
+            recorded.append(record)
+            self.replay = record
+
+    monkeypatch.setattr(_capture, "capture", Graph)
+    pair = Anchors(torch.ones(2), torch.zeros(2))
+    for number in range(4):
+        call = _capture.Replayer(torch.device("cpu"), "kind")
+        shifted = Anchors(pair.source + number, None)
+        assert torch.equal(call("f", lambda p: 2 * p.source, shifted), 2 * shifted.source)
+        assert len(recorded) == (number > 0)
+    for kind in range(4):
+        _capture.Replayer(torch.device("cpu"), kind)
+    assert list(memory.kept) == [0, 1, 2, 3]
+    assert clone(shifted).target is None
 
 
 def run(step, plain, count=6):

@@ -6,15 +6,18 @@ schedule for epsilon. Guesses of different kinds fail on different problems.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
+import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor
 
 from torchgw._coarse import CoarseProblem, CoarseSide
 from torchgw._schedule import Annealing
 
-__all__ = ["GUESS_EPSILON", "Start", "Starts", "make_starts"]
+__all__ = ["GUESS_EPSILON", "Starts", "leading_axes", "make_starts", "start_costs"]
 
 # Leading axes of each side whose signs are tried in all combinations.
 _AXES = 3
@@ -26,107 +29,110 @@ GUESS_EPSILON = 0.1
 _LADDER = 0.25
 
 
-class Start(NamedTuple):
-    """One start: what it is called, its first cost, and how epsilon moves."""
-
-    label: str
-    cost: Tensor | None  # (s, t) float64, or that of the rotation
-    rotation: Tensor | None  # (rank, rank) float64 on the CPU
-    anneal: Annealing
-    ladder: bool  # whether epsilon goes below the target in between
-
-
 class Starts(NamedTuple):
-    """Starts to be solved together."""
+    """Starts to be solved together, on the host; their costs are made by :func:`start_costs`."""
 
     labels: tuple[str, ...]
-    costs: Tensor  # (B, s, t)
-    epsilons: Tensor  # (iterations, B)
+    rotations: Tensor  # (R, rank, rank) float64, of the last R starts
+    epsilons: Tensor  # (iterations, B) float64
 
 
-def make_starts(problem: CoarseProblem, target: float, count: int, iterations: int) -> Starts:
+def make_starts(scale: float, target: float, count: int, iterations: int, rank: int) -> Starts:
     """Return ``count`` starts, the most useful ones first.
 
     The product plan annealed from the natural scale; distance distributions (third lower bound
     [1]_) with and without a ladder of epsilons; eccentricities (first lower bound [1]_); all signs
-    of the leading axes; then random rotations of these.
+    of ``rank`` leading axes; then random rotations of these.
 
     References
     ----------
     .. [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
        Foundations of Computational Mathematics 2011.
     """
-    whole = Annealing(max(target, problem.scale), target)
-    guess = Annealing(max(target, GUESS_EPSILON * problem.scale), target)
-    x_axes, y_axes = (
+    whole = Annealing(max(target, scale), target)
+    guess = Annealing(max(target, GUESS_EPSILON * scale), target)
+    labels, rotations = _names_and_rotations(count, rank)
+    schedules = {ladder: _schedule(guess, iterations, ladder=ladder) for ladder in (False, True)}
+    epsilons = [schedules[label.endswith("ladder")] for label in labels]
+    epsilons[0] = _schedule(whole, iterations, ladder=False)
+    return Starts(labels, rotations, torch.tensor(epsilons, dtype=torch.float64).T)
+
+
+@functools.lru_cache(maxsize=16)
+def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor]:
+    """Return the names of all starts, and the rotations of those that have one."""
+    labels = [
+        "annealed",
+        "distance distributions",
+        "distance distributions, ladder",
+        "eccentricities",
+    ]
+    fixed, rotations = len(labels), torch.empty(0, rank, rank, dtype=torch.float64)
+    for pattern in range(2**rank):
+        signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
+        labels.append("spectral " + "".join("+" if sign > 0 else "-" for sign in signs))
+        diagonal = torch.diag(torch.tensor(signs, dtype=torch.float64))
+        rotations = torch.cat([rotations, diagonal[None]])
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count - len(labels)):
+        normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator)
+        labels.append(f"rotation {number + 1}" + (", ladder" if number % 2 else ""))
+        rotations = torch.cat([rotations, torch.linalg.qr(normal).Q[None]])
+    return tuple(labels[:count]), rotations[: max(0, count - fixed)]
+
+
+def start_costs(
+    problem: CoarseProblem, x_axes: Tensor, y_axes: Tensor, rotations: Tensor, count: int
+) -> Tensor:
+    """Return the first costs of :func:`make_starts`, (B, s, t) float64.
+
+    The axes are those of :func:`leading_axes`, (s, rank) and (t, rank).
+    """
+    source, target = problem.source, problem.target
+    distribution = _lower_bound(problem, _distribution(source), _distribution(target))
+    eccentricity = _lower_bound(problem, _eccentricity(source), _eccentricity(target))
+    guesses = torch.stack([problem.base, distribution, distribution, eccentricity])[:count]
+    # all together: on a GPU each product would take longer to launch than to compute
+    turned = problem.base - 4 * problem.alpha * (x_axes @ rotations) @ y_axes.T
+    return torch.cat([guesses, turned])
+
+
+def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float]:
+    """Return epsilon at each iteration; of a ladder, the last quarter is at the target."""
+    epsilons = [anneal(iteration) for iteration in range(iterations)]
+    if ladder:
+        rest = iterations - iterations // 4
+        below = Annealing(anneal.start, _LADDER * anneal.target, decay=anneal.decay)
+        epsilons[:rest] = [below(iteration) for iteration in range(rest)]
+    return epsilons
+
+
+def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
+    """Return leading axes of both centred tables, (s, rank) and (t, rank), on the device."""
+    axes = (
         _axes(problem.x, problem.source.weights),
         _axes(problem.y, problem.target.weights),
     )
-    rank = min(x_axes.shape[1], y_axes.shape[1])
-    x_axes, y_axes = x_axes[:, :rank], y_axes[:, :rank]
-
-    distribution = _lower_bound(
-        problem, _distribution(problem.source), _distribution(problem.target)
-    )
-    eccentricity = _lower_bound(
-        problem, _eccentricity(problem.source), _eccentricity(problem.target)
-    )
-    starts = [
-        Start("annealed", problem.base, None, whole, ladder=False),
-        Start("distance distributions", distribution, None, guess, ladder=False),
-        Start("distance distributions, ladder", distribution, None, guess, ladder=True),
-        Start("eccentricities", eccentricity, None, guess, ladder=False),
-    ]
-    for pattern in range(2**rank):
-        signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
-        label = "spectral " + "".join("+" if sign > 0 else "-" for sign in signs)
-        diagonal = torch.diag(torch.tensor(signs, dtype=torch.float64))
-        starts.append(Start(label, None, diagonal, guess, ladder=False))
-    generator = torch.Generator().manual_seed(0)
-    for number in range(count - len(starts)):
-        normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator)
-        label = f"rotation {number + 1}" + (", ladder" if number % 2 else "")
-        rotation = torch.linalg.qr(normal).Q
-        starts.append(Start(label, None, rotation, guess, ladder=bool(number % 2)))
-    starts = starts[:count]
-    rotations = [start.rotation for start in starts if start.rotation is not None]
-    # all together: on a GPU each product would take longer to launch than to compute
-    table = torch.stack(rotations) if rotations else torch.empty(0, rank, rank)
-    costs = iter(problem.base - 4 * problem.alpha * (x_axes @ table.to(x_axes)) @ y_axes.T)
-    return Starts(
-        labels=tuple(start.label for start in starts),
-        costs=torch.stack([next(costs) if start.cost is None else start.cost for start in starts]),
-        epsilons=torch.tensor(
-            [_schedule(start, iterations) for start in starts],
-            dtype=torch.float64,
-            device=problem.base.device,
-        ).T,
-    )
-
-
-def _schedule(start: Start, iterations: int) -> list[float]:
-    """Return epsilon at each iteration; the last quarter is at the target."""
-    epsilons = [start.anneal(iteration) for iteration in range(iterations)]
-    if start.ladder:
-        rest = iterations - iterations // 4
-        lowest = _LADDER * start.anneal.target
-        below = Annealing(start.anneal.start, lowest, decay=start.anneal.decay)
-        epsilons[:rest] = [below(iteration) for iteration in range(rest)]
-    return epsilons
+    rank = min(part.shape[1] for part in axes)
+    x, y = (part[:, :rank].to(problem.x.device) for part in axes)
+    return x, y
 
 
 def _axes(table: Tensor, weights: Tensor) -> Tensor:
     """Return leading axes of a centred table, (s, rank), scaled so that table ~ +- axes axes'.
 
-    The scale of a pair of axes in x P y is then that of a perfect match of the two.
+    The scale of a pair of axes in x P y is then that of a perfect match of the two. They are found
+    on the host: a small problem, and LAPACK's answer does not depend on the device.
     """
     root = weights.sqrt()
-    # a small problem, and LAPACK's answer does not depend on the device
-    values, vectors = torch.linalg.eigh((root[:, None] * table * root).cpu())
-    order = values.abs().argsort(descending=True)[:_AXES]
-    scaled = (vectors[:, order] * values[order].abs()).to(table.device)
-    axes: Tensor = scaled / root[:, None]
-    return axes
+    matrix, scale = (root[:, None] * table * root).cpu().numpy(), root.cpu().numpy()
+    size = len(matrix)
+    # all are found if there are few, otherwise some at each end of the spectrum
+    ends = [(0, size - 1)] if size <= 2 * _AXES else [(0, _AXES - 1), (size - _AXES, size - 1)]
+    parts = [scipy.linalg.eigh(matrix, subset_by_index=end, driver="evr") for end in ends]
+    values, vectors = np.concatenate([v for v, _ in parts]), np.hstack([w for _, w in parts])
+    order = np.argsort(-abs(values), kind="stable")[:_AXES]
+    return torch.from_numpy(vectors[:, order] * abs(values[order]) / scale[:, None])
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:

@@ -9,16 +9,45 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "GraphMemory", "borrow_memory", "capture", "clone"]
+__all__ = [
+    "Call",
+    "Captured",
+    "GraphMemory",
+    "Replayer",
+    "borrow_memory",
+    "call_directly",
+    "capture",
+    "clone",
+    "tensors_of",
+]
+
+T = TypeVar("T")
 
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
+# Kinds of problems whose graphs are kept from solve to solve, in each memory.
+_KEPT = 4
+
+
+class Call(Protocol):
+    """A way to call functions."""
+
+    def __call__(
+        self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0
+    ) -> T:
+        """Return function(*arguments); see :class:`Captured` for ``in_place``."""
+
+
+def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
+    """Return function(*arguments)."""
+    return function(*arguments)
 
 
 class GraphMemory(NamedTuple):
@@ -31,13 +60,14 @@ class GraphMemory(NamedTuple):
     stream: torch.cuda.Stream
     pool: Any  # from graph_pool_handle, whose type torch keeps to itself
     keeper: torch.cuda.CUDAGraph  # an empty graph, without which the pool would go with its last
+    kept: OrderedDict[Hashable, dict[str, Captured]]  # by kind of problem, the latest last
 
     @classmethod
     def on(cls, device: torch.device) -> GraphMemory:
         """Return memory of its own."""
         stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
-        return cls(stream, pool, keeper)
+        return cls(stream, pool, keeper, OrderedDict())
 
 
 def capture(
@@ -78,7 +108,7 @@ class Captured:
         Takes and returns tensors and named tuples of them. It reads nothing back from the device
         and changes nothing but the generator.
     memory : GraphMemory
-    generator : torch.Generator
+    generator : torch.Generator, optional
         The one that the function draws from.
     in_place : int, optional
         The first so many arguments are read where the second call finds them, such as the results
@@ -89,7 +119,7 @@ class Captured:
         self,
         function: Callable[..., Any],
         memory: GraphMemory,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         in_place: int = 0,
     ) -> None:
         self._function = function
@@ -110,13 +140,13 @@ class Captured:
             count = self._in_place
             copies = (clone(argument) for argument in arguments[count:])
             self._arguments = [*arguments[:count], *copies]
-            stream, pool, _ = self._memory
+            stream, pool, *_ = self._memory
             self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
         else:
             pairs = [
                 pair
                 for kept, argument in zip(self._arguments, arguments, strict=True)
-                for pair in zip(_tensors(kept), _tensors(argument), strict=True)
+                for pair in zip(tensors_of(kept), tensors_of(argument), strict=True)
             ]
             if any(ours.shape != given.shape for ours, given in pairs):
                 return self._function(*arguments)
@@ -130,15 +160,50 @@ class Captured:
         self._result = self._function(*self._arguments)
 
 
+class Replayer:
+    """Calls functions by name, and replays them in solves of problems like one that came before.
+
+    The functions of one kind of problem share memory with no other solve while this lives; what
+    they return is overwritten by the next call of that name. The first solve of its kind calls
+    them, the second records them. Graphs of the latest few kinds are kept.
+
+    Parameters
+    ----------
+    device : torch.device
+    kind : hashable
+        Everything that the functions depend on besides their tensors.
+    """
+
+    def __init__(self, device: torch.device, kind: Hashable) -> None:
+        self._memory = borrow_memory(self, device)
+        kept = self._memory.kept
+        self._functions = kept.setdefault(kind, {})
+        kept.move_to_end(kind)
+        while len(kept) > _KEPT:
+            kept.popitem(last=False)
+
+    def __call__(
+        self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0
+    ) -> T:
+        """Return function(*arguments)."""
+        if name not in self._functions:
+            self._functions[name] = Captured(function, self._memory, in_place=in_place)
+        result: T = self._functions[name](*arguments)
+        return result
+
+
 def clone(item: Any) -> Any:
-    """Return a copy of a tensor, or of a named tuple of them."""
+    """Return a copy of a tensor, or of a named tuple of them, which may be nested."""
     if isinstance(item, Tensor):
         return item.clone()
-    return type(item)(*(part.clone() for part in item))
+    return None if item is None else type(item)(*map(clone, item))
 
 
-def _tensors(item: Any) -> tuple[Tensor, ...]:
-    return (item,) if isinstance(item, Tensor) else tuple(item)
+def tensors_of(item: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a named tuple, which may be nested, in order."""
+    if isinstance(item, Tensor):
+        return (item,)
+    return () if item is None else tuple(part for inner in item for part in tensors_of(inner))
 
 
 class _Idle:

@@ -1,25 +1,48 @@
-"""The coarse problem: a few points of each side, with the mass of what is nearest to them."""
+"""The coarse problem: a few points of each side, with the mass of what is nearest to them.
+
+What is computed on the way reads nothing back from the device and depends on shapes alone, so that
+it can be recorded in a CUDA graph; :func:`coarsen` and :func:`choose_points` look at the outcome.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw._anchors import accumulate
+from torchgw._capture import Call, call_directly
+from torchgw._cost import Cost
 from torchgw._gradient import Problem
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["CoarseProblem", "CoarseSide", "choose_points", "coarsen"]
+__all__ = ["CoarseProblem", "CoarseSide", "Coarsened", "choose_points", "coarsen", "reader_of"]
 
 # Power of the distance to the points so far that a point is drawn in proportion to: large enough to
 # spread them evenly, small enough not to collect outliers.
 _SPREAD = 4
 # Weight, relative to the largest, of points that are left out: float32 could not hold their plan.
 _NEGLIGIBLE = 1e-12
+
+
+class Reader(Protocol):
+    """What can be asked for columns of distances: a provider, or the tensors that it reads."""
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], shape (n, s)."""
+
+
+class StoredColumns(NamedTuple):
+    """The reader of a stored table."""
+
+    matrix: Tensor  # (n, n)
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], a view of gathered rows."""
+        return self.matrix[index].T
 
 
 class CoarseSide(NamedTuple):
@@ -31,8 +54,7 @@ class CoarseSide(NamedTuple):
     square: Tensor  # () mean squared distance of all points to the nearest of them
 
 
-@dataclass(frozen=True)
-class CoarseProblem:
+class CoarseProblem(NamedTuple):
     """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 14).
 
     ``x`` and ``y`` are the doubly centred tables. A plan with the marginals a, b has the value
@@ -41,15 +63,12 @@ class CoarseProblem:
 
     source: CoarseSide
     target: CoarseSide
-    alpha: float
+    alpha: Tensor  # ()
     linear: Tensor | None  # (s, t), the least entry zero
     x: Tensor  # (s, s)
     y: Tensor  # (t, t)
     base: Tensor  # (s, t)
     constant: Tensor  # ()
-    floor: float  # no plan has a lower value: what the least linear cost amounts to
-    scale: float  # natural scale of the cost, equation 8
-    resolution: float  # mean distance to a coarse point, relative to that of two points
 
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
@@ -72,46 +91,136 @@ class CoarseProblem:
         return (gram - (own[:, None] + own[None, :]) / 2) / mean
 
 
-def coarsen(problem: Problem, size: int) -> CoarseProblem:
+class Coarsened(NamedTuple):
+    """A coarse problem, and what the host knows of it."""
+
+    problem: CoarseProblem
+    floor: float  # no plan has a lower value: what the least linear cost amounts to
+    scale: float  # natural scale of the cost, equation 8
+    resolution: float  # mean distance to a coarse point, relative to that of two points
+
+
+class _Drawn(NamedTuple):
+    """A coarse side as drawn, which has to be checked."""
+
+    side: CoarseSide
+    counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
+
+
+class _Built(NamedTuple):
+    """A coarse problem as built, which has to be checked."""
+
+    problem: CoarseProblem
+    numbers: Tensor  # (7,) float64: floor, scale, resolution squared, counts of both sides
+
+
+def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:
     """Choose at most ``size`` points per side, always the same ones for one problem."""
-    source = choose_points(problem.source, problem.marginals.a, size)
     # other draws: the same ones would favour equal indices where both sides are the same
-    target = choose_points(problem.target, problem.marginals.b, size, seed=1)
-    alpha, linear, shift = problem.alpha, None, source.square.new_zeros(())
-    if problem.linear is not None:
-        chosen = problem.linear.rows(source.points).transpose().rows(target.points).transpose()
-        linear = chosen.dense().matrix.double()
-        # a constant moves no plan, and float32 would lose digits to it
-        offset = linear.min()
-        linear, shift = linear - offset, (1 - alpha) * offset
+    sides = (problem.source, problem.target)
+    uniform = [_uniform(side, size, seed) for seed, side in enumerate(sides)]
+    alpha = uniform[0].new_full((), problem.alpha)
+    arguments = (*map(reader_of, sides), *problem.marginals, *uniform, alpha, problem.linear)
+    built = call(f"coarsen {size}", partial(_build, size), *arguments)
+    *numbers, used_x, drawn_x, used_y, drawn_y = built.numbers.tolist()
+    counts = (int(used_x), int(drawn_x)), (int(used_y), int(drawn_y))
+    coarse = built.problem
+    if any(_is_short(side.n, size, *count) for side, count in zip(sides, counts, strict=True)):
+        source, target = (
+            _shortened(side, weights, drawn, size, count)
+            for side, weights, drawn, count in zip(
+                sides, problem.marginals, (coarse.source, coarse.target), counts, strict=True
+            )
+        )
+        coarse, constants = _constants(source, target, alpha, problem.linear)
+        numbers = constants.tolist()
+    floor, scale, ratio = numbers
+    # all points of one side coincide: every plan costs the same and any scale will do
+    return Coarsened(coarse, floor, scale or 1.0, math.sqrt(ratio))
+
+
+def reader_of(provider: DistanceProvider) -> Reader:
+    """Return what a provider reads its columns from: a named tuple, or itself if it has none."""
+    matrix = provider.matrix()
+    return (provider.factors() or provider) if matrix is None else StoredColumns(matrix)
+
+
+def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> CoarseSide:
+    """Draw spread-out points in rounds; all those of positive weight if there are no more.
+
+    The columns of a round are read together, and each round doubles the points, so that there are
+    few rounds. A fixed seed draws them: exact solves do not depend on ``random_state``.
+    """
+    drawn = _draw_points(size, 0, provider, weights, _uniform(provider, size, 0))
+    used, distinct = drawn.counts.tolist()
+    if not _is_short(provider.n, size, used, distinct):
+        return drawn.side
+    return _shortened(provider, weights, drawn.side, size, (used, distinct))
+
+
+def _is_short(n: int, size: int, used: int, distinct: int) -> bool:
+    """Whether fewer points are to be had than were drawn."""
+    return used <= size < n or min(n, size) > distinct
+
+
+def _shortened(
+    provider: DistanceProvider,
+    weights: Tensor,
+    drawn: CoarseSide,
+    size: int,
+    counts: tuple[int, int],
+) -> CoarseSide:
+    """Return a side without the points that were drawn for want of others."""
+    used, distinct = counts
+    weights = _cut(weights)
+    if used <= size:
+        return _all_points(provider, weights, weights.nonzero()[:, 0])
+    index = drawn.points[:distinct]
+    return _nearest(weights, index, provider.columns(index))
+
+
+def _build(
+    size: int,
+    source: Reader,
+    target: Reader,
+    a: Tensor,
+    b: Tensor,
+    uniform_x: Tensor,
+    uniform_y: Tensor,
+    alpha: Tensor,
+    linear: Cost | None,
+) -> _Built:
+    """Draw points of both sides and compute the constants."""
+    x = _draw_points(size, 0, source, a, uniform_x)
+    y = _draw_points(size, 1, target, b, uniform_y)
+    coarse, numbers = _constants(x.side, y.side, alpha, linear)
+    return _Built(coarse, torch.cat([numbers, x.counts.to(numbers), y.counts.to(numbers)]))
+
+
+def _constants(
+    source: CoarseSide, target: CoarseSide, alpha: Tensor, cost: Cost | None
+) -> tuple[CoarseProblem, Tensor]:
+    """Return the problem between two sides; floor, scale and squared resolution, (3,)."""
     x, row, mean_x, square_x = _centre(source)
     y, column, mean_y, square_y = _centre(target)
     base = -4 * alpha * torch.outer(row, column)
     spread = 4 * alpha * ((square_x - mean_x**2) * (square_y - mean_y**2)).clamp_min(0).sqrt()
-    if linear is not None:
+    linear, floor = None, torch.zeros_like(alpha)
+    if cost is not None:
+        chosen = cost.rows(source.points).transpose().rows(target.points).transpose()
+        linear = chosen.dense().matrix.double()
+        # a constant moves no plan, and float32 would lose digits to it
+        offset = linear.min()
+        linear, floor = linear - offset, (1 - alpha) * offset
         base = base + (1 - alpha) * linear
         spread = spread + (1 - alpha) * linear.std(correction=0)
-    ratios = torch.stack(
-        [
-            side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
-            for side, square in ((source, square_x), (target, square_y))
-        ]
-    )
-    scale, ratio = torch.stack([spread, ratios.amax()]).tolist()
-    return CoarseProblem(
-        source=source,
-        target=target,
-        alpha=alpha,
-        linear=linear,
-        x=x,
-        y=y,
-        base=base,
-        constant=alpha * (square_x + square_y - 2 * mean_x * mean_y) + shift,
-        floor=float(shift),
-        # all points of one side coincide: every plan costs the same and any scale will do
-        scale=scale or 1.0,
-        resolution=math.sqrt(ratio),
-    )
+    ratios = [
+        side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
+        for side, square in ((source, square_x), (target, square_y))
+    ]
+    constant = alpha * (square_x + square_y - 2 * mean_x * mean_y) + floor
+    coarse = CoarseProblem(source, target, alpha, linear, x, y, base, constant)
+    return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
 
 
 def _centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -123,49 +232,68 @@ def _centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return table - row[:, None] - row[None, :] + mean, row - mean, mean, square
 
 
-def choose_points(
-    provider: DistanceProvider, weights: Tensor, size: int, seed: int = 0
-) -> CoarseSide:
-    """Draw spread-out points in rounds; all those of positive weight if there are no more.
-
-    The columns of a round are read together, and each round doubles the points, so that there are
-    few rounds. A fixed seed draws them: exact solves do not depend on ``random_state``.
-    """
+def _cut(weights: Tensor) -> Tensor:
+    """Return weights of total one, without negligible ones."""
     weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
-    weights = weights / weights.sum()
-    used = weights.nonzero()[:, 0]
-    if len(used) <= size:
-        table = provider.columns(used)[used].double()
-        return CoarseSide(used, (table + table.T) / 2, weights[used], weights.new_zeros(()))
-    generator = torch.Generator(device=weights.device).manual_seed(seed)
-    index = used[seed % len(used)][None]
-    columns = provider.columns(index)
-    while len(index) < size:
-        share = weights * columns.amin(1).double().clamp_min(0).pow(_SPREAD)
+    return weights / weights.sum()
+
+
+def _uniform(provider: DistanceProvider, size: int, seed: int) -> Tensor:
+    """Return the random numbers that draw at most ``size`` points, (rounds, n) float64."""
+    rounds = math.ceil(math.log2(size)) if provider.n > size else 0
+    generator = torch.Generator(device=provider.device).manual_seed(seed)
+    return torch.rand(
+        rounds, provider.n, dtype=torch.float64, device=provider.device, generator=generator
+    )
+
+
+def _draw_points(
+    size: int, first: int, provider: Reader, weights: Tensor, uniform: Tensor
+) -> _Drawn:
+    """Draw spread-out points, beginning with that of number ``first``.
+
+    When the points of positive weight that duplicate no other are used up, others follow.
+    """
+    weights = _cut(weights)
+    positive = weights > 0
+    used = positive.sum()
+    if len(weights) <= size:
+        index = torch.arange(len(weights), device=weights.device)
+        return _Drawn(_all_points(provider, weights, index), torch.stack([used, used]))
+    number = positive.cumsum(0) - 1
+    index = (positive & (number == first % used)).byte().argmax()[None]
+    columns = [provider.columns(index)]
+    closest, distinct = columns[0].amin(1), torch.ones_like(used)
+    for logarithm in uniform.log():
+        share = weights * closest.double().clamp_min(0).pow(_SPREAD)
         # approximate distances may keep a point away from itself
-        share[index] = 0
-        fresh = _draw(share, min(size - len(index), len(index)), generator)
-        if len(fresh) == 0:
-            # what is left duplicates a point
-            break
+        share = share.index_fill(0, index, 0.0)
+        share = share / share.amax().clamp_min(torch.finfo(share.dtype).tiny)
+        # the largest of log(u) / share are a draw without replacement
+        # (Efraimidis and Spirakis 2006)
+        keys = torch.where(share > 0, logarithm / share, -torch.inf)
+        values, fresh = keys.topk(min(size - len(index), len(index)))
+        distinct = distinct + (values > -torch.inf).sum()
         index = torch.cat([index, fresh])
-        columns = torch.cat([columns, provider.columns(fresh)], dim=1)
+        columns.append(provider.columns(fresh))
+        closest = torch.minimum(closest, columns[-1].amin(1))
+    side = _nearest(weights, index, torch.cat(columns, dim=1))
+    return _Drawn(side, torch.stack([used, distinct]))
+
+
+def _all_points(provider: Reader, weights: Tensor, index: Tensor) -> CoarseSide:
+    """Return the side of all points that have a weight."""
+    table = provider.columns(index)[index].double()
+    square = torch.zeros_like(weights[0])
+    return CoarseSide(index, (table + table.T) / 2, weights[index], square)
+
+
+def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> CoarseSide:
+    """Return the side of some points, given their columns: each has the mass nearest to it."""
     closest, nearest = columns.min(1)
     # approximate distances may put a point nearer to another than to itself
-    nearest[index] = torch.arange(len(index), device=index.device)
+    nearest = nearest.index_copy(0, index, torch.arange(len(index), device=index.device))
     mass = accumulate(nearest, weights, len(index))
     square = weights @ closest.double().square()
     table = columns[index].double()
     return CoarseSide(index, (table + table.T) / 2, mass, square)
-
-
-def _draw(share: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw distinct points in proportion to shares; fewer if fewer have a positive one.
-
-    The largest of log(u) / share are a draw without replacement (Efraimidis and Spirakis 2006).
-    """
-    uniform = torch.rand(len(share), dtype=share.dtype, device=share.device, generator=generator)
-    share = share / share.amax().clamp_min(torch.finfo(share.dtype).tiny)
-    keys = torch.where(share > 0, uniform.log() / share, -torch.inf)
-    values, index = keys.topk(count)
-    return index[values > -torch.inf]

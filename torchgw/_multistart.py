@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._candidates import GUESS_EPSILON, Starts, make_starts
-from torchgw._coarse import CoarseProblem, coarsen
+from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts, start_costs
+from torchgw._capture import Call, Replayer, call_directly, tensors_of
+from torchgw._coarse import Coarsened, CoarseProblem, coarsen, reader_of
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
 from torchgw._rounding import round_to_marginals
@@ -47,6 +50,8 @@ _LEAST_EPSILON = 1e-3
 # then searched, from half as many starts, if there are no more than this on either side.
 _COARSEST = 0.2
 _WHOLE = 512
+# Bytes of what is read up to which the search is captured: a graph keeps a copy.
+_CAPTURED_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,15 +95,37 @@ class Search(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Several starts: what found them, their plans, and the potentials that made these."""
+    """Several starts: their plans, and the potentials that made these."""
 
-    labels: tuple[str, ...]
     plans: Tensor  # (B, s, t) float32
     g: Tensor  # (B, 1, t) cost units
 
-    def take(self, index: list[int]) -> _Batch:
+
+class _Judged(NamedTuple):
+    """Several starts, and what tells them apart."""
+
+    batch: _Batch
+    rounded: Tensor  # (B, s, t) float64, plans of exact marginals
+    table: Tensor  # (B, 1 + B) float64, value and distances to the others
+
+
+class _Distinct(NamedTuple):
+    """The best start of each distinct optimum, the lowest value first."""
+
+    judged: _Judged
+    places: list[int]  # where they are there
+    labels: list[str]  # what found them
+    values: list[float]
+
+    def part(self, start: int | None, stop: int | None) -> _Distinct:
         """Return some of them."""
-        return _Batch(tuple(self.labels[i] for i in index), self.plans[index], self.g[index])
+        some = slice(start, stop)
+        return _Distinct(self.judged, self.places[some], self.labels[some], self.values[some])
+
+    @property
+    def chosen(self) -> Tensor:
+        """Where they are, on the device."""
+        return torch.tensor(self.places, dtype=torch.int64, device=self.judged.table.device)
 
 
 def find_optima(
@@ -118,88 +145,159 @@ def find_optima(
         PyTorch operations unless given.
     """
     backend = backend or EagerBackend()
-    coarse = represent(problem)
+    call = _way_to_call(problem, count, backend)
+    coarse = represent(problem, call)
     if coarse is None:
         return Search((), float("nan"))
-    if max(len(coarse.source.points), len(coarse.target.points)) > _POINTS:
+    size = max(len(coarse.problem.source.points), len(coarse.problem.target.points))
+    if size > _POINTS:
         count = (count + 1) // 2
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
-    starts = make_starts(coarse, target, count, _ITERATIONS)
-    batch, _ = _distinct(coarse, _from_costs(coarse, starts, backend))
-    constant = batch.g.new_full((_POLISH, len(batch.labels)), target)
-    batch, values = _distinct(coarse, _iterate(coarse, batch, constant, "polish", backend))
+    axes = leading_axes(coarse.problem)
+    starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
+    device = axes[0].device
+    upload = starts.rotations.to(device), starts.epsilons.to(device)
+    search = partial(_search, backend, count)
+    judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
+    found = _distinct(judged, starts.labels)
+    constant = upload[1].new_full((_POLISH, len(found.places)), target)
+    judged = call(
+        f"polish {size}, {len(found.places)}", partial(_refine, backend),
+        coarse.problem, judged.batch, found.chosen, constant, in_place=2,
+    )  # fmt: skip
+    found = _distinct(judged, found.labels)
     first: list[Alternative] = []
-    if coarse.resolution > 0 and _is_close(coarse, values):
-        compared = list(range(min(_COMPARED, len(values))))
-        first = _compare_finely(problem, coarse, batch.take(compared), target, backend)
-        rest = list(range(len(compared), len(values)))
-        batch, values = batch.take(rest), values[len(compared) :]
-    found = (*first, *_alternatives(problem, coarse, batch, values))
-    return Search(found, _ambiguity(coarse, found))
+    if coarse.resolution > 0 and _is_close(coarse, found.values):
+        close = found.part(None, _COMPARED)
+        first = _compare_finely(problem, coarse.problem, close, target, backend, call)
+        found = found.part(_COMPARED, None)
+    alternatives = (*first, *_alternatives(problem, coarse.problem, found))
+    return Search(alternatives, _ambiguity(coarse, alternatives))
 
 
-def represent(problem: Problem) -> CoarseProblem | None:
+def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     """Return the coarse problem to search: all points if few say too little, none if too many."""
-    coarse = coarsen(problem, _POINTS)
+    coarse = coarsen(problem, _POINTS, call)
     if coarse.resolution <= _COARSEST:
         return coarse
     if max(problem.source.n, problem.target.n) > _WHOLE:
         return None
-    return coarsen(problem, _WHOLE)
+    return coarsen(problem, _WHOLE, call)
 
 
-def _is_close(coarse: CoarseProblem, values: list[float]) -> bool:
+def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
+    """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
+    device = problem.source.device
+    readers = reader_of(problem.source), reader_of(problem.target)
+    # a provider that is no tuple of tensors may compute on the host, or look at its columns
+    if not (_has_graphs(device, backend) and all(isinstance(side, tuple) for side in readers)):
+        return call_directly
+    parts = tensors_of((*readers, problem.linear))
+    if sum(part.nbytes for part in parts) > _CAPTURED_BYTES:
+        return call_directly
+    shapes = tuple((part.shape, part.dtype) for part in parts)
+    kinds = tuple(map(type, (*readers, problem.linear)))
+    return Replayer(device, ("search", count, kinds, shapes))
+
+
+def _has_graphs(device: torch.device, backend: Backend) -> bool:
+    return device.type == "cuda" and backend.name == "triton"
+
+
+def _is_close(coarse: Coarsened, values: list[float]) -> bool:
     """Whether more points may turn round the order of the best two optima."""
     doubt = _CLOSE * (values[0] - coarse.floor) + _CLOSE_SHARE * coarse.scale * coarse.resolution**2
     return len(values) > 1 and values[1] <= values[0] + doubt
 
 
 def _compare_finely(
-    problem: Problem, coarse: CoarseProblem, batch: _Batch, target: float, backend: Backend
+    problem: Problem,
+    coarse: CoarseProblem,
+    found: _Distinct,
+    target: float,
+    backend: Backend,
+    call: Call,
 ) -> list[Alternative]:
     """Carry optima over to more points, and compare them there with an annealed start."""
-    fine = coarsen(problem, _FINER_POINTS)
-    rows = _positions(coarse.source.points, fine.source.points, problem.source.n)
-    columns = _positions(coarse.target.points, fine.target.points, problem.target.n)
-    cross = (fine.x[:, rows] @ batch.plans.double()) @ fine.y[columns]
-    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    fine = coarsen(problem, _FINER_POINTS, call)
     whole = Annealing(max(target, fine.scale), target)
     fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
     epsilons = [
-        [whole(iteration), *[fall(iteration)] * len(batch.labels)]
+        [whole(iteration), *[fall(iteration)] * len(found.places)]
         for iteration in range(_FINE_ITERATIONS)
     ]
-    starts = Starts(("annealed", *batch.labels), costs, fine.x.new_tensor(epsilons))
-    batch, values = _distinct(fine, _from_costs(fine, starts, backend, "compare"))
-    return _alternatives(problem, fine, batch, values)
+    points = coarse.source.points, coarse.target.points
+    plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
+    judged = call(
+        f"compare {len(found.places)}", partial(_carry_over, backend),
+        fine.problem, *points, plans, found.chosen, table, in_place=4,
+    )  # fmt: skip
+    compared = _distinct(judged, ["annealed", *found.labels])
+    return _alternatives(problem, fine.problem, compared)
 
 
-def _positions(wanted: Tensor, index: Tensor, n: int) -> Tensor:
-    """Return where the points ``wanted`` stand in ``index``, which contains them."""
-    position = torch.empty(n, dtype=torch.int64, device=index.device)
-    position[index] = torch.arange(len(index), device=index.device)
-    return position[wanted]
-
-
-def _alternatives(
-    problem: Problem, coarse: CoarseProblem, batch: _Batch, values: list[float]
-) -> list[Alternative]:
-    plans = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:
     shape = (problem.source.n, problem.target.n)
+    # copies: the next solve may overwrite what they are taken from
+    source, target = coarse.source.points.clone(), coarse.target.points.clone()
+    plans = found.judged.rounded[found.chosen]
     return [
-        Alternative(value, label, plan, coarse.source.points, coarse.target.points, shape)
-        for value, label, plan in zip(values, batch.labels, plans, strict=True)
+        Alternative(value, label, plan, source, target, shape)
+        for value, label, plan in zip(found.values, found.labels, plans, strict=True)
     ]
+
+
+def _search(
+    backend: Backend,
+    count: int,
+    coarse: CoarseProblem,
+    x_axes: Tensor,
+    y_axes: Tensor,
+    rotations: Tensor,
+    epsilons: Tensor,
+) -> _Judged:
+    """Solve from all starts."""
+    costs = start_costs(coarse, x_axes, y_axes, rotations, count)
+    return _judge(coarse, _from_costs(coarse, costs, epsilons, "search", backend))
+
+
+def _refine(
+    backend: Backend, coarse: CoarseProblem, batch: _Batch, place: Tensor, epsilons: Tensor
+) -> _Judged:
+    """Continue from some of the plans."""
+    some = _Batch(batch.plans[place], batch.g[place])
+    return _judge(coarse, _iterate(coarse, some, epsilons, "polish", backend))
+
+
+def _carry_over(
+    backend: Backend,
+    fine: CoarseProblem,
+    source: Tensor,
+    target: Tensor,
+    plans: Tensor,
+    place: Tensor,
+    epsilons: Tensor,
+) -> _Judged:
+    """Solve from an annealed start and from some of the plans between coarse points."""
+    rows, columns = _places(source, fine.source.points), _places(target, fine.target.points)
+    cross = (fine.x[:, rows] @ plans[place].double()) @ fine.y[columns]
+    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
+
+
+def _places(wanted: Tensor, index: Tensor) -> Tensor:
+    """Return where the points ``wanted`` stand in ``index``, which contains them."""
+    return (wanted[:, None] == index).byte().argmax(1)
 
 
 def _from_costs(
-    coarse: CoarseProblem, starts: Starts, backend: Backend, stage: str = "search"
+    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, backend: Backend
 ) -> _Batch:
     """Take the plan of each start's first cost, then iterate."""
-    costs = starts.costs.float()
-    first = _Batch(starts.labels, costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _solve(coarse, first, costs, starts.epsilons[0], stage, backend)
-    return _iterate(coarse, first, starts.epsilons[1:], stage, backend)
+    costs = costs.float()
+    first = _Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
+    first = _solve(coarse, first, costs, epsilons[0], stage, backend)
+    return _iterate(coarse, first, epsilons[1:], stage, backend)
 
 
 def _iterate(
@@ -209,11 +307,11 @@ def _iterate(
 
     Nothing is read from the device, and all starts take the same number of iterations.
     """
-    x, y, base = (table.float() for table in (coarse.x, coarse.y, coarse.base))
+    x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
     count = len(batch.plans)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
-        costs = torch.baddbmm(base, x @ batch.plans, y, alpha=-4 * coarse.alpha)
+        costs = torch.baddbmm(base, x @ batch.plans, y)
         batch = _solve(coarse, batch, costs, epsilon, stage, backend)
     return batch
 
@@ -228,26 +326,30 @@ def _solve(
 ) -> _Batch:
     """Run the Sinkhorn iterations of one outer iteration."""
     weights = Marginals(coarse.source.weights, coarse.target.weights)
-    plans, g = backend.solve_batch(
-        costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage]
+    return _Batch(
+        *backend.solve_batch(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
     )
-    return _Batch(batch.labels, plans, g)
 
 
-def _distinct(coarse: CoarseProblem, batch: _Batch) -> tuple[_Batch, list[float]]:
-    """Return the best start of each distinct optimum and its value, the lowest value first."""
-    plans = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+def _judge(coarse: CoarseProblem, batch: _Batch) -> _Judged:
+    """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
+    rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
     # an overflow that slipped through loses to everything
-    values = coarse.value(plans).nan_to_num_(nan=torch.inf)
-    table = torch.cat([values[:, None], coarse.distances(plans)], dim=1).tolist()
+    values = coarse.value(rounded).nan_to_num(nan=torch.inf)
+    return _Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
+
+
+def _distinct(judged: _Judged, labels: Sequence[str]) -> _Distinct:
+    """Return the best start of each distinct optimum."""
+    table = judged.table.tolist()
     kept: list[int] = []
     for i in sorted(range(len(table)), key=lambda i: (table[i][0], i)):
         if len(kept) < _KEPT and all(table[i][1 + j] > _DISTINCT for j in kept):
             kept.append(i)
-    return batch.take(kept), [table[i][0] for i in kept]
+    return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
 
 
-def _ambiguity(coarse: CoarseProblem, found: tuple[Alternative, ...]) -> float:
+def _ambiguity(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
     """Return the best value over the second best, above the least that the linear term can cost."""
     if len(found) < 2:
         return 0.0

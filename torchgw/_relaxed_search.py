@@ -62,9 +62,10 @@ def search_relaxed(
     generator : torch.Generator
         Not drawn from: the gradients here are exact.
     """
-    coarse = represent(problem)
-    if coarse is None:
+    represented = represent(problem)
+    if represented is None:
         return PRODUCT, Search((), float("nan"))
+    coarse = represented.problem
     sides = coarse.source, coarse.target
     small = Problem(
         PrecomputedDistance(coarse.source.table),
