@@ -51,7 +51,7 @@ def test_fifty_landmarks_approximate_the_geodesics(space):
     # The estimate from 64 columns is within a third of the error over all.
     assert provider.relative_error() == pytest.approx(error, rel=0.33)
     assert provider.relative_error(sample=10**6) == pytest.approx(error, rel=1e-9)
-    # That from 8 is the one the rank was chosen by.
+    # That from 15 is the one the rank was chosen by.
     assert provider.error == pytest.approx(error, rel=0.5)
     single = provider.to(torch.device("cpu"), torch.float32)
     # float32 costs nothing that matters beside the approximation.
@@ -93,7 +93,7 @@ def test_the_rank_is_near_the_best_of_all(space):
         errors.append(float(rest.norm()))
     chosen = provider.relative_error(600) * float(exact.norm())
     assert chosen == pytest.approx(errors[provider.rank - 1], rel=1e-6)
-    # 5% is allowed on eight columns, which stand for all of them.
+    # 5% is allowed on 15 columns, which stand for all of them.
     assert chosen < 1.15 * min(errors)
 
 
