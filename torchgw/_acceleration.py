@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,35 +96,40 @@ class Anderson:
         # the last images and residuals, a row each in no order; made once they are needed
         self._images: Tensor | None = None
         self._residuals: Tensor | None = None
+        # products of the residuals: the host solves for a few numbers sooner than a device starts
+        self._gram = np.zeros((_DEPTH, _DEPTH))
         self._count = 0
         self._contractions = 0
         self._norm = float("inf")
 
     def next(self, point: Tensor, image: Tensor) -> Tensor:
         """Return the next point, given the last one and its image."""
-        residual = image - point
-        previous, self._norm = self._norm, float(residual.norm())
+        residual = (image - point).flatten()
         if self._count == 0:
+            previous, self._norm = self._norm, float(residual.norm())
             self._contractions = self._contractions + 1 if self._norm < previous else 0
             if self._contractions < _CONTRACTIONS:
                 return image
-        elif self._norm > _RESTART_GROWTH * previous:
-            self._count = self._contractions = 0
-            return image
         if self._images is None or self._residuals is None:
             self._images = image.new_empty(_DEPTH, image.numel())
             self._residuals = torch.empty_like(self._images)
-        row = self._count % _DEPTH
-        self._images[row] = image.flatten()
-        self._residuals[row] = residual.flatten()
+        row, used = self._count % _DEPTH, min(self._count + 1, _DEPTH)
+        self._images[row], self._residuals[row] = image.flatten(), residual
+        # all that the host needs in one read
+        self._gram[row, :used] = self._gram[:used, row] = (
+            self._residuals[:used] @ residual
+        ).tolist()
+        if self._count:
+            previous, self._norm = self._norm, math.sqrt(self._gram[row, row])
+            if self._norm > _RESTART_GROWTH * previous:
+                self._count = self._contractions = 0
+                return image
         self._count += 1
         if self._count == 1:
             return image
-        used = min(self._count, _DEPTH)
-        # a few numbers: the host solves for them sooner than a device starts to
-        gram = (self._residuals[:used] @ self._residuals[:used].T).double().cpu()
-        gram.diagonal().add_(_RIDGE * gram.diagonal().max())
-        weights = torch.linalg.solve(gram, torch.ones(used, 1, dtype=gram.dtype))[:, 0]
-        weights = (weights / weights.sum()).to(image)
-        mixed: Tensor = (weights @ self._images[:used]).view_as(image)
-        return mixed
+        gram = self._gram[:used, :used]
+        # residuals that are all zero leave any weights
+        ridge = _RIDGE * gram.diagonal().max() or 1.0
+        weights = np.linalg.solve(gram + ridge * np.eye(used), np.ones(used))
+        mixed = torch.from_numpy(weights / weights.sum()).to(image) @ self._images[:used]
+        return mixed.view_as(image)

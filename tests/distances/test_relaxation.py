@@ -102,7 +102,9 @@ def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch)
 def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
     small_tiles(monkeypatch)
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
-    layout = Relaxation(from_csr(graph).to(device), kernel=implementation == "kernel")
+    # laid out here, and used there
+    where = torch.device(device)
+    layout = Relaxation(from_csr(graph), kernel=implementation == "kernel", device=where)
     assert layout.columns(torch.tensor([0], device=device))[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 

@@ -35,6 +35,9 @@ _CLOSING_SECONDS = (3.6e-13, 3.7e-6)
 _SHARES = 4
 # Bytes of the float64 rows that one Dijkstra call returns.
 _ROWS_BYTES = 128 * 2**20
+# Edges up to which relaxation is laid out on the host: 40 operations, each of which would take a
+# GPU longer to launch.
+_FEW_EDGES = 8_192
 # Shortest-path work, in (source, vertex) pairs, whose time (0.2 us each) repays the 1.4 s that
 # worker processes take to start: two sides of about 2,000 vertices with many cores.
 _PROCESS_PAIRS = 7_500_000
@@ -97,7 +100,9 @@ class Geodesics:
         """
         if device.type != "cuda":
             return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
-        relaxation = Relaxation(self.edges.to(device), self._device_order(device))
+        few = len(self.edges.vertex) <= _FEW_EDGES
+        edges = self.edges.to(torch.device("cpu") if few else device)
+        relaxation = Relaxation(edges, self._device_order(edges.start.device), device=device)
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()

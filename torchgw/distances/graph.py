@@ -37,6 +37,8 @@ ConnectPolicy = Literal["stitch", "fill"]
 # Vertices up to which a graph is put together by SciPy on the CPU, wherever its points are: a GPU
 # spends its time on launches.
 _HOST_VERTICES = 16_384
+# Points up to which a GPU finds paths as fast in any order: all are worked on at once.
+_UNORDERED = 768
 # Relative difference of the two weights of an edge that passes for rounding.
 _SYMMETRY_TOLERANCE = 1e-5
 
@@ -109,7 +111,7 @@ def neighbour_geodesics(
     embedded = _embed(points, "euclidean")
     edges = _neighbour_edges(embedded, n_neighbors, "euclidean")
     geodesics = _connect(edges, embedded, policy, 1.5, "euclidean")
-    if embedded.is_cuda:
+    if embedded.is_cuda and len(embedded) > _UNORDERED:
         geodesics.order = split(embedded).order
     return geodesics
 

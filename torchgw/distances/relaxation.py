@@ -56,11 +56,13 @@ class Relaxation:
     Parameters
     ----------
     edges : Edges
-        On the device to work on.
+        Laid out on the device where they are.
     order : Tensor of int64, shape (n,), optional
         Vertices in an order in which near ones follow each other; as numbered by default.
     kernel : bool, optional
         Whether to use the Triton kernel; by default on a GPU with Triton.
+    device : torch.device, optional
+        Where to work, by default where the edges are.
 
     Notes
     -----
@@ -70,11 +72,18 @@ class Relaxation:
     """
 
     def __init__(
-        self, edges: Edges, order: Tensor | None = None, *, kernel: bool | None = None
+        self,
+        edges: Edges,
+        order: Tensor | None = None,
+        *,
+        kernel: bool | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.n = edges.n
-        self.device = edges.start.device
+        here = edges.start.device
+        self.device = device or here
         if order is not None:
+            order = order.to(here)
             edges = _renumbered(edges, order)
         width = _table_width(edges)
         degree = edges.degree
@@ -84,25 +93,27 @@ class Relaxation:
         first = rows.cumsum(0) - rows
         self._rows = int(rows.sum())
         source = edges.source
-        position = torch.arange(len(source), device=self.device) - edges.start[source]
+        position = torch.arange(len(source), device=here) - edges.start[source]
         row = first[source] + position.div(most[source], rounding_mode="floor")
         # the other end of an edge is the row that holds the same edge in reverse
         mirror = torch.empty_like(row)
         mirror[(edges.vertex * self.n + source).argsort()] = row
-        itself = torch.arange(self._rows, dtype=torch.int32, device=self.device)
+        itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # a row is its own neighbour at distance zero where it has none: nothing changes
-        self._neighbour = itself[:, None].repeat(1, width)
-        self._length = torch.zeros(self._rows, width, dtype=torch.float64, device=self.device)
+        neighbour = itself[:, None].repeat(1, width)
+        length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
         column = position % most[source]
-        self._neighbour[row, column] = mirror.int()
-        self._length[row, column] = edges.length
-        vertex = torch.arange(self.n, device=self.device).repeat_interleave(rows)
+        neighbour[row, column] = mirror.int()
+        length[row, column] = edges.length
+        vertex = torch.arange(self.n, device=here).repeat_interleave(rows)
         joined = itself[1:][vertex[1:] == vertex[:-1]].long()
-        self._neighbour[joined, width - 2] = (joined - 1).int()
-        self._neighbour[joined - 1, width - 1] = joined.int()
-        self._row_of = first
+        neighbour[joined, width - 2] = (joined - 1).int()
+        neighbour[joined - 1, width - 1] = joined.int()
         if order is not None:
-            self._row_of = torch.empty_like(first).scatter_(0, order, first)
+            first = torch.empty_like(first).scatter_(0, order, first)
+        self._neighbour, self._length, self._row_of = (
+            part.to(self.device) for part in (neighbour, length, first)
+        )
         self._plans: dict[int, _Plan] = {}
         step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
         self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
