@@ -11,7 +11,7 @@ from problems import isometric_copy, random_weights
 from scipy.sparse import csr_matrix
 
 import torchgw
-from torchgw import _capture, _solver
+from torchgw import _capture, _solver, _step
 from torchgw._anchors import Anchors
 from torchgw._capture import clone
 from torchgw._cost import DenseCost
@@ -19,7 +19,7 @@ from torchgw._dispatch import choose_backend
 from torchgw._gradient import Problem
 from torchgw._sampled_gradient import make_gradient
 from torchgw._sinkhorn import sinkhorn
-from torchgw._step import CapturedStep, PlainStep, choose_step
+from torchgw._step import CapturedStep, KeptStep, PlainStep, choose_step
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
 
@@ -29,14 +29,16 @@ GRADIENTS = ["dense", "factored", "sampled"]
 METRICS = {"dense": "euclidean", "factored": "sqeuclidean", "sampled": "euclidean"}
 
 
-def make_step(name, device, *, store=True, alpha=1.0, backend="auto"):
-    x, y, _ = isometric_copy(40, noise=0.1)
+def make_step(name, device, *, store=True, alpha=1.0, backend="auto", turn=0):
+    x, y, _ = isometric_copy(40, noise=0.1, seed=turn)
     sides = [
         PointDistance(torch.from_numpy(points / 4).to(device), METRICS[name])
         for points in (x, y[:-3])
     ]
-    weights = Marginals(*(torch.from_numpy(random_weights(side.n)).to(device) for side in sides))
-    table = torch.rand(40, 37, dtype=torch.float64, device=device)
+    weights = Marginals(
+        *(torch.from_numpy(random_weights(side.n, turn)).to(device) for side in sides)
+    )
+    table = (1 + turn) * torch.rand(40, 37, dtype=torch.float64, device=device)
     linear = DenseCost(table) if alpha < 1 else None
     problem = Problem(*sides, weights, alpha, linear)
     generator = torch.Generator(device).manual_seed(3)
@@ -125,10 +127,33 @@ def test_functions_are_kept_by_kind(monkeypatch):
         shifted = Anchors(pair.source + number, None)
         assert torch.equal(call("f", lambda p: 2 * p.source, shifted), 2 * shifted.source)
         assert len(recorded) == (number > 0)
-    for kind in range(4):
+    for kind in range(8):
         _capture.Replayer(torch.device("cpu"), kind)
-    assert list(memory.kept) == [0, 1, 2, 3]
+    assert list(memory.kept) == list(range(8))
     assert clone(shifted).target is None
+
+
+def test_kept_steps_follow_their_problem(monkeypatch):
+    """With graphs that call again, on the tables that the first solve has left."""
+    memory = _capture.GraphMemory(None, None, None, OrderedDict())
+    monkeypatch.setattr(_step, "borrow_memory", lambda owner, device: memory)
+
+    class Graph:
+        def __init__(self, record, *args, **kwargs):
+            self.replay = record
+
+    monkeypatch.setattr(_capture, "capture", Graph)
+    for alpha in (1.0, 0.5):
+        for turn in range(3):
+            plain = make_step("dense", "cpu", alpha=alpha, turn=turn)
+            before = [part.clone() for part in plain.gradient.tables()]
+            expected = run(CapturedStep(plain, replay=False), plain, 4)
+            got = run(KeptStep(plain), plain, 4)
+            for ours, theirs in zip(got, expected, strict=True):
+                assert all(same(x, y) for x, y in zip(ours, theirs, strict=True))
+            # the user's tables are read, and never written to
+            assert all(map(torch.equal, plain.gradient.tables(), before))
+    assert len(memory.kept) == 2
 
 
 def run(step, plain, count=6):
@@ -154,7 +179,7 @@ def same(one, other):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_graphs_change_no_bit(name, store, alpha):
     plain = make_step(name, "cuda", store=store, alpha=alpha)
-    assert isinstance(choose_step(plain, (40, 37)), CapturedStep)
+    assert isinstance(choose_step(plain, (40, 37)), (CapturedStep, KeptStep))
     state = plain.generator.get_state()
     expected = run(CapturedStep(plain, replay=False), plain)
     after = plain.generator.get_state()
@@ -169,6 +194,18 @@ def test_graphs_change_no_bit(name, store, alpha):
     if name == "sampled":
         assert isinstance(got[-1][0], Anchors)
         assert not torch.equal(got[-1][0].target, got[-2][0].target)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alpha", [1.0, 0.5], ids=["", "fused"])
+def test_kept_graphs_change_no_bit(alpha):
+    for turn in (0, 1, 2, 0):
+        plain = make_step("dense", "cuda", alpha=alpha, turn=turn)
+        expected = run(CapturedStep(plain, replay=False), plain)
+        step = choose_step(plain, (40, 37))
+        assert isinstance(step, KeptStep)
+        for ours, theirs in zip(run(step, plain), expected, strict=True):
+            assert all(same(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.gpu

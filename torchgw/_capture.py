@@ -33,7 +33,7 @@ T = TypeVar("T")
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
 # Kinds of problems whose graphs are kept from solve to solve, in each memory.
-_KEPT = 4
+_KEPT = 8
 
 
 class Call(Protocol):
@@ -60,7 +60,7 @@ class GraphMemory(NamedTuple):
     stream: torch.cuda.Stream
     pool: Any  # from graph_pool_handle, whose type torch keeps to itself
     keeper: torch.cuda.CUDAGraph  # an empty graph, without which the pool would go with its last
-    kept: OrderedDict[Hashable, dict[str, Captured]]  # by kind of problem, the latest last
+    kept: OrderedDict[Hashable, dict[str, Any]]  # by kind of problem, the latest last
 
     @classmethod
     def on(cls, device: torch.device) -> GraphMemory:
@@ -68,6 +68,14 @@ class GraphMemory(NamedTuple):
         stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
         return cls(stream, pool, keeper, OrderedDict())
+
+    def recall(self, kind: Hashable) -> dict[str, Any]:
+        """Return what is kept for a kind of problem, to be added to; the oldest kinds go."""
+        known = self.kept.setdefault(kind, {})
+        self.kept.move_to_end(kind)
+        while len(self.kept) > _KEPT:
+            self.kept.popitem(last=False)
+        return known
 
 
 def capture(
@@ -176,11 +184,7 @@ class Replayer:
 
     def __init__(self, device: torch.device, kind: Hashable) -> None:
         self._memory = borrow_memory(self, device)
-        kept = self._memory.kept
-        self._functions = kept.setdefault(kind, {})
-        kept.move_to_end(kind)
-        while len(kept) > _KEPT:
-            kept.popitem(last=False)
+        self._functions = self._memory.recall(kind)
 
     def __call__(
         self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0

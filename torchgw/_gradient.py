@@ -28,6 +28,7 @@ from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = [
     "DenseGradient",
@@ -169,6 +170,24 @@ class DenseGradient:
         self._target = stored_matrix(problem.target)
         self.row, self.column = _own_terms(problem)
         self.product = product_value(problem, (self.row, self.column), _means(problem))
+
+    def copy(self) -> DenseGradient:
+        """Return the same gradient on tables of its own."""
+        source, target = (
+            PrecomputedDistance.unchecked(part.clone()) for part in (self._source, self._target)
+        )
+        problem = self.problem
+        marginals, linear = Marginals(*map(Tensor.clone, problem.marginals)), problem.linear
+        # costs of either kind are named tuples of tensors
+        linear = None if linear is None else type(linear)(*map(Tensor.clone, linear))
+        return DenseGradient(Problem(source, target, marginals, problem.alpha, linear))
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """Return all that linearising reads, and the vectors that its costs leave out."""
+        rest = self.problem.linear or ()
+        return (
+            self._source, self._target, self.row, self.column, *self.problem.marginals, *rest
+        )  # fmt: skip
 
     def start(self) -> Tensor:
         """Return a x b."""

@@ -197,7 +197,7 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
         return call_directly
     shapes = tuple((part.shape, part.dtype) for part in parts)
     kinds = tuple(map(type, (*readers, problem.linear)))
-    return Replayer(device, ("search", count, kinds, shapes))
+    return Replayer(device, ("search", type(backend), count, kinds, shapes))
 
 
 def _has_graphs(device: torch.device, backend: Backend) -> bool:

@@ -15,20 +15,22 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._capture import Captured, borrow_memory, clone
+from torchgw._capture import Captured, GraphMemory, borrow_memory, clone
 from torchgw._cost import Cost
-from torchgw._gradient import Coupling, Gradient, Problem
+from torchgw._gradient import Coupling, DenseGradient, Gradient, Problem
 from torchgw._plan import TransportPlan
 from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["CapturedStep", "PlainStep", "Step", "Updated", "choose_step", "dual_value"]
+__all__ = ["CapturedStep", "KeptStep", "PlainStep", "Step", "Updated", "choose_step", "dual_value"]
 
 logger = logging.getLogger(__name__)
 
 # Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
 # long as their launches, and graphs keep a few such matrices of their own.
 _CAPTURED_BYTES = 2**25
+# Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables.
+_KEPT_BYTES = 2**25
 
 
 class Updated(NamedTuple):
@@ -150,18 +152,23 @@ class CapturedStep:
     ----------
     step : PlainStep
         On a CUDA device; what it calls must read nothing back.
+    memory : GraphMemory, optional
+        That of its own unless given.
     replay : bool, optional
         ``False`` makes the same calls without graphs, which must not change a bit.
     """
 
-    def __init__(self, step: PlainStep, *, replay: bool = True) -> None:
+    def __init__(
+        self, step: PlainStep, memory: GraphMemory | None = None, *, replay: bool = True
+    ) -> None:
         device = step.marginals.a.device
         self._step = step
         self._epsilon = torch.ones((), dtype=torch.float64, device=device)
         self._linearise: Callable[..., Cost] = step.linearise
         self._update: Callable[..., Updated] = step.update_in_units
         if replay:
-            make = partial(Captured, memory=borrow_memory(self, device), generator=step.generator)
+            memory = memory or borrow_memory(self, device)
+            make = partial(Captured, memory=memory, generator=step.generator)
             self._linearise = make(step.linearise)
             # the cost lies where the other graph leaves it
             self._update = make(step.update_in_units, in_place=2)
@@ -186,13 +193,60 @@ class CapturedStep:
         return Updated(clone(coupling), report)
 
 
+class KeptStep:
+    """A step as two graphs on tables of their own, kept from solve to solve.
+
+    Parameters
+    ----------
+    step : PlainStep
+        With a dense gradient, whose tables are copied.
+    """
+
+    def __init__(self, step: PlainStep) -> None:
+        gradient = step.gradient
+        assert isinstance(gradient, DenseGradient)
+        device = step.marginals.a.device
+        memory = borrow_memory(self, device)
+        alpha, linear = gradient.problem.alpha, type(gradient.problem.linear)
+        shapes = tuple(part.shape for part in gradient.tables())
+        how = type(step.backend), step.store, gradient.problem.dtype
+        kind = ("step", *how, alpha, linear, shapes)
+        known = memory.recall(kind)
+        if not known:
+            own = gradient.copy()
+            # a dense gradient draws nothing
+            generator = torch.Generator(device)
+            plain = PlainStep(own, own.problem.marginals, step.backend, generator, step.store)
+            known.update(gradient=own, step=CapturedStep(plain, memory))
+        for ours, given in zip(known["gradient"].tables(), gradient.tables(), strict=True):
+            ours.copy_(given)
+        self._step: CapturedStep = known["step"]
+
+    def linearise(self, coupling: Coupling) -> Cost:
+        """Return the cost at a coupling; the next call overwrites it."""
+        return self._step.linearise(coupling)
+
+    def update(
+        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+    ) -> Updated:
+        """Return the coupling of a plan."""
+        return self._step.update(cost, potentials, previous, epsilon)
+
+
 def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
     """Return a step as graphs where they pay and can be, and otherwise as it is."""
     reason = _why_not_captured(step, shape)
-    if reason is None:
-        return CapturedStep(step)
-    logger.debug("outer iterations are not captured: %s", reason)
-    return step
+    if reason is not None:
+        logger.debug("outer iterations are not captured: %s", reason)
+        return step
+    gradient = step.gradient
+    if isinstance(gradient, DenseGradient) and _size(gradient) <= _KEPT_BYTES:
+        return KeptStep(step)
+    return CapturedStep(step)
+
+
+def _size(gradient: DenseGradient) -> int:
+    return sum(part.nbytes for part in gradient.tables())
 
 
 def _why_not_captured(step: PlainStep, shape: tuple[int, int]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,11 +63,21 @@ class PrecomputedDistance(DistanceProvider):
             raise InvalidInputError(
                 f"`matrix` must be float32 or float64; got {matrix.dtype}. Pass `matrix.float()`."
             )
+        self._hold(matrix)
+        self._check()
+
+    @classmethod
+    def unchecked(cls, matrix: Tensor) -> PrecomputedDistance:
+        """Return the provider of a table that has been checked before."""
+        provider = cls.__new__(cls)
+        provider._hold(matrix)
+        return provider
+
+    def _hold(self, matrix: Tensor) -> None:
         self._matrix = matrix
         self.n = matrix.shape[0]
         self.device = matrix.device
         self.dtype = matrix.dtype
-        self._check()
 
     def columns(self, index: Tensor) -> Tensor:
         """Return D[:, index], a view of gathered rows, which are contiguous."""
@@ -78,10 +87,7 @@ class PrecomputedDistance(DistanceProvider):
         """Return the same distances on another device or in another dtype."""
         if (resolve_device(device), dtype) == (self.device, self.dtype):
             return self
-        moved = copy.copy(self)
-        moved._matrix = self._matrix.to(device, dtype)
-        moved.device, moved.dtype = moved._matrix.device, dtype
-        return moved
+        return PrecomputedDistance.unchecked(self._matrix.to(device, dtype))
 
     def matrix(self) -> Tensor:
         """Return D itself."""
