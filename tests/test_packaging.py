@@ -51,6 +51,7 @@ LAYERS = {
         "_sparse_plan",
         "_anchors",
         "_gradient",
+        "_half_gradient",
         "_coarse",
         "_sampled_gradient",
         "_preparation",

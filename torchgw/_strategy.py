@@ -18,7 +18,8 @@ from torchgw._dispatch import (
     why_no_tiles,
 )
 from torchgw._features import spread as linear_spread
-from torchgw._gradient import Problem
+from torchgw._gradient import Gradient, Problem
+from torchgw._half_gradient import HalfGradient
 from torchgw._options import Options, Precision
 from torchgw._polish import check_polish
 from torchgw._relaxed import RelaxedGradient
@@ -31,6 +32,8 @@ __all__ = ["Strategy", "choose_strategy"]
 
 # epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
+# Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
+_HALF_ENTRIES = 2_000_000
 # Anchor pairs to begin with: about 8 sqrt(n), within these.
 _ANCHORS = (256, 1024)
 
@@ -94,6 +97,18 @@ class Strategy:
         """Whether all plans have the same value, but for rounding."""
         return self.spread == 0 or min(self.problem.source.n, self.problem.target.n) == 1
 
+    def _half(self, dtype: torch.dtype) -> bool:
+        """Whether the products of a stage are made of half-precision ones."""
+        n, m = self.problem.source.n, self.problem.target.n
+        return (
+            self.gradient == "dense"
+            and self.options.relaxation is None
+            # a later stage is exact
+            and dtype == torch.float32 != self.steps.settle
+            and self.problem.source.device.type == "cuda"
+            and n * m >= _HALF_ENTRIES
+        )
+
     def setting(
         self,
         dtype: torch.dtype,
@@ -103,11 +118,14 @@ class Strategy:
         recorder: Recorder,
     ) -> Setting:
         """Return what the loop needs to run in some dtype."""
-        base = make_gradient(
-            self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum
-        )
         relaxation = self.options.relaxation
         device = self.problem.source.device
+        if self._half(dtype):
+            base: Gradient = HalfGradient(self.problem.to(dtype))
+        else:
+            base = make_gradient(
+                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum
+            )
         return Setting(
             gradient=base if relaxation is None else RelaxedGradient(base),
             marginals=self.problem.marginals,
