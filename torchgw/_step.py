@@ -209,14 +209,17 @@ class KeptStep:
         memory = borrow_memory(self, device)
         alpha, linear = gradient.problem.alpha, type(gradient.problem.linear)
         shapes = tuple(part.shape for part in gradient.tables())
-        how = type(step.backend), step.store, gradient.problem.dtype
+        how = type(step.backend), step.store, step.proximal, gradient.problem.dtype
         kind = ("step", *how, alpha, linear, shapes)
         known = memory.recall(kind)
         if not known:
             own = gradient.copy()
             # a dense gradient draws nothing
             generator = torch.Generator(device)
-            plain = PlainStep(own, own.problem.marginals, step.backend, generator, step.store)
+            plain = PlainStep(
+                own, own.problem.marginals, step.backend, generator, step.store,
+                proximal=step.proximal,
+            )  # fmt: skip
             known.update(gradient=own, step=CapturedStep(plain, memory))
         for ours, given in zip(known["gradient"].tables(), gradient.tables(), strict=True):
             ours.copy_(given)
@@ -227,10 +230,15 @@ class KeptStep:
         return self._step.linearise(coupling)
 
     def update(
-        self, cost: Cost, potentials: Potentials, previous: Coupling, epsilon: float
+        self,
+        cost: Cost,
+        potentials: Potentials,
+        point: Coupling,
+        previous: Coupling,
+        epsilon: float,
     ) -> Updated:
         """Return the coupling of a plan."""
-        return self._step.update(cost, potentials, previous, epsilon)
+        return self._step.update(cost, potentials, point, previous, epsilon)
 
 
 def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
