@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 
-from torchgw._cost import Cost
+from torchgw._cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn import Backend, SinkhornResult
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["level", "partial_sinkhorn"]
+
+# Largest log-scaling of a stored kernel, as for strict marginals.
+_LARGEST_SCALING = 20.0
+
+
+class _Softmins(Protocol):
+    """The two half-steps of one linear problem."""
+
+    def rows(self, g: Tensor) -> Tensor:
+        """Return the softmin of each row, (n,)."""
+
+    def columns(self, f: Tensor) -> Tensor:
+        """Return the softmin of each column, (m,)."""
+
+
+class _Round(NamedTuple):
+    """Where some iterations have led."""
+
+    potentials: Potentials  # f with the level in it, and g
+    g_next: Tensor
+    error: Tensor  # () float64, L1 distance of the columns' masses to those after their half-step
 
 
 def partial_sinkhorn(
@@ -32,6 +56,8 @@ def partial_sinkhorn(
         f = min(0, softmin(g) - level)    with the level at which the rows carry the mass
 
     and the same for g. Each half-step moves the mass exactly, and meets one of the bounds exactly.
+    Softmins of a stored cost scale one kernel for as long as the potentials stay near those that it
+    was made from.
 
     Returns
     -------
@@ -44,25 +70,100 @@ def partial_sinkhorn(
     .. [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
        for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
     """
-    a, b = marginals
-    g = torch.zeros_like(b) if start is None else start.g.clamp_max(0.0)
+    plain = _Plain(backend, cost, marginals, epsilon)
+    dense = cost if isinstance(cost, DenseCost) else None
+    g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
+    kernel: _Kernel | None = None
+    if dense is not None and start is not None:
+        kernel = _Kernel(dense, marginals, Potentials(start.f, g), epsilon)
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
-    done, error = 0, float("inf")
+    done = 0
     while True:
-        rows = backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+        # one exact iteration is enough to make a kernel from
+        count = min(1 if dense is not None and kernel is None else check_every, max_iter - done)
+        found = _iterate(kernel or plain, g, marginals, count, epsilon, mass)
+        moved = torch.zeros_like(found.error)
+        if kernel is not None:
+            moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
+        error, scaling = torch.stack([found.error, moved]).tolist()
+        if not scaling < _LARGEST_SCALING:
+            kernel = None
+            continue
+        done += count
+        if error <= tol or done >= max_iter or not math.isfinite(error):
+            break
+        g = found.g_next
+        if dense is not None and kernel is None:
+            kernel = _Kernel(dense, marginals, found.potentials, epsilon)
+    return SinkhornResult(found.potentials, error, done, error <= tol)
+
+
+def _iterate(
+    softmins: _Softmins, g: Tensor, marginals: Marginals, count: int, epsilon: float, mass: float
+) -> _Round:
+    """Run some iterations from g."""
+    a, b = marginals
+    for remaining in reversed(range(count)):
+        rows = softmins.rows(g)
         height = level(rows, a, mass, epsilon)
-        f = (rows - height).clamp_max(0.0)
-        columns = backend.softmin(cost, marginals.log_a, f, epsilon, axis=0)
-        after = level(columns, b, mass, epsilon)
-        g_next = (columns - after).clamp_max(0.0)
-        done += 1
-        if done % check_every == 0 or done >= max_iter:
-            moved = _masses(g + height, columns, b, epsilon)
-            error = float((moved - _masses(g_next + after, columns, b, epsilon)).abs().sum())
-            if error <= tol or done >= max_iter or not torch.isfinite(moved.sum()):
-                break
-        g = g_next
-    return SinkhornResult(Potentials(f + height, g), error, done, error <= tol)
+        f = (rows - height).clamp_max(0.0) + height
+        columns = softmins.columns(f)
+        rise = level(columns, b, mass, epsilon)
+        g_next = (columns - rise).clamp_max(0.0)
+        if remaining:
+            g = g_next
+    masses = [_masses(part, columns, b, epsilon) for part in (g, g_next + rise)]
+    error = (masses[0] - masses[1]).abs().sum(dtype=torch.float64)
+    return _Round(Potentials(f, g), g_next, error)
+
+
+class _Plain:
+    """Softmins by a backend."""
+
+    def __init__(self, backend: Backend, cost: Cost, marginals: Marginals, epsilon: float) -> None:
+        self.backend, self.cost, self.marginals, self.epsilon = backend, cost, marginals, epsilon
+
+    def rows(self, g: Tensor) -> Tensor:
+        return self.backend.softmin(self.cost, self.marginals.log_b, g, self.epsilon, axis=1)
+
+    def columns(self, f: Tensor) -> Tensor:
+        return self.backend.softmin(self.cost, self.marginals.log_a, f, self.epsilon, axis=0)
+
+
+class _Kernel:
+    """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it.
+
+    Sums of points that carry next to nothing underflow. Their softmins are then too small, and
+    still far above the level, which is all that counts.
+    """
+
+    def __init__(
+        self, cost: DenseCost, marginals: Marginals, origin: Potentials, epsilon: float
+    ) -> None:
+        self.origin, self.epsilon = origin, epsilon
+        self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
+        f, g = (part.to(cost.dtype) for part in marginals.mask(origin))
+        self.matrix = exp_(cost.exponent(f, g, epsilon))
+
+    def rows(self, g: Tensor) -> Tensor:
+        return self._softmin(self.matrix, self.b, g - self.origin.g, self.origin.f)
+
+    def columns(self, f: Tensor) -> Tensor:
+        return self._softmin(self.matrix.T, self.a, f - self.origin.f, self.origin.g)
+
+    def _softmin(self, matrix: Tensor, weight: Tensor, change: Tensor, origin: Tensor) -> Tensor:
+        scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(matrix.dtype).exp()
+        sums = torch.mv(matrix, weight * scaling).clamp_min(torch.finfo(matrix.dtype).tiny)
+        return origin - self.epsilon * sums.to(origin.dtype).log()
+
+
+def _distance(potentials: Potentials, origin: Potentials, marginals: Marginals) -> Tensor:
+    """Return the largest change of a potential among points of positive weight, (), float64."""
+    changes = [
+        torch.where(weight > 0, part - other, 0.0).abs().amax().double()
+        for part, other, weight in zip(potentials, origin, marginals, strict=True)
+    ]
+    return torch.stack(changes).amax()
 
 
 def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -164,7 +164,8 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     rank = cost_rank(gradient, problem, n_anchors)
     matrix = isinstance(problem.linear, DenseCost)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
-    tiled = reason is None and options.skip_tiles is not False
+    # relaxed problems have no sweeps over tiles, which is what makes streaming fast
+    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
     store = store_cost(options.storage, device, steps, (n, m), rank, tiled=tiled)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
     return Strategy(
