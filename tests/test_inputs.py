@@ -558,7 +558,7 @@ def with_weight(weight):
         (pyg(num_nodes=None), "`X.num_nodes` must be a positive integer"),
         (pyg(edge_index=EDGES.T), r"`X.edge_index` must be integers of shape \(2, e\)"),
         (pyg(edge_index=EDGES.double()), "`X.edge_index` must be integers"),
-        (pyg(edge_index=None), "`X.edge_index` must be an array"),
+        (pyg(edge_index=None), "`X.edge_index` must be the edges.*data.x or data.pos"),
         (pyg(edge_index=-EDGES), "`X.edge_index` must be within 0"),
         (pyg(edge_weight=torch.ones(3)), r"`X.edge_weight` must have shape \(\d+,\)"),
         (pyg(edge_index=EDGES[:, : EDGES.shape[1] // 2]), "must be symmetric"),

@@ -27,6 +27,7 @@ LAYERS = {
         "_options",
         "_relaxation",
         "_inputs",
+        "_graph_inputs",
         "_files",
         "_archive",
         "_cache",

@@ -27,7 +27,7 @@ from torchgw import (
 from torchgw._anchors import sample_categories
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._dispatch import _why_not, choose_backend
-from torchgw._inputs import as_graph
+from torchgw._graph_inputs import as_graph
 from torchgw._schedule import Annealing, MovingAverage
 from torchgw._sinkhorn import sinkhorn
 from torchgw._typing import Potentials

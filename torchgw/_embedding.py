@@ -15,7 +15,8 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
-from torchgw._inputs import as_graph, check_points
+from torchgw._graph_inputs import as_graph
+from torchgw._inputs import check_points
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._plan import TransportPlan
 from torchgw._storage import stored, write_result

@@ -1,8 +1,8 @@
-"""The only place where user arrays are coerced and checked."""
+"""Where user arrays are coerced and checked; graphs are in ``_graph_inputs``."""
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
-    "as_graph",
     "as_weights",
     "check_distances",
     "check_linear_cost",
@@ -214,80 +213,6 @@ def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_EN
     return largest
 
 
-def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
-    """Return a weighted adjacency matrix if the value is a graph, otherwise ``None``.
-
-    Recognised: SciPy sparse matrices; NetworkX graphs (edge attribute ``weight``, 1 where absent);
-    objects with ``edge_index`` and ``num_nodes`` as PyTorch Geometric has them (``edge_weight`` is
-    used if present).
-    """
-    if scipy.sparse.issparse(value):
-        return value
-    if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
-        return _from_edge_index(name, value)
-    if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
-        return _from_networkx(name, value)
-    return None
-
-
-def _from_edge_index(name: str, value: Any) -> scipy.sparse.csr_array:
-    """Convert PyTorch Geometric data; a repeated edge is one edge, not the sum of its weights."""
-    n = value.num_nodes
-    if not isinstance(n, Integral) or n < 1:
-        raise InvalidInputError(f"`{name}.num_nodes` must be a positive integer; got {n!r}.")
-    index = to_tensor(f"{name}.edge_index", value.edge_index).cpu().numpy()
-    if index.ndim != 2 or index.shape[0] != 2 or index.dtype.kind not in "iu":
-        raise InvalidInputError(
-            f"`{name}.edge_index` must be integers of shape (2, e), a column per edge; got "
-            f"{index.dtype} of shape {index.shape}."
-        )
-    if index.size and not 0 <= index.min() <= index.max() < n:
-        raise InvalidInputError(
-            f"`{name}.edge_index` must be within 0 and num_nodes - 1 = {n - 1}; got "
-            f"{index.min()} to {index.max()}."
-        )
-    weight = getattr(value, "edge_weight", None)
-    if weight is None:
-        data = np.ones(index.shape[1])
-    else:
-        data = to_tensor(f"{name}.edge_weight", weight).cpu().double().numpy()
-    if data.shape != index.shape[1:]:
-        raise InvalidInputError(
-            f"`{name}.edge_weight` must have shape {index.shape[1:]}, one weight per edge; got "
-            f"{data.shape}."
-        )
-    keys, first = np.unique(index[0].astype(np.int64) * int(n) + index[1], return_index=True)
-    return scipy.sparse.csr_array((data[first], (keys // n, keys % n)), shape=(n, n))
-
-
-def _from_networkx(name: str, value: Any) -> scipy.sparse.csr_array:
-    """Convert a NetworkX graph, nodes in their own order."""
-    if value.is_directed():
-        raise InvalidInputError(
-            f"`{name}` must be an undirected NetworkX graph; got a directed one. "
-            "Pass graph.to_undirected()."
-        )
-    if value.is_multigraph():
-        raise InvalidInputError(
-            f"`{name}` must have one edge between two nodes; got a NetworkX multigraph. "
-            "Pass networkx.Graph(graph), which keeps one of parallel edges."
-        )
-    nodes = {node: position for position, node in enumerate(value)}
-    entries = [
-        (nodes[source], nodes[target], data.get("weight", 1.0))
-        for source, neighbours in value.adjacency()
-        for target, data in neighbours.items()
-    ]
-    odd = [weight for _, _, weight in entries if not isinstance(weight, Real)]
-    if odd:
-        raise InvalidTypeError(
-            f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
-        )
-    rows, columns, weights = zip(*entries, strict=True) if entries else ((), (), ())
-    shape = (len(nodes), len(nodes))
-    return scipy.sparse.csr_array((weights, (rows, columns)), shape=shape, dtype=float)
-
-
 def resolve_device(device: Any, *values: Any) -> torch.device:
     """Return the device asked for, or that of the inputs, which must agree."""
     if device is not None:
@@ -301,17 +226,17 @@ def resolve_device(device: Any, *values: Any) -> torch.device:
         if resolved.type == "cuda" and resolved.index is None:
             resolved = torch.device("cuda", torch.cuda.current_device())
         return resolved
-    devices = {
-        value.device for value in values if isinstance(getattr(value, "device", None), torch.device)
-    }
+    # PyTorch Geometric's data have no device of their own
+    found = [getattr(getattr(value, "edge_index", value), "device", None) for value in values]
+    devices = {item for item in found if isinstance(item, torch.device)}
     if len(devices) > 1:
         names = ", ".join(sorted(str(item) for item in devices))
         raise InvalidInputError(
             f"The inputs lie on different devices ({names}). Pass `device=` to choose one."
         )
-    found = devices.pop() if devices else torch.device("cpu")
-    _check_device(found)
-    return found
+    only = devices.pop() if devices else torch.device("cpu")
+    _check_device(only)
+    return only
 
 
 def _check_device(device: torch.device) -> None:

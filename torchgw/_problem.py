@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchgw._cache import Cache
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import as_graph, check_distances, check_points
+from torchgw._graph_inputs import as_graph
+from torchgw._inputs import check_distances, check_points
 from torchgw._preparation import Graph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.cross import Space
