@@ -43,7 +43,10 @@ dist: $(VENV)/.installed-dist ## build the wheel and the sdist, and try the whee
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv --clear $(VENV)/clean
 	$(VENV)/clean/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd $(VENV)/clean && bin/python -m torchgw --version && bin/torchgw benchmark --n 200 --m 200
+	cd $(VENV)/clean && bin/python -m torchgw --version && bin/python -c "import time, torch; \
+	start = time.perf_counter(); import torchgw; \
+	print(f'import takes {time.perf_counter() - start:.2f} s beyond torch')"
+	cd $(VENV)/clean && PATH=bin bin/torchgw benchmark --n 200 --m 200  # without a compiler in reach
 
 format: $(VENV)/.installed-test ## rewrite the files as ruff wants them
 	$(BIN)/ruff check --fix .
