@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistan
 def coarse_input(tables, a=None, b=None, linear=None, alpha=1.0):
     sides = [PrecomputedDistance(torch.as_tensor(table)) for table in tables]
     weights = [
-        torch.full((side.n,), 1 / side.n, dtype=torch.float64) if weight is None else weight
+        torch.full((side.n,), 1 / side.n, dtype=torch.float64, device=side.device)
+        if weight is None
+        else weight
         for side, weight in zip(sides, (a, b), strict=True)
     ]
     stored = None if linear is None else DenseCost(linear)
@@ -220,11 +223,21 @@ def test_replayed_searches_follow_their_problem(monkeypatch):
 @pytest.mark.gpu
 def test_a_search_is_the_same_from_graphs(monkeypatch):
     searches = list(searches_of_one_shape("cuda"))
-    # the second solve of a kind records, the third replays
-    found = [search() for search in searches]
+    backend = choose_backend("auto", torch.device("cuda"), torch.float32)
+    for seed in range(8):
+        # mirror images of clouds are compared on more points, two to five of them
+        x, y, _ = isometric_copy(300, 2 + seed % 2, seed, noise=0.3)
+        sides = [torch.as_tensor(part, device="cuda") for part in (x, y)]
+        problem = coarse_input([torch.cdist(side, side) for side in sides])
+        searches.append(partial(find_optima, problem, 0.05, 16, backend))
+    # in other orders too: the first of a kind calls, the second records, later ones replay
+    orders = [searches, searches[::-1], searches[::2] + searches[1::2]]
+    found = [[search() for search in order] for order in orders]
     monkeypatch.setattr(_multistart, "_has_graphs", lambda device, backend: False)
-    for search, result in zip(searches, found, strict=True):
-        same_search(search(), result)
+    for order, results in zip(orders, found, strict=True):
+        for search, result in zip(order, results, strict=True):
+            same_search(search(), result)
+    assert len({len(result.alternatives) for result in found[0]}) > 2
 
 
 @pytest.mark.gpu

@@ -64,6 +64,7 @@ LAYERS = {
     4: {
         "_rounding",
         "_candidates",
+        "_coarse_search",
         "_multistart",
         "_starts",
         "_schedule",

@@ -171,9 +171,10 @@ class Captured:
 class Replayer:
     """Calls functions by name, and replays them in solves of problems like one that came before.
 
-    The functions of one kind of problem share memory with no other solve while this lives; what
-    they return is overwritten by the next call of that name. The first solve of its kind calls
-    them, the second records them. Graphs of the latest few kinds are kept.
+    The functions of one kind of problem share memory with no other solve while this lives. The
+    first solve of its kind calls them, the second records them. Graphs of the latest few kinds are
+    kept. What a function returns may lie where one that was recorded before it works: it is good
+    for functions that were recorded later, or for as long as no other is called.
 
     Parameters
     ----------

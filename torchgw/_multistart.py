@@ -10,15 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts, start_costs
-from torchgw._capture import Call, Replayer, call_directly, tensors_of
+from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts
+from torchgw._capture import Call, Replayer, call_directly, clone, tensors_of
 from torchgw._coarse import Coarsened, CoarseProblem, coarsen, reader_of
+from torchgw._coarse_search import Judged, carry_over, refine, search_all
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
-from torchgw._rounding import round_to_marginals
 from torchgw._schedule import Annealing
 from torchgw._sinkhorn import Backend
-from torchgw._typing import Marginals
 
 __all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima", "represent"]
 
@@ -28,13 +27,10 @@ DEFAULT_STARTS = 16
 # a few points may favour an optimum that all of them do not.
 _POINTS = 96
 _FINER_POINTS = 256
-# Outer iterations of all starts, and of the distinct optima afterwards; Sinkhorn iterations of one.
+# Outer iterations of all starts, and of the distinct optima afterwards.
 _ITERATIONS = 20
 _POLISH = 10
 _FINE_ITERATIONS = 18
-_INNER = {"search": 10, "polish": 20, "compare": 60}
-# Over-relaxation of Sinkhorn's iteration.
-_RELAXATION = {"search": 1.5, "polish": 1.7, "compare": 1.7}
 # Distance (CoarseProblem.distances) above which two plans are different optima.
 _DISTINCT = 0.05
 # Optima that are polished and reported at most.
@@ -94,25 +90,10 @@ class Search(NamedTuple):
     ambiguity: float  # in [0, 1], NaN if the coarse problem cannot tell
 
 
-class _Batch(NamedTuple):
-    """Several starts: their plans, and the potentials that made these."""
-
-    plans: Tensor  # (B, s, t) float32
-    g: Tensor  # (B, 1, t) cost units
-
-
-class _Judged(NamedTuple):
-    """Several starts, and what tells them apart."""
-
-    batch: _Batch
-    rounded: Tensor  # (B, s, t) float64, plans of exact marginals
-    table: Tensor  # (B, 1 + B) float64, value and distances to the others
-
-
 class _Distinct(NamedTuple):
     """The best start of each distinct optimum, the lowest value first."""
 
-    judged: _Judged
+    judged: Judged
     places: list[int]  # where they are there
     labels: list[str]  # what found them
     values: list[float]
@@ -157,17 +138,19 @@ def find_optima(
     starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
     device = axes[0].device
     upload = starts.rotations.to(device), starts.epsilons.to(device)
-    search = partial(_search, backend, count)
+    search = partial(search_all, backend, count)
     judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
     found = _distinct(judged, starts.labels)
     constant = upload[1].new_full((_POLISH, len(found.places)), target)
     judged = call(
-        f"polish {size}, {len(found.places)}", partial(_refine, backend),
+        f"polish {size}, {len(found.places)}", partial(refine, backend),
         coarse.problem, judged.batch, found.chosen, constant, in_place=2,
     )  # fmt: skip
     found = _distinct(judged, found.labels)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values):
+        # copies, as the functions called next may have been recorded over them
+        found = found._replace(judged=clone(found.judged))
         close = found.part(None, _COMPARED)
         first = _compare_finely(problem, coarse.problem, close, target, backend, call)
         found = found.part(_COMPARED, None)
@@ -229,8 +212,8 @@ def _compare_finely(
     points = coarse.source.points, coarse.target.points
     plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
     judged = call(
-        f"compare {len(found.places)}", partial(_carry_over, backend),
-        fine.problem, *points, plans, found.chosen, table, in_place=4,
+        f"compare {len(found.places)}", partial(carry_over, backend),
+        fine.problem, *points, plans, found.chosen, table, in_place=3,
     )  # fmt: skip
     compared = _distinct(judged, ["annealed", *found.labels])
     return _alternatives(problem, fine.problem, compared)
@@ -247,99 +230,7 @@ def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> 
     ]
 
 
-def _search(
-    backend: Backend,
-    count: int,
-    coarse: CoarseProblem,
-    x_axes: Tensor,
-    y_axes: Tensor,
-    rotations: Tensor,
-    epsilons: Tensor,
-) -> _Judged:
-    """Solve from all starts."""
-    costs = start_costs(coarse, x_axes, y_axes, rotations, count)
-    return _judge(coarse, _from_costs(coarse, costs, epsilons, "search", backend))
-
-
-def _refine(
-    backend: Backend, coarse: CoarseProblem, batch: _Batch, place: Tensor, epsilons: Tensor
-) -> _Judged:
-    """Continue from some of the plans."""
-    some = _Batch(batch.plans[place], batch.g[place])
-    return _judge(coarse, _iterate(coarse, some, epsilons, "polish", backend))
-
-
-def _carry_over(
-    backend: Backend,
-    fine: CoarseProblem,
-    source: Tensor,
-    target: Tensor,
-    plans: Tensor,
-    place: Tensor,
-    epsilons: Tensor,
-) -> _Judged:
-    """Solve from an annealed start and from some of the plans between coarse points."""
-    rows, columns = _places(source, fine.source.points), _places(target, fine.target.points)
-    cross = (fine.x[:, rows] @ plans[place].double()) @ fine.y[columns]
-    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
-    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
-
-
-def _places(wanted: Tensor, index: Tensor) -> Tensor:
-    """Return where the points ``wanted`` stand in ``index``, which contains them."""
-    return (wanted[:, None] == index).byte().argmax(1)
-
-
-def _from_costs(
-    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, backend: Backend
-) -> _Batch:
-    """Take the plan of each start's first cost, then iterate."""
-    costs = costs.float()
-    first = _Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _solve(coarse, first, costs, epsilons[0], stage, backend)
-    return _iterate(coarse, first, epsilons[1:], stage, backend)
-
-
-def _iterate(
-    coarse: CoarseProblem, batch: _Batch, epsilons: Tensor, stage: str, backend: Backend
-) -> _Batch:
-    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
-
-    Nothing is read from the device, and all starts take the same number of iterations.
-    """
-    x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
-    count = len(batch.plans)
-    x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
-    for epsilon in epsilons:
-        costs = torch.baddbmm(base, x @ batch.plans, y)
-        batch = _solve(coarse, batch, costs, epsilon, stage, backend)
-    return batch
-
-
-def _solve(
-    coarse: CoarseProblem,
-    batch: _Batch,
-    costs: Tensor,
-    epsilon: Tensor,
-    stage: str,
-    backend: Backend,
-) -> _Batch:
-    """Run the Sinkhorn iterations of one outer iteration."""
-    weights = Marginals(coarse.source.weights, coarse.target.weights)
-    return _Batch(
-        *backend.solve_batch(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
-    )
-
-
-def _judge(coarse: CoarseProblem, batch: _Batch) -> _Judged:
-    """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
-    rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
-    # an overflow that slipped through loses to everything
-    values = coarse.value(rounded).nan_to_num(nan=torch.inf)
-    return _Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
-
-
-def _distinct(judged: _Judged, labels: Sequence[str]) -> _Distinct:
+def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
     """Return the best start of each distinct optimum."""
     table = judged.table.tolist()
     kept: list[int] = []

@@ -1,0 +1,131 @@
+"""What a multi-start computes on the device: plans of many starts at once, and what they are worth.
+
+Nothing is read back, and what is launched depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._candidates import start_costs
+from torchgw._coarse import CoarseProblem
+from torchgw._rounding import round_to_marginals
+from torchgw._sinkhorn import Backend
+from torchgw._typing import Marginals
+
+__all__ = ["Batch", "Judged", "carry_over", "refine", "search_all"]
+
+# Sinkhorn iterations of one outer iteration.
+_INNER = {"search": 10, "polish": 20, "compare": 60}
+# Over-relaxation of Sinkhorn's iteration.
+_RELAXATION = {"search": 1.5, "polish": 1.7, "compare": 1.7}
+
+
+class Batch(NamedTuple):
+    """Several starts: their plans, and the potentials that made these."""
+
+    plans: Tensor  # (B, s, t) float32
+    g: Tensor  # (B, 1, t) cost units
+
+
+class Judged(NamedTuple):
+    """Several starts, and what tells them apart."""
+
+    batch: Batch
+    rounded: Tensor  # (B, s, t) float64, plans of exact marginals
+    table: Tensor  # (B, 1 + B) float64, value and distances to the others
+
+
+def search_all(
+    backend: Backend,
+    count: int,
+    coarse: CoarseProblem,
+    x_axes: Tensor,
+    y_axes: Tensor,
+    rotations: Tensor,
+    epsilons: Tensor,
+) -> Judged:
+    """Solve from all starts."""
+    costs = start_costs(coarse, x_axes, y_axes, rotations, count)
+    return _judge(coarse, _from_costs(coarse, costs, epsilons, "search", backend))
+
+
+def refine(
+    backend: Backend, coarse: CoarseProblem, batch: Batch, place: Tensor, epsilons: Tensor
+) -> Judged:
+    """Continue from some of the plans."""
+    some = Batch(batch.plans[place], batch.g[place])
+    return _judge(coarse, _iterate(coarse, some, epsilons, "polish", backend))
+
+
+def carry_over(
+    backend: Backend,
+    fine: CoarseProblem,
+    source: Tensor,
+    target: Tensor,
+    plans: Tensor,
+    place: Tensor,
+    epsilons: Tensor,
+) -> Judged:
+    """Solve from an annealed start and from some of the plans between coarse points."""
+    rows, columns = _places(source, fine.source.points), _places(target, fine.target.points)
+    cross = (fine.x[:, rows] @ plans[place].double()) @ fine.y[columns]
+    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
+
+
+def _places(wanted: Tensor, index: Tensor) -> Tensor:
+    """Return where the points ``wanted`` stand in ``index``, which contains them."""
+    return (wanted[:, None] == index).byte().argmax(1)
+
+
+def _from_costs(
+    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, backend: Backend
+) -> Batch:
+    """Take the plan of each start's first cost, then iterate."""
+    costs = costs.float()
+    first = Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
+    first = _solve(coarse, first, costs, epsilons[0], stage, backend)
+    return _iterate(coarse, first, epsilons[1:], stage, backend)
+
+
+def _iterate(
+    coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, backend: Backend
+) -> Batch:
+    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
+
+    Nothing is read from the device, and all starts take the same number of iterations.
+    """
+    x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
+    count = len(batch.plans)
+    x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
+    for epsilon in epsilons:
+        costs = torch.baddbmm(base, x @ batch.plans, y)
+        batch = _solve(coarse, batch, costs, epsilon, stage, backend)
+    return batch
+
+
+def _solve(
+    coarse: CoarseProblem,
+    batch: Batch,
+    costs: Tensor,
+    epsilon: Tensor,
+    stage: str,
+    backend: Backend,
+) -> Batch:
+    """Run the Sinkhorn iterations of one outer iteration."""
+    weights = Marginals(coarse.source.weights, coarse.target.weights)
+    return Batch(
+        *backend.solve_batch(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
+    )
+
+
+def _judge(coarse: CoarseProblem, batch: Batch) -> Judged:
+    """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
+    rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+    # an overflow that slipped through loses to everything
+    values = coarse.value(rounded).nan_to_num(nan=torch.inf)
+    return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
