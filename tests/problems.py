@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from scipy.spatial.distance import cdist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgw._cost import DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
+
+
+def skip_unless_kernels_run(device: torch.device) -> None:
+    """Triton's kernels run on a GPU, or without one in the interpreter."""
+    from torchgw._triton_operands import interpreted
+
+    if device.type == "cpu" and not interpreted():
+        pytest.skip("Triton compiles for GPUs here")
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ class Options:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_positive("tol", self.tol, "small values mean more iterations")
-        if self.objective_tol != 0:
+        number = isinstance(self.objective_tol, Real) and not isinstance(self.objective_tol, bool)
+        if not number or self.objective_tol != 0:
             check_positive("objective_tol", self.objective_tol, "0 switches the rule off")
         if self.inner_tol is not None:
             check_positive("inner_tol", self.inner_tol, "small values mean more iterations")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from torchgw._plan import TransportPlan, free_memory
 from torchgw._rounding import RoundedPlan
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["SparsePlan"]
+__all__ = ["SparsePlan", "sparse_tensor"]
+
+
+def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a checked COO tensor of some values (e,) at places (2, e)."""
+    with warnings.catch_warnings():
+        # torch 2.11 says that nobody chose whether to check, which the next line does
+        warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
+        return torch.sparse_coo_tensor(places, values, shape, check_invariants=True)
 
 
 class SparsePlan(TransportPlan):
@@ -50,12 +59,8 @@ class SparsePlan(TransportPlan):
         values, columns = plan.topk(min(k, plan.shape[1]))
         kept = values >= share * values.sum(1, keepdim=True)
         rows = torch.arange(plan.shape[0], device=plan.device)[:, None].expand_as(columns)
-        entries = torch.sparse_coo_tensor(
-            torch.stack([rows[kept], columns[kept]]),
-            values[kept].double(),
-            plan.shape,
-            check_invariants=True,
-        )
+        places = torch.stack([rows[kept], columns[kept]])
+        entries = sparse_tensor(places, values[kept].double(), plan.shape)
         return cls(entries, plan.potentials, plan.weights, plan.epsilon)
 
     @property

@@ -31,7 +31,7 @@ from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import MeanDistances
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
-from torchgw._sparse_plan import SparsePlan
+from torchgw._sparse_plan import SparsePlan, sparse_tensor
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.cross import Space
@@ -272,9 +272,7 @@ def _build_extension(parts: dict[str, Any]) -> Extension:
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
     entries = csr.tocoo()
     places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
-    return torch.sparse_coo_tensor(
-        places, torch.from_numpy(entries.data), tuple(csr.shape), check_invariants=True
-    ).coalesce()
+    return sparse_tensor(places, torch.from_numpy(entries.data), csr.shape).coalesce()
 
 
 def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from problems import skip_unless_kernels_run
 from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
@@ -63,6 +64,8 @@ def small(monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("points", "n_neighbors"), POINTS.values(), ids=POINTS)
 def test_equals_scikit_learn(points, n_neighbors, way, dtype, device):
+    if way == "products":
+        skip_unless_kernels_run(device)
     tensor = torch.tensor(points, dtype=dtype, device=device)
     query = tensor[: 1 + len(tensor) // 3] if way == "products" else tensor
     found = WAYS[way](tensor, query, n_neighbors)
@@ -101,6 +104,7 @@ def test_leaves_hold_each_point_once_inside_their_boxes(n, device):
 
 @pytest.mark.parametrize("products", [1, 3])
 def test_what_is_no_candidate_is_beyond_the_bound(products, device):
+    skip_unless_kernels_run(device)
     from torchgw.distances._triton_neighbours import nearest_candidates
 
     points = torch.tensor(cloud(250, 40), device=device)
@@ -115,6 +119,7 @@ def test_what_is_no_candidate_is_beyond_the_bound(products, device):
 
 
 def test_few_points_fill_no_list(device):
+    skip_unless_kernels_run(device)
     from torchgw.distances._triton_neighbours import nearest_candidates
 
     points = torch.tensor(cloud(5, 3), device=device) / 10

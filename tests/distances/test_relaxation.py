@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from problems import skip_unless_kernels_run
 from scipy.sparse import csr_matrix, random_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 
 from torchgw.distances import relaxation as module
 from torchgw.distances.edges import components, from_csr, symmetric_edges
 from torchgw.distances.relaxation import Relaxation
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def random_graph(n, density, seed=0):
@@ -66,6 +65,8 @@ def small_tiles(monkeypatch):
 )
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch):
+    if implementation != "torch":
+        skip_unless_kernels_run(device)
     small_tiles(monkeypatch)
     monkeypatch.setattr(module, "_MOST_EDGES", most_edges)
     fewest = 1 if implementation == "one launch" else 10**6
@@ -86,8 +87,9 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
 
 @pytest.mark.parametrize("step", [0.0, 0.1, 1e9])
 def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch):
+    skip_unless_kernels_run(device)
     small_tiles(monkeypatch)
-    monkeypatch.setattr(module, "_STEP", step)
+    monkeypatch.setattr(module, "_IDLE_STEP", step)
     graph = path_graph(30)
     # one edge far longer than the others must not take a round for each mean length
     graph.data[graph.data == graph[20, 21]] = 1e7
@@ -100,6 +102,8 @@ def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch)
 
 @pytest.mark.parametrize("implementation", ["torch", "kernel"])
 def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
+    if implementation != "torch":
+        skip_unless_kernels_run(device)
     small_tiles(monkeypatch)
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
     # laid out here, and used there
@@ -111,6 +115,7 @@ def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("graph", [GRAPHS["in pieces"], path_graph(140)], ids=["pieces", "path"])
 def test_closing_by_blocks_equals_dijkstra(graph, dtype, device):
+    skip_unless_kernels_run(device)
     from torchgw.distances._triton_minplus import close_
 
     edges = from_csr(graph).to(device)
