@@ -288,6 +288,23 @@ def test_tiles_are_skipped_where_the_plan_is_thin() -> None:
     assert shares[3] < 0.2
 
 
+def test_single_passes_go_over_all_tiles_where_most_are_kept(make: Maker) -> None:
+    n, m = 130, 70
+    cost, marginals, potentials = make.to(curve_cost(n, m, epsilon=10.0))
+    backend = make((n, m), 8)
+    values = torch.ones(m, 2, dtype=torch.float64, device=make.device)
+    for _ in range(3):
+        backend.apply(cost, marginals, potentials, 10.0, values)
+        backend.softmin(cost, marginals.log_b, potentials.g, 10.0, axis=1)
+        backend.topk(cost, marginals, potentials, 10.0, 3)
+    report = backend.tiling.report()
+    assert report.kept == 1
+    assert report.lists == 1
+    # a sweep chooses anew, for all of its iterations, and what it finds counts from then on
+    backend.sweeper(cost, marginals, potentials, 10.0)
+    assert backend.tiling.report().lists == 2
+
+
 def test_block_scaling_meets_both_marginals() -> None:
     generator = torch.Generator().manual_seed(0)
     masses = torch.rand(9, 7, generator=generator, dtype=torch.float64) + 0.5

@@ -158,6 +158,11 @@ def add_linear(cost: Cost, problem: Problem) -> Cost:
     return DenseCost(cost.dense().matrix.add(linear.dense().matrix, alpha=weight))
 
 
+def _total(matrix: Tensor) -> Tensor:
+    """Return the sum of a matrix in float64, without a float64 copy of it."""
+    return matrix.sum(1).sum(dtype=torch.float64)
+
+
 class DenseGradient:
     """Exact, by matrix products of stored tables."""
 
@@ -214,15 +219,15 @@ class DenseGradient:
     def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
         """Return the L1 distance of two plans, which have mass one."""
         assert previous is not None
-        return (coupling - previous).abs_().sum(dtype=torch.float64)
+        return _total((coupling - previous).abs_())
 
     def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
         """Return <C(X) - (1 - alpha) M, P> by one pass over both matrices."""
-        whole = torch.sum(cost.dense().matrix * coupling, dtype=torch.float64)
+        whole = _total(cost.dense().matrix * coupling)
         linear = self.problem.linear
         if linear is None:
             return whole
-        share = torch.sum(linear.dense().matrix * coupling, dtype=torch.float64)
+        share = _total(linear.dense().matrix * coupling)
         return whole - (1 - self.problem.alpha) * share
 
     def evaluate(

@@ -26,34 +26,47 @@ class HalfGradient(DenseGradient):
     where cx = a' DX a. The numbers of X P Y are small and of both signs. Each factor of a product
     is a sum of two half-precision numbers, and three of the four products of these are kept, as
     one product of three times the length. Accumulation is in float32.
+
+    Parameters
+    ----------
+    problem : Problem
+        In float32, on any device.
+    rough : bool, optional
+        Keep the first part of each number only: a third of the work. Each entry of a factor is then
+        off by up to 5e-4 of itself, at random, and a sum over n of them by a root of n less.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, rough: bool = False) -> None:
         super().__init__(problem)
         a, b = problem.marginals
         self._scale = _LARGEST / float(torch.maximum(a.max(), b.max()))
         self._x, self._u, self._cx = _centre(self._source, a)
         self._y, self._w, self._cy = _centre(self._target, b)
         units = [1 / float(table.abs().max().clamp_min(1e-30)) for table in (self._x, self._y)]
-        self._left = split(self._x * units[0], dim=1, other=False)
-        self._right = split(self._y * units[1], dim=0, other=True)
+        self._rough = rough
+        self._left = self._parts(self._x * units[0], dim=1, other=False)
+        self._right = self._parts(self._y * units[1], dim=0, other=True)
         self._unit = 1 / (self._scale * units[0] * units[1])
 
     def linearise(self, coupling: Tensor | None) -> Cost:
         """Return the stored cost at a plan of shape (n, m)."""
         assert coupling is not None
         plan = coupling.to(self.problem.dtype)
-        inner = product(self._left, split(plan * self._scale, dim=0, other=True))
-        matrix = product(split(inner, dim=1, other=False), self._right)
+        inner = product(self._left, self._parts(plan * self._scale, dim=0, other=True))
+        matrix = product(self._parts(inner, dim=1, other=False), self._right)
         along, down = plan @ self._w, self._u @ plan
         row = self._x @ along + self._cy * self._u
         column = self._y @ down + self._cx * self._w
         factor = -4 * self.problem.alpha
         # X P w and Y P' u have mean zero, and carry no constant
         column += self._u @ along + self._cx * self._cy
-        matrix.mul_(factor * self._unit).addr_(self._u, self._w, alpha=factor)
-        matrix.add_(row[:, None], alpha=factor).add_(column, alpha=factor)
+        left = torch.stack([self._u, row, torch.ones_like(row)], dim=1)
+        right = torch.stack([self._w, torch.ones_like(column), column])
+        matrix.addmm_(left, right, beta=factor * self._unit, alpha=factor)
         return add_linear(DenseCost(matrix), self.problem)
+
+    def _parts(self, matrix: Tensor, *, dim: int, other: bool) -> Tensor:
+        return matrix.half() if self._rough else split(matrix, dim=dim, other=other)
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:

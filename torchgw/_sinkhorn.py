@@ -245,6 +245,7 @@ def sinkhorn(
     max_iter: int,
     tol: float,
     check_every: int = 10,
+    min_iter: int = 0,
     tau: tuple[float, float] = STRICT,
 ) -> SinkhornResult:
     """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met.
@@ -269,6 +270,8 @@ def sinkhorn(
         Stop when the L1 column error, sum_j |q_j - b_j|, is at most this, or at most what rounding
         in the dtype of the cost leaves of it, or has risen five times.
     check_every : int
+    min_iter : int
+        Full iterations at least, unless the error rises.
     tau : tuple of float
         Factors of the half-steps of f and g, rho / (rho + epsilon) for a marginal held by rho KL.
         The error is then the distance to the fixed point, up to the mass of the plan.
@@ -311,7 +314,8 @@ def sinkhorn(
         done += count
         current = sweep.state
         restarts += error >= previous
-        if error <= tol or not math.isfinite(error) or restarts == _MOST_RESTARTS:
+        done_enough = done >= min_iter or error >= previous
+        if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
         if not sweeper.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)

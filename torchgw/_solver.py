@@ -41,6 +41,11 @@ __all__ = [
 _ANNEALING_TOLERANCE = 1e-2
 # Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
 _INNER_SHARE = 0.1
+# The same after a patient annealing, whose plans move for long: as a share of their change.
+_PATIENT_SHARE = 0.01
+# Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
+# few, single columns would be left behind.
+_SETTLE_ITERATIONS = 4
 # Share of the rounding of single exponents that is left in a marginal, a sum of many.
 _ROUNDING_SHARE = 0.5
 # Change of the plan below which the outer iteration is close enough to linear to be extrapolated.
@@ -204,6 +209,7 @@ def solve_linear(
     *,
     max_iter: int,
     tol: float,
+    min_iter: int = 0,
 ) -> SinkhornResult:
     """Solve the linear problem at a cost, whatever its marginals have to be."""
     relaxation, backend = setting.relaxation, setting.backend
@@ -215,8 +221,9 @@ def solve_linear(
         )  # fmt: skip
     tau = STRICT if relaxation is None else relaxation.tau(epsilon)
     return sinkhorn(
-        cost, marginals, start, epsilon, backend=backend, max_iter=max_iter, tol=tol, tau=tau
-    )
+        cost, marginals, start, epsilon,
+        backend=backend, max_iter=max_iter, min_iter=min_iter, tol=tol, tau=tau,
+    )  # fmt: skip
 
 
 def _dual_excess(setting: Setting) -> float:
@@ -253,6 +260,7 @@ def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[Tran
         epsilon,
         max_iter=options.inner_max_iter,
         tol=inner_tolerance(setting, epsilon),
+        min_iter=_SETTLE_ITERATIONS,
     )
     value = dual_value(inner.potentials, setting.marginals, setting.gradient)
     check_finite(float(value), inner.error, epsilon)
@@ -300,6 +308,8 @@ def _loop_tolerance(setting: Setting, change: float) -> float:
     tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
     if setting.anneal.proximal and setting.gradient.exact:
         return min(_ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
+    if setting.anneal.patient:
+        return min(_ANNEALING_TOLERANCE, max(tol, _PATIENT_SHARE * change))
     return tol
 
 

@@ -121,7 +121,8 @@ class Strategy:
         relaxation = self.options.relaxation
         device = self.problem.source.device
         if self._half(dtype):
-            base: Gradient = HalfGradient(self.problem.to(dtype))
+            # what a patient annealing leads to is not settled to the last digits
+            base: Gradient = HalfGradient(self.problem.to(dtype), rough=anneal.patient)
         else:
             base = make_gradient(
                 self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum

@@ -52,7 +52,7 @@ class TiledEagerBackend(EagerBackend):
         self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
     ) -> Tensor:
         """Compute :func:`torchgw._sinkhorn.softmin`."""
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().softmin(cost, log_weight, potential, epsilon, axis)
         tiling, weight = self.tiling, log_weight.exp()
         if axis == 0:
@@ -97,7 +97,7 @@ class TiledEagerBackend(EagerBackend):
         values: Tensor,
     ) -> Tensor:
         """Return plan @ values, tile by tile."""
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().apply(cost, marginals, potentials, epsilon, values)
         walk = _Walk(self.tiling, cost, marginals, potentials, epsilon)
         columns = walk.problem.columns
@@ -115,7 +115,7 @@ class TiledEagerBackend(EagerBackend):
         A row whose k-th entry is not larger than what a skipped tile may hold is searched as a
         whole.
         """
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().topk(cost, marginals, potentials, epsilon, k)
         conditional = Marginals(torch.ones_like(marginals.a), marginals.b)
         walk = _Walk(self.tiling, cost, conditional, potentials, epsilon)
@@ -148,7 +148,7 @@ class TiledEagerBackend(EagerBackend):
         generator: torch.Generator,
     ) -> Tensor:
         """Draw one column from each of ``rows``, from the tiles that matter."""
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().draw(cost, marginals, potentials, epsilon, rows, generator)
         walk = _Walk(self.tiling, cost, marginals, potentials, epsilon)
         order = walk.problem.columns.order

@@ -48,7 +48,8 @@ def _dot_bfloat16(
         return tl.dot(left, right.T, total)
 
 
-@triton.jit
+# the width of the values follows the rank of a solve: not compiled again for each
+@triton.jit(do_not_specialize=["c"])
 def _apply_kernel(
     first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
     second,  # [PARTS, m, RANK] right factors, or [1] -scale

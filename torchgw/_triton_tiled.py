@@ -32,6 +32,8 @@ _LOG2E = math.log2(math.e)
 # has one equation for each.
 _GROUP_BYTES = 2**29
 _MOST_GROUPS = 512
+# Bytes of those that are added up to masses at a time.
+_CHUNK_BYTES = 2**26
 
 
 class TiledTritonBackend(TritonBackend):
@@ -53,7 +55,7 @@ class TiledTritonBackend(TritonBackend):
         self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
     ) -> Tensor:
         """Compute :func:`torchgw._sinkhorn.softmin`."""
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().softmin(cost, log_weight, potential, epsilon, axis)
         tiling, weight, scale = self.tiling, log_weight.exp(), scale_of(epsilon)
         if axis == 0:
@@ -94,7 +96,7 @@ class TiledTritonBackend(TritonBackend):
         values: Tensor,
     ) -> Tensor:
         """Return plan @ values, shape (n, c), without the plan."""
-        if not self.tiling.fits(cost):
+        if not self.tiling.pays(cost):
             return super().apply(cost, marginals, potentials, epsilon, values)
         ordered = _Ordered(self.tiling, cost, marginals, potentials, epsilon)
         rows, columns = ordered.problem.rows.order, ordered.problem.columns.order
@@ -108,7 +110,7 @@ class TiledTritonBackend(TritonBackend):
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
     ) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row, exactly; see :class:`TiledEagerBackend`."""
-        if not self.tiling.fits(cost) or k > _triton_plan.MOST_PASSES:
+        if not self.tiling.pays(cost) or k > _triton_plan.MOST_PASSES:
             return super().topk(cost, marginals, potentials, epsilon, k)
         conditional = Marginals(torch.ones_like(marginals.a), marginals.b)
         ordered = _Ordered(self.tiling, cost, conditional, potentials, epsilon)
@@ -242,7 +244,10 @@ class _TiledSweeper:
         """Scale whole blocks, let a half-step over the columns follow, and extrapolate it."""
         feed = torch.exp2(before) * self.marginals.b.to(g.dtype)
         width = self._given[0].width
-        masses = grouped((self.sums * feed).T, width).T.double()
+        rows = max(1, _CHUNK_BYTES // (len(feed) * feed.element_size()))
+        masses = torch.cat(
+            [grouped((part * feed).T, width).T.double() for part in self.sums.split(rows)]
+        )
         scaling = block_scaling(masses, *self.masses)
         factor = scaling.exp().to(g.dtype)
         sums = factor @ self.sums
