@@ -128,10 +128,10 @@ class Options:
                 f"regularization='proximal' keeps to the last plan, and {relaxed} would let its "
                 "mass follow the steps. Pass regularization='entropic'."
             )
-        if self.polish:
+        if self.polish and not self.relaxation.polyhedral:
             raise UnsupportedError(
-                f"`polish=True` moves between plans with both marginals, which {relaxed} relaxes. "
-                "Pass polish=False."
+                "`polish=True` moves between plans whose marginals are given, free or bounded, and "
+                f"{relaxed} penalises them. Pass polish=False, (inf, 0) or (0, inf)."
             )
         if differentiable:
             raise UnsupportedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torchgw._cost import DenseCost
 from torchgw._errors import UnsupportedError
 from torchgw._gradient import Gradient
 from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._relaxation import Relaxation
 from torchgw._rounding import round_to_marginals
 from torchgw._typing import Marginals, Potentials
 
@@ -36,7 +38,12 @@ class Polished(NamedTuple):
     gap: float  # what the linearised objective could still fall by; zero at a stationary point
 
 
-def polish(gradient: Gradient, plan: TransportPlan, generator: torch.Generator) -> Polished:
+def polish(
+    gradient: Gradient,
+    plan: TransportPlan,
+    relaxation: Relaxation | None,
+    generator: torch.Generator,
+) -> Polished:
     """Run conditional gradient (Frank-Wolfe) steps with exact line search [1]_ [2]_.
 
     Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
@@ -48,6 +55,9 @@ def polish(gradient: Gradient, plan: TransportPlan, generator: torch.Generator) 
         Exact.
     plan : TransportPlan, shape (n, m)
         Where to start, once it is rounded to its weights.
+    relaxation : Relaxation or None
+        Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
+        normalised here.
     generator : torch.Generator
         Passed to the gradient, which draws nothing from it.
 
@@ -64,10 +74,14 @@ def polish(gradient: Gradient, plan: TransportPlan, generator: torch.Generator) 
         return gradient.linearise(coupling).dense().matrix.double()
 
     marginals = plan.weights
-    matrix = round_to_marginals(plan.to_dense().double(), *marginals)
+    matrix = plan.to_dense().double()
+    if relaxation is None:
+        matrix = round_to_marginals(matrix, *marginals)
+    else:
+        matrix /= matrix.sum()
     cost = cost_at(matrix)
     for step in range(_STEPS + 1):
-        vertex = _vertex(cost, marginals)
+        vertex = _vertex(cost, marginals, relaxation)
         direction = vertex - matrix
         slope = float((cost * direction).sum())
         stationary = -slope <= _SMALLEST_GAP * float((cost * matrix).sum().abs())
@@ -90,7 +104,7 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
     return TransportPlan(cost, zero, like.weights, 1.0)
 
 
-def check_polish(marginals: Marginals, *, exact: bool) -> None:
+def check_polish(marginals: Marginals, relaxation: Relaxation | None, *, exact: bool) -> None:
     """Refuse what cannot be polished here.
 
     Raises
@@ -103,7 +117,9 @@ def check_polish(marginals: Marginals, *, exact: bool) -> None:
             "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
             "gradient='dense' or 'factored', or polish=False."
         )
-    if not _is_assignment(marginals):
+    free = relaxation is not None and relaxation.mass is None
+    bounds = relaxation is not None and relaxation.mass is not None
+    if bounds or not (free or _is_assignment(marginals)):
         _exact_transport()
 
 
@@ -112,8 +128,12 @@ def _is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertex(cost: Tensor, marginals: Marginals) -> Tensor:
-    """Return a plan of least linear cost."""
+def _vertex(cost: Tensor, marginals: Marginals, relaxation: Relaxation | None) -> Tensor:
+    """Return a plan of least linear cost, of mass one."""
+    if relaxation is not None:
+        if relaxation.mass is not None:
+            return _partial_vertex(cost, marginals, relaxation.mass)
+        return _one_sided_vertex(cost, marginals, strict=relaxation.rho.index(math.inf))
     a, b = (weight.cpu().numpy() for weight in marginals)
     table = cost.cpu().numpy()
     if not _is_assignment(marginals):
@@ -124,14 +144,32 @@ def _vertex(cost: Tensor, marginals: Marginals) -> Tensor:
     return vertex
 
 
+def _one_sided_vertex(cost: Tensor, marginals: Marginals, strict: int) -> Tensor:
+    """Send every point of the strict side to its cheapest partner."""
+    weight = marginals[strict].to(cost)
+    other = cost.argmin(1 - strict, keepdim=True)
+    return torch.zeros_like(cost).scatter_(1 - strict, other, weight.unsqueeze(1 - strict))
+
+
+def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
+    """Move a share of the mass: a point of no cost on either side takes what stays."""
+    a, b = (np.append(weight.cpu().numpy(), 1 - mass) for weight in marginals)
+    table = np.zeros((len(a), len(b)))
+    table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
+    # what the two send to each other would move more than the share
+    table[-1, -1] = table.max() + 1
+    vertex = _exact_transport()(a, b / b.sum() * a.sum(), table)[:-1, :-1]
+    return torch.from_numpy(vertex / vertex.sum()).to(cost)
+
+
 def _exact_transport() -> Callable[..., Any]:
     """Return POT's solver of the linear problem for weights of any kind."""
     try:
         import ot
     except ImportError:
         raise UnsupportedError(
-            "`polish=True` solves an assignment problem for equal weights and n = m; other weights "
-            "need POT's exact solver, which is not installed: pip install pot. Or pass "
+            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
+            "POT's exact solver, which is not installed: pip install pot. Or pass "
             "polish=False."
         ) from None
     exact: Callable[..., Any] = ot.emd

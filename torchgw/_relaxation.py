@@ -36,6 +36,11 @@ class Relaxation:
             return self.mass
         return 1.0 if math.inf in self.rho else None
 
+    @property
+    def polyhedral(self) -> bool:
+        """Whether plans are bounded by linear constraints, with no penalty."""
+        return self.mass is not None or set(self.rho) == {0.0, math.inf}
+
     def tau(self, epsilon: float) -> tuple[float, float]:
         """Return the factors of the half-steps, 2 rho / (2 rho + epsilon)."""
         source, target = (

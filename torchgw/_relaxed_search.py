@@ -86,6 +86,7 @@ def search_relaxed(
         inner_tol=_TOLERANCE,
         precision="float64",
         storage="stored",
+        polish=False,
         skip_tiles=False,
     )
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)

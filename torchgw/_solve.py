@@ -167,7 +167,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, status: St
     epsilon, polished, unpolished = plan.epsilon, None, None
     if strategy.options.polish:
         unpolished = plan
-        polished = polish(gradient, plan, generator)
+        polished = polish(gradient, plan, relaxation, generator)
         plan, epsilon = polished.plan, 0.0
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT

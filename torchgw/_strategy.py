@@ -148,7 +148,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     gradient = choose_gradient(options.gradient, problem.source, problem.target)
     if options.polish:
-        check_polish(problem.marginals, exact=gradient != "sampled")
+        check_polish(problem.marginals, options.relaxation, exact=gradient != "sampled")
     mass = (options.relaxation and options.relaxation.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
