@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,24 +22,19 @@ __all__ = ["LandmarkDistance"]
 
 # Landmarks found one by one, as farthest points.
 _EXTREMES = 3
-
-
-class _Growth(NamedTuple):
-    """How landmarks are added, and where that stops."""
-
-    counts: tuple[int, ...]  # at which the error is estimated
-    size: int  # landmarks drawn together in each round
-    tolerance: float  # error, relative to the distances, that is good enough
-    least_gain: float  # share of the error that every step must take off
-
-
-# 15 more in high-dimensional clouds take off 8% of an error of 10%, and on surfaces a quarter. More
-# factors cost every iteration more, but little where the cost is stored. There they are taken until
-# the value of a plan, which is too high by as much as the errors of both sides, is within 1%.
-_FEW = _Growth(counts=(43, 83, 163), size=40, tolerance=0.003, least_gain=0.25)
-_MANY = _Growth(counts=(18, 33, 48, 63, 78), size=15, tolerance=0.02, least_gain=0.1)
-# Vertices up to which there are few.
+# Landmarks of graphs of up to so many vertices: the value of a plan is too high by as much as the
+# errors of both sides, and within 1% from 100 on. More factors cost every iteration more, but
+# little where the cost is stored, as it is then.
 _FEW_VERTICES = 8_192
+_FEW = 123
+# Those of larger graphs when their error is estimated. It ends there at this error, relative to the
+# distances, or when a step takes off less than this share of it. A step of 15 takes off 8% of an
+# error of 10% in high-dimensional clouds, and a quarter on surfaces.
+_COUNTS = (18, 33, 48, 63, 78)
+_TOLERANCE = 0.02
+_LEAST_GAIN = 0.1
+# Landmarks of a round that are drawn together.
+_PART = 15
 # Power of the distance to the landmarks so far that a vertex is drawn in proportion to.
 _SPREAD = 4
 # Columns besides the landmarks' that the error is estimated from; a GPU finds 16 at a time.
@@ -66,9 +61,9 @@ class LandmarkDistance(DistanceProvider):
         Symmetric edge lengths. A graph in several components is given a finite distance between
         them with a warning; :func:`torchgw.distances.connect` has the choices.
     n_landmarks : int or None, optional
-        At most n. ``None`` adds 15 at a time, from 18 on, until the error on held-out columns is
-        2% of their size, or a round takes off less than a tenth of it, or there are 78. Up to 8,192
-        vertices it takes 43, 83 or 163, until 0.3%, or a step takes off less than a quarter.
+        At most n. ``None`` is 123 up to 8,192 vertices. Above, it adds 15 at a time, from 18 on,
+        until the error on held-out columns is 2% of their size, or a step takes off less than a
+        tenth of it, or there are 78.
     start : int, optional
         First landmark.
     generator : torch.Generator or None, optional
@@ -134,17 +129,17 @@ class LandmarkDistance(DistanceProvider):
         # together, as a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
         rows, exact, before = first[:1], first[1:], math.inf
-        growth = _FEW if self.n <= _FEW_VERTICES else _MANY
+        counts = (_FEW,) if self.n <= _FEW_VERTICES else _COUNTS
         if n_landmarks is not None:
-            growth = _MANY._replace(counts=(n_landmarks,))
-        for count in growth.counts:
+            counts = (n_landmarks,)
+        for count in counts:
             self.landmarks, rows = _add_landmarks(
-                rows_of, self.landmarks, rows, count, growth.size, generator
+                rows_of, self.landmarks, rows, exact, count, generator
             )
             factors, self.error = _approximate(rows, self.landmarks, held_out, exact)
             exhausted = len(self.landmarks) < count
-            stuck = self.error > (1 - growth.least_gain) * before
-            if exhausted or stuck or self.error <= growth.tolerance:
+            stuck = self.error > (1 - _LEAST_GAIN) * before
+            if exhausted or stuck or self.error <= _TOLERANCE:
                 break
             before = self.error
         self._warn_if_too_few(len(self.landmarks))
@@ -259,29 +254,45 @@ def _add_landmarks(
     rows_of: Callable[[Tensor], Tensor],
     landmarks: Tensor,
     rows: Tensor,
+    others: Tensor,
     count: int,
-    most: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return more landmarks, shape (L,), and their distances, shape (L, n), on the device.
 
-    The first are found one by one. The others are drawn in rounds of ``most``, so that the shortest
-    paths of a round can be found together.
+    The first are found one by one, the others drawn and their shortest paths found together;
+    ``others`` are distances of further vertices, which help to spread the draws.
     """
     while len(landmarks) < count:
         closest = rows.amin(dim=0)
-        farthest = closest.max()
-        if farthest == 0:
+        if closest.max() == 0:
             # What is left duplicates a landmark.
             break
         if len(landmarks) < _EXTREMES:
             fresh = closest.argmax()[None]
         else:
-            size = min(count - len(landmarks), most)
-            fresh = _draw_spread(closest / farthest, size, generator)
+            known = torch.cat([rows, others])
+            fresh = _draw_round(closest, known, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
         rows = torch.cat([rows, rows_of(fresh)])
     return landmarks, rows
+
+
+def _draw_round(closest: Tensor, known: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Draw landmarks of a round in parts, each away from the parts before.
+
+    Distances to those are not known yet. By the triangle inequality they are at least as large as
+    the difference of the distances to any vertex, and on a curve equal to the largest of these.
+    """
+    drawn = _draw_spread(closest, min(size, _PART), generator)
+    while len(drawn) < size:
+        least = torch.cdist(known.T, known[:, drawn[-_PART:]].T, p=torch.inf)
+        closest = torch.minimum(closest, least.amin(dim=1)).index_fill(0, drawn, 0.0)
+        part = _draw_spread(closest, min(size - len(drawn), _PART), generator)
+        if not len(part):
+            break
+        drawn = torch.cat([drawn, part])
+    return drawn
 
 
 def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -289,8 +300,10 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006);
     # landmarks and their duplicates have weight zero and come last.
     uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64)
-    keys = uniform.to(closest.device).log() / closest**_SPREAD
-    possible = int((closest > 0).sum())
+    # the power of a small number would underflow
+    weight = (closest / closest.max()) ** _SPREAD
+    keys = uniform.to(closest.device).log() / weight
+    possible = int((weight > 0).sum())
     return keys.topk(min(size, possible)).indices
 
 
