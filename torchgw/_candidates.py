@@ -21,6 +21,8 @@ __all__ = ["GUESS_EPSILON", "Starts", "leading_axes", "make_starts", "start_cost
 
 # Leading axes of each side whose signs are tried in all combinations.
 _AXES = 3
+# Points up to which all axes are computed: some at each end of the spectrum take two calls.
+_WHOLE_SPECTRUM = 128
 # Levels of the distance distributions that are compared.
 _QUANTILES = 32
 # Epsilon at which a guess is taken up, as a share of the natural scale: above it is forgotten.
@@ -124,15 +126,21 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     The scale of a pair of axes in x P y is then that of a perfect match of the two. They are found
     on the host: a small problem, and LAPACK's answer does not depend on the device.
     """
-    root = weights.sqrt()
-    matrix, scale = (root[:, None] * table * root).cpu().numpy(), root.cpu().numpy()
-    size = len(matrix)
-    # all are found if there are few, otherwise some at each end of the spectrum
-    ends = [(0, size - 1)] if size <= 2 * _AXES else [(0, _AXES - 1), (size - _AXES, size - 1)]
-    parts = [scipy.linalg.eigh(matrix, subset_by_index=end, driver="evr") for end in ends]
-    values, vectors = np.concatenate([v for v, _ in parts]), np.hstack([w for _, w in parts])
-    order = np.argsort(-abs(values), kind="stable")[:_AXES]
-    return torch.from_numpy(vectors[:, order] * abs(values[order]) / scale[:, None])
+    root = weights.sqrt().cpu()
+    matrix = root[:, None] * table.cpu() * root
+    if len(matrix) <= _WHOLE_SPECTRUM:
+        values, vectors = torch.linalg.eigh(matrix)
+    else:
+        size = len(matrix)
+        ends = (0, _AXES - 1), (size - _AXES, size - 1)
+        parts = [
+            scipy.linalg.eigh(matrix.numpy(), subset_by_index=end, driver="evr") for end in ends
+        ]
+        values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
+        vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
+    order = values.abs().argsort(descending=True)[:_AXES]
+    axes: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
+    return axes
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
