@@ -429,6 +429,12 @@ def test_a_matrix_passed_as_points_is_refused():
         torchgw.solve(X, D_Y, distances=("euclidean", "precomputed"))
 
 
+@pytest.mark.parametrize("distances", ["auto", "euclidean"])
+def test_a_matrix_taken_as_points_is_warned_about(distances):
+    with pytest.warns(torchgw.TorchGWWarning, match="is taken as points. Pass a matrix .*`D_X`"):
+        solve(D_X, Y, distances=distances)
+
+
 @pytest.mark.parametrize(
     "value", ["x", None, 3, {}, np.array([1, 2]), ("euclidean", None), ("euclidean", ["cosine"])]
 )

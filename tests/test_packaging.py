@@ -28,6 +28,7 @@ LAYERS = {
         "_relaxation",
         "_inputs",
         "_graph_inputs",
+        "_plan_inputs",
         "_files",
         "_archive",
         "_cache",

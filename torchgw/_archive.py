@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 
-__all__ = ["Decode", "Encode", "decode", "encode", "read_archive", "write_archive"]
+__all__ = ["RESERVED", "Decode", "Encode", "decode", "encode", "read_archive", "write_archive"]
 
 _FORMAT = "torchgw result"
 _VERSION = 1
-_METADATA, _CHECKSUM = "metadata", "checksum"
+RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"
 
 # What a tree may hold besides plain values: its name, its parts, and how to build it from them.
 Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
@@ -94,7 +94,7 @@ def decode(node: Any, arrays: dict[str, NDArray[Any]], device: torch.device, bui
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
     """Write a tree and its arrays; the file appears whole or not at all."""
-    target = Path(path)
+    target = _checked(path)
     if not target.parent.is_dir():
         raise InvalidInputError(f"cannot write {target}: there is no directory {target.parent}.")
     if target.is_dir():
@@ -121,7 +121,7 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
     InvalidInputError
         If there is no such file, or it is damaged, from another program or another version.
     """
-    source = Path(path)
+    source = _checked(path)
     if not source.is_file():
         raise InvalidInputError(f"{source}: there is no such file.")
     foreign = (
@@ -154,6 +154,12 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
             f"reads version {_VERSION}. Use the torchgw that wrote it, or solve again."
         )
     return header["tree"], members
+
+
+def _checked(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise InvalidTypeError(f"`path` must be the name of a file; got {path!r}.")
+    return Path(path)
 
 
 def _digest(members: dict[str, NDArray[Any]]) -> str:

@@ -19,6 +19,7 @@ from torchgw._gradient import DenseGradient, FactoredGradient, Problem
 from torchgw._implicit import Response, Upstream, respond
 from torchgw._options import Differentiable
 from torchgw._plan import TransportPlan
+from torchgw._plan_inputs import as_index, as_points_of
 from torchgw._result import GWResult
 from torchgw._surrogate import linear, pairs, sampled_pairs
 from torchgw._tracked import Definition, Model
@@ -103,7 +104,7 @@ class DifferentiablePlan(TransportPlan):
         A source point of weight zero is mapped as by :meth:`TransportPlan.barycentric`, without a
         gradient.
         """
-        points = torch.as_tensor(points, device=self.device).to(torch.float64)
+        points = as_points_of("points", points, self.shape[1], self.device)
         fallback = super().barycentric(points.detach())
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         used = (self.weights.a > 0)[:, None]
@@ -111,7 +112,7 @@ class DifferentiablePlan(TransportPlan):
 
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.device))
+        index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
         return (self.T @ chosen).T

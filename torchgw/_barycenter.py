@@ -16,6 +16,7 @@ from torchgw._errors import ConvergenceWarning, InvalidInputError
 from torchgw._inputs import (
     as_weights,
     check_distances,
+    check_list,
     check_points,
     make_generator,
     resolve_device,
@@ -216,12 +217,17 @@ def barycenter(
     check_count("n", n)
     check_count("max_iter", max_iter)
     check_positive("tol", tol, "small values mean more iterations")
+    spaces = check_list("spaces", spaces, "of points, graphs or distance providers")
+    if not spaces:
+        raise InvalidInputError("`spaces` must have at least one space.")
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
     providers = [_provider(space, distances, scale, where) for space in spaces]
     shares = as_weights("weights", weights, len(providers), where).tolist()
     mass = as_weights("a", a, n, where)
-    given = [None] * len(providers) if masses is None else list(masses)
+    given: list[Any] = [None] * len(providers)
+    if masses is not None:
+        given = check_list("masses", masses, "the masses of each space")
     tables = _features(features, where)
     _check_lengths(providers, given, tables)
 
@@ -294,7 +300,7 @@ def _features(features: Sequence[Any] | None, device: torch.device) -> list[Tens
         return None
     return [
         check_points(f"features[{index}]", item).to(device).double()
-        for index, item in enumerate(features)
+        for index, item in enumerate(check_list("features", features, "a table of each space"))
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
 from torchgw._graph_inputs import as_graph
-from torchgw._inputs import check_points
+from torchgw._inputs import check_list, check_points
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._plan import TransportPlan
 from torchgw._storage import stored, write_result
@@ -131,6 +131,8 @@ def joint_embedding(
     """
     check_count("dimension", dimension)
     check_positive("coupling", coupling, "the weight of plans against graphs")
+    sources = check_list("sources", sources, "of points or graphs")
+    results = check_list("results", results, "the plan of each source")
     if len(sources) != len(results) or not len(results):
         raise InvalidInputError(
             "`results` must have one plan for each of the sources, at least one; got "

@@ -17,6 +17,7 @@ __all__ = [
     "as_weights",
     "check_distances",
     "check_linear_cost",
+    "check_list",
     "check_plan",
     "check_magnitude",
     "check_points",
@@ -211,6 +212,14 @@ def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_EN
             "by a constant."
         )
     return largest
+
+
+def check_list(name: str, value: Any, what: str) -> list[Any]:
+    """Return the items of a list, or of anything that has a length and items in an order."""
+    listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    if not listed or isinstance(value, (str, bytes, dict)) or getattr(value, "ndim", 1) == 0:
+        raise InvalidTypeError(f"`{name}` must be a list, {what}; got {type(value).__name__}.")
+    return list(value)
 
 
 def resolve_device(device: Any, *values: Any) -> torch.device:

@@ -17,6 +17,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._errors import InvalidInputError, NumericalError, PlanTooLargeError
 from torchgw._gradient import Problem
 from torchgw._plan import free_memory
+from torchgw._plan_inputs import as_index, as_points_of, as_values
 from torchgw._storage import stored
 from torchgw._typing import Marginals
 
@@ -79,7 +80,7 @@ class LowRankPlan:
 
     def __matmul__(self, values: Any) -> Tensor:
         """Return plan @ values for values of shape (m,) or (m, c)."""
-        values = torch.as_tensor(values, device=self.Q.device).to(self.Q.dtype)
+        values = as_values("values", values, self.Q.device).to(self.Q.dtype)
         if values.ndim not in (1, 2) or len(values) != len(self.R):
             raise InvalidInputError(
                 f"`plan @ values` needs values of shape ({len(self.R)},) or ({len(self.R)}, c); "
@@ -96,13 +97,13 @@ class LowRankPlan:
 
     def barycentric(self, points: Any) -> Tensor:
         """Map each source point to the plan-weighted mean of target points, shape (n, d)."""
-        points = torch.as_tensor(points, device=self.Q.device).to(self.Q.dtype)
+        points = as_points_of("points", points, len(self.R), self.Q.device).to(self.Q.dtype)
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return sums[:, :-1] / sums[:, -1:]
 
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.Q.device))
+        index = as_index(index, len(self.Q), self.Q.device)
         return (self.Q[index] / self.g) @ self.R.T
 
     def to_dense(self) -> Tensor:

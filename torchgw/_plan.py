@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,15 @@ from torchgw._anchors import Anchors, sample_categories
 from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError, PlanTooLargeError
+from torchgw._plan_inputs import (
+    as_index,
+    as_mass,
+    as_points_of,
+    as_values,
+    check_draw,
+    check_entries,
+    check_threshold,
+)
 from torchgw._rounding import RoundedPlan, rounding_of
 from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
@@ -102,7 +112,7 @@ class TransportPlan:
 
     def __matmul__(self, values: Any) -> Tensor:
         """Return plan @ values for values of shape (m,) or (m, c)."""
-        values = torch.as_tensor(values, device=self.device)
+        values = as_values("values", values, self.device)
         if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
             raise InvalidInputError(
                 f"`plan @ values` needs values of shape ({self.shape[1]},) or "
@@ -155,8 +165,8 @@ class TransportPlan:
             The marginals, of equal sums; the weights of the problem by default.
         """
         a, b = (
-            weight if given is None else torch.as_tensor(given).to(weight)
-            for given, weight in zip((a, b), self.weights, strict=True)
+            weight if given is None else as_mass(name, given, weight)
+            for name, given, weight in zip("ab", (a, b), self.weights, strict=True)
         )
         x, y = rounding_of(self, a, b)
         f, g = self.potentials
@@ -191,12 +201,7 @@ class TransportPlan:
             Row i is sum_j P_ij y_j / sum_j P_ij. A source point of weight zero is mapped by its
             conditional plan, which is still defined.
         """
-        points = torch.as_tensor(points, device=self.device).to(torch.float64)
-        if points.ndim != 2 or points.shape[0] != self.shape[1]:
-            raise InvalidInputError(
-                f"`points` must have shape ({self.shape[1]}, d), one row per target point; "
-                f"got {tuple(points.shape)}."
-            )
+        points = as_points_of("points", points, self.shape[1], self.device)
         ones = torch.ones_like(self.weights.a)
         conditional = self.replaced(self.potentials, Marginals(ones, self.weights.b))
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
@@ -220,22 +225,20 @@ class TransportPlan:
 
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.device))
-        return self._block(index)
+        return self._block(as_index(index, self.shape[0], self.device))
 
     def _block(self, index: Tensor | slice) -> Tensor:
         return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
 
     def argmax(self, axis: int = 1) -> Tensor:
         """Return the most likely partner of each source (axis 1) or target (axis 0) point."""
-        if axis not in (0, 1):
+        if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
         return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
-        if not 1 <= k <= self.shape[1]:
-            raise InvalidInputError(f"`k` must be between 1 and {self.shape[1]}; got {k}.")
+        k = check_entries(k, self.shape[1])
         return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
 
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
@@ -247,6 +250,7 @@ class TransportPlan:
         generator : torch.Generator
             On the device of the plan.
         """
+        check_draw(count, generator, self.device)
         source = sample_categories(self.masses.a, count, generator)
         target = self._backend.draw(
             self.cost, self.weights, self.potentials, self.epsilon, source, generator
@@ -292,10 +296,12 @@ class TransportPlan:
             Its sum is the mass kept.
         """
         if k is not None:
+            k = check_entries(k, self.shape[1])
             values, columns = (part.cpu().numpy() for part in self.topk(k))
             start = np.arange(0, values.size + 1, k)
             data = values.astype(np.float64).ravel()
             return scipy.sparse.csr_array((data, columns.ravel(), start), shape=self.shape)
+        check_threshold(threshold)
         parts = []
         for rows in row_blocks(self.cost):
             block = self._block(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._cache import Cache
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning
 from torchgw._graph_inputs import as_graph
 from torchgw._inputs import check_distances, check_points
 from torchgw._preparation import Graph, Preparation
@@ -238,17 +239,27 @@ def _recognise(name: str, value: Any, table: Any, spec: Any) -> _Input:
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
         )
     points = check_points(name, value)
-    if spec == "precomputed" and _looks_like_distances(points):
-        raise InvalidInputError(
-            f"`{name}` is a square symmetric matrix with a zero diagonal, and 'precomputed' means "
-            f"geodesics computed once from points. Pass a given matrix as `{table_name}`."
+    if _looks_like_distances(points):
+        what = f"`{name}` is a square symmetric matrix with a zero diagonal"
+        if spec == "precomputed":
+            raise InvalidInputError(
+                f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
+                f"given matrix as `{table_name}`."
+            )
+        warnings.warn(
+            f"{what}, and is taken as points. Pass a matrix of distances as `{table_name}`, or as "
+            "torchgw.distances.PrecomputedDistance(matrix); --distance-matrices on the command "
+            "line.",
+            TorchGWWarning,
+            stacklevel=2,
         )
     return _Input(name, points, None, None)
 
 
 def _looks_like_distances(points: Tensor) -> bool:
-    square = points.shape[0] == points.shape[1] and points.shape[0] > 1
-    return square and bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
+    if points.shape[0] != points.shape[1] or not bool(points.any()):
+        return False
+    return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
 def _resolve(spec: DistanceName, largest: int, options: DistanceOptions) -> Any:

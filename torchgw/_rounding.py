@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from torchgw._plan_inputs import as_index, as_values
+
 __all__ = ["Operator", "RoundedPlan", "round_to_marginals", "rounding_of"]
 
 
@@ -62,7 +64,7 @@ class RoundedPlan:
     def __matmul__(self, values: Any) -> Tensor:
         """Return plan @ values for values of shape (m,) or (m, c)."""
         product = self.scaled @ values
-        values = torch.as_tensor(values, device=product.device).to(torch.float64)
+        values = as_values("values", values, product.device).double()
         extra = torch.tensordot(self.column, values, dims=1)
         total: Tensor = product + torch.tensordot(self.row, extra, dims=0)
         return total.to(product.dtype)
@@ -74,7 +76,7 @@ class RoundedPlan:
 
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = torch.atleast_1d(torch.as_tensor(index, dtype=torch.int64, device=self.row.device))
+        index = as_index(index, len(self.row), self.row.device)
         block = self.scaled.rows(index)
         return block + torch.outer(self.row[index], self.column).to(block.dtype)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from torchgw._anchors import Anchors, sample_categories
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
+from torchgw._errors import PlanTooLargeError, UnsupportedError
 from torchgw._plan import TransportPlan, free_memory
+from torchgw._plan_inputs import as_points_of, check_draw, check_entries, check_threshold
 from torchgw._rounding import RoundedPlan
 from torchgw._typing import Marginals, Potentials
 
@@ -105,12 +106,7 @@ class SparsePlan(TransportPlan):
         UnsupportedError
             If a source point has no entry: its weight is zero, or it is nobody's largest.
         """
-        points = torch.as_tensor(points, device=self.device).to(torch.float64)
-        if points.ndim != 2 or points.shape[0] != self.shape[1]:
-            raise InvalidInputError(
-                f"`points` must have shape ({self.shape[1]}, d), one row per target point; "
-                f"got {tuple(points.shape)}."
-            )
+        points = as_points_of("points", points, self.shape[1], self.device)
         product = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         empty = int((product[:, -1] == 0).sum())
         if empty:
@@ -129,8 +125,7 @@ class SparsePlan(TransportPlan):
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
-        if not 1 <= k <= self.shape[1]:
-            raise InvalidInputError(f"`k` must be between 1 and {self.shape[1]}; got {k}.")
+        k = check_entries(k, self.shape[1])
         parts = [block.topk(k, dim=1) for block in self._blocks()]
         return torch.cat([part.values for part in parts]), torch.cat(
             [part.indices for part in parts]
@@ -138,6 +133,7 @@ class SparsePlan(TransportPlan):
 
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the entries, with repetition."""
+        check_draw(count, generator, self.device)
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
         return Anchors(source, target)
@@ -161,6 +157,7 @@ class SparsePlan(TransportPlan):
         """Return the entries, or those that :meth:`torchgw.TransportPlan.to_sparse` keeps."""
         if k is not None:
             return super().to_sparse(k)
+        check_threshold(threshold)
         rows, columns = self.entries.indices().cpu().numpy()
         data = self.entries.values().cpu().numpy()
         mass = np.bincount(rows, data, minlength=self.shape[0])

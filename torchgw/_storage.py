@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._anchors import Anchors
-from torchgw._archive import decode, encode, read_archive, write_archive
+from torchgw._archive import RESERVED, decode, encode, read_archive, write_archive
 from torchgw._cost import DenseCost, FactoredCost
-from torchgw._errors import InvalidInputError, TorchGWWarning
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning
 from torchgw._extension import Extension, Side
 from torchgw._inputs import resolve_device
 from torchgw._multistart import Alternative
@@ -76,7 +76,9 @@ def write_result(
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
     """Write a result of a :func:`stored` class, and arrays for other readers."""
-    arrays: dict[str, NDArray[Any]] = dict(extra or {})
+    if not isinstance(dense, bool):
+        raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
+    arrays = _extra_arrays(extra)
     fields = {
         name: encode(value, name, lambda part: _parts(part, dense), arrays)
         for name, value in _fields(result).items()
@@ -111,6 +113,26 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
     fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
     return _make(kind, fields)
+
+
+def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
+    """Return arrays for other readers, none of which would be pickled."""
+    known = isinstance(extra, dict) and all(isinstance(name, str) for name in extra)
+    if extra is not None and not known:
+        raise InvalidTypeError(
+            f"`extra` must be a dictionary of arrays by name; got {type(extra).__name__}."
+        )
+    try:
+        arrays = {name: np.asarray(value) for name, value in dict(extra or {}).items()}
+    except ValueError as error:
+        raise InvalidTypeError(f"`extra` must hold arrays: {error}") from error
+    odd = [name for name, value in arrays.items() if value.dtype.hasobject or name in RESERVED]
+    if odd:
+        raise InvalidInputError(
+            f"`extra` has {', '.join(odd)}: objects have no form in a file, and the names "
+            f"{' and '.join(RESERVED)} are taken."
+        )
+    return arrays
 
 
 def _fields(value: Any) -> dict[str, Any]:

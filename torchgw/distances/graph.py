@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -126,9 +127,9 @@ def _neighbour_edges(
     n = embedded.shape[0]
     if n_neighbors is None:
         n_neighbors = default_n_neighbors(n)
-    elif not 1 <= n_neighbors <= max(n - 1, 1):
+    elif not isinstance(n_neighbors, Integral) or not 1 <= n_neighbors <= max(n - 1, 1):
         raise InvalidInputError(
-            f"`n_neighbors` must be within 1 and n - 1 = {n - 1}; got {n_neighbors}. "
+            f"`n_neighbors` must be an integer within 1 and n - 1 = {n - 1}; got {n_neighbors!r}. "
             "A point is not its own neighbour; pass `n_neighbors=None` for the default."
         )
     if n == 1:
