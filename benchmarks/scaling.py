@@ -37,7 +37,10 @@ def measure(n: int, device: torch.device, repeat: int) -> dict[str, Any]:
     (x, angle_x), (y, angle_y) = spiral(n, random_state=0), swiss_roll(n, random_state=1)
     probe = MemoryProbe(device)
     calls: list[tuple[float, dict[str, float]]] = []
+    result = None
     for _ in range(1 + repeat):
+        # what a call needs, not what the last one left
+        del result
         synchronize(device)
         begin = time.perf_counter()
         with warnings.catch_warnings():

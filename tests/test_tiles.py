@@ -305,6 +305,35 @@ def test_single_passes_go_over_all_tiles_where_most_are_kept(make: Maker) -> Non
     assert backend.tiling.report().lists == 2
 
 
+def test_tiles_of_a_sweep_serve_the_products_that_follow(make: Maker) -> None:
+    if make.kind is TiledEagerBackend:
+        pytest.skip("chooses for each pass")
+    n, m, epsilon = 230, 161, 1e-4
+    cost, marginals, potentials = make.to(curve_cost(n, m, epsilon, thickness=0.0))
+    backend = make((n, m), 16)
+    values = torch.linspace(0, 1, m, dtype=torch.float64, device=make.device)[:, None]
+    backend.sweeper(cost, marginals, potentials, epsilon)
+    kept, lists = backend.tiling.report()[1:3]
+    assert kept < 0.5
+    moved = Potentials(potentials.f + epsilon, potentials.g - 2 * epsilon)
+    plan = exact_plan(cost, marginals, moved, epsilon).to(make.device)
+    near = backend.apply(cost, marginals, moved, epsilon, values)
+    across = backend.transposed().apply(
+        cost.transpose(), Marginals(*marginals[::-1]), Potentials(*moved[::-1]), epsilon,
+        torch.ones(n, 1, dtype=torch.float64, device=make.device),
+    )  # fmt: skip
+    torch.testing.assert_close(near, plan @ values, rtol=1e-6, atol=0)
+    torch.testing.assert_close(across[:, 0], plan.sum(0), rtol=1e-6, atol=0)
+    assert backend.tiling.report().lists == lists
+    far = Potentials(potentials.f + 10 * epsilon, potentials.g)
+    backend.apply(cost, marginals, far, epsilon, values)
+    other = cost._replace(row=cost.row.clone())
+    backend.apply(other, marginals, far, epsilon, values)
+    assert backend.tiling.report().lists == lists + 2
+    backend.tiling.forget()
+    assert backend.tiling.last is None
+
+
 def test_block_scaling_meets_both_marginals() -> None:
     generator = torch.Generator().manual_seed(0)
     masses = torch.rand(9, 7, generator=generator, dtype=torch.float64) + 0.5

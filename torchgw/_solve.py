@@ -97,6 +97,8 @@ def solve_problem(
     setting, state = run(strategy, setting, state, guess)
     plan, status = settle(setting, state, strategy.steps.settle)
     ending = finish(strategy, setting, plan, status)
+    if strategy.tiling is not None:
+        strategy.tiling.forget()
     gradient, coupling = setting.gradient, state.coupling
     base, anchors = gradient, coupling
     if isinstance(gradient, RelaxedGradient):

@@ -45,7 +45,7 @@ _INNER_SHARE = 0.1
 _PATIENT_SHARE = 0.01
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
 # few, single columns would be left behind.
-_SETTLE_ITERATIONS = 4
+_SETTLE_ITERATIONS = 3
 # Share of the rounding of single exponents that is left in a marginal, a sum of many.
 _ROUNDING_SHARE = 0.5
 # Change of the plan below which the outer iteration is close enough to linear to be extrapolated.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class _Memory:
     orders: tuple[Order, Order] | None = None
     shares: list[float] = field(default_factory=list)
     bound: float = 0.0
+    # what a backend has made of a cost, and the orientation that it was made in
+    last: tuple[Any, bool] | None = None
+    done: bool = False
 
 
 class Tiling:
@@ -92,6 +95,26 @@ class Tiling:
         other = Tiling(self.shape[::-1], self.width)
         other._memory, other._swapped = self._memory, not self._swapped
         return other
+
+    @property
+    def last(self) -> Any:
+        """What a backend has made of the last cost of a solve, which its next step may use again.
+
+        It has a transpose ``T``, for use with that of the tiling.
+        """
+        if self._memory.last is None:
+            return None
+        made, swapped = self._memory.last
+        return made if swapped == self._swapped else made.T
+
+    @last.setter
+    def last(self, made: Any) -> None:
+        keep = made is not None and not self._memory.done
+        self._memory.last = (made, self._swapped) if keep else None
+
+    def forget(self) -> None:
+        """End a solve: what it has made takes as much memory as its factors, and is not kept."""
+        self._memory.last, self._memory.done = None, True
 
     def fits(self, cost: Cost) -> bool:
         """Whether a cost is one whose tiles can be skipped."""

@@ -6,6 +6,7 @@ Bounds, lists and the two levels are as in :mod:`torchgw._tiled_sinkhorn`; kerne
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,10 +99,10 @@ class TiledTritonBackend(TritonBackend):
         """Return plan @ values, shape (n, c), without the plan."""
         if not self.tiling.pays(cost):
             return super().apply(cost, marginals, potentials, epsilon, values)
-        ordered = _Ordered(self.tiling, cost, marginals, potentials, epsilon)
+        ordered = _order(self.tiling, cost, marginals, potentials, epsilon)
         rows, columns = ordered.problem.rows.order, ordered.problem.columns.order
         result = _triton_plan.apply(
-            ordered.parts, ordered.marginals, ordered.potentials, scale_of(epsilon),
+            ordered.parts, ordered.marginals, ordered.potentials(potentials), scale_of(epsilon),
             values[columns.point], walk=ordered.walk,
         )  # fmt: skip
         return result[rows.place]
@@ -113,9 +114,9 @@ class TiledTritonBackend(TritonBackend):
         if not self.tiling.pays(cost) or k > _triton_plan.MOST_PASSES:
             return super().topk(cost, marginals, potentials, epsilon, k)
         conditional = Marginals(torch.ones_like(marginals.a), marginals.b)
-        ordered = _Ordered(self.tiling, cost, conditional, potentials, epsilon)
+        ordered = _order(self.tiling, cost, conditional, potentials, epsilon)
         values, index = _triton_plan.topk(
-            ordered.parts, ordered.marginals, ordered.potentials, scale_of(epsilon), k,
+            ordered.parts, ordered.marginals, ordered.potentials(potentials), scale_of(epsilon), k,
             walk=ordered.walk,
         )  # fmt: skip
         rows, columns = ordered.problem.rows.order, ordered.problem.columns.order
@@ -142,26 +143,81 @@ def _operands(problem: TileProblem, cost: Cost, epsilon: float) -> Operands:
     return operands(ordered, epsilon)
 
 
-class _Ordered:
-    """A plan in the order of the blocks, and the tiles of it that matter."""
+class _Ordered(NamedTuple):
+    """A cost in the order of the blocks, and the tiles of it that matter near some potentials."""
 
-    def __init__(
-        self,
-        tiling: Tiling,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        slack: float = 0.0,
-    ) -> None:
-        self.problem = tiling.problem(cost, marginals, epsilon)
+    given: tuple[Cost, Marginals, float]  # cost, weights and epsilon
+    problem: TileProblem
+    walk: Walk  # over the tiles of each block of rows
+    across: Walk  # of columns
+    parts: Operands
+    marginals: Marginals
+    chosen: tuple[Tensor, Tensor]  # exponents that the tiles were chosen for
+    slack: float  # how far they may rise together
+
+    @property
+    def T(self) -> _Ordered:  # noqa: N802 - the name of every array library
+        """The same with source and target exchanged."""
+        cost, marginals, epsilon = self.given
+        return _Ordered(
+            (cost.transpose(), Marginals(*marginals[::-1]), epsilon), self.problem.T, self.across,
+            self.walk, self.parts.transpose(), Marginals(*self.marginals[::-1]), self.chosen[::-1],
+            self.slack,
+        )  # fmt: skip
+
+    def potentials(self, given: Potentials) -> Potentials:
+        """Return potentials in the order of the blocks."""
         rows, columns = self.problem.rows.order, self.problem.columns.order
-        kept = self.problem.keep(*self.problem.exponents(potentials), slack)
-        self.walk = _walk(tiling.record(self.problem, kept))
-        self.across = _walk(TileLists.of(kept.T, tiling.width))
-        self.parts = _operands(self.problem, cost, epsilon)
-        self.marginals = Marginals(marginals.a[rows.point], marginals.b[columns.point])
-        self.potentials = Potentials(potentials.f[rows.point], potentials.g[columns.point])
+        return Potentials(given.f[rows.point], given.g[columns.point])
+
+    def holds(
+        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
+    ) -> bool:
+        """Whether the tiles are right for a plan: that of the same cost, at potentials near by."""
+        own, weights, own_epsilon = self.given
+        pairs = zip((*own, *weights), (*cost, *marginals), strict=True)
+        if epsilon != own_epsilon or any(one is not other for one, other in pairs):
+            return False
+        sides = self.problem.rows, self.problem.columns
+        now = self.problem.exponents(potentials)
+        rises = [
+            (x - before).masked_fill_(side.weight == 0, -torch.inf).amax()
+            for x, before, side in zip(now, self.chosen, sides, strict=True)
+        ]
+        return float(rises[0] + rises[1]) <= self.slack
+
+
+def _order(
+    tiling: Tiling,
+    cost: Cost,
+    marginals: Marginals,
+    potentials: Potentials,
+    epsilon: float,
+    slack: float = 0.0,
+) -> _Ordered:
+    """Return a cost in blocks, with the tiles that matter near some potentials.
+
+    Those chosen last are taken if they are right: choosing takes as long as a half-step.
+    """
+    last = tiling.last
+    if last is not None and slack == 0 and last.holds(cost, marginals, potentials, epsilon):
+        ordered: _Ordered = last
+        return ordered
+    # the old one goes before the new one comes: either may be as large as the factors
+    del last
+    tiling.last = None
+    problem = tiling.problem(cost, marginals, epsilon)
+    rows, columns = problem.rows.order, problem.columns.order
+    chosen = problem.exponents(potentials)
+    kept = problem.keep(*chosen, slack)
+    walk = _walk(tiling.record(problem, kept))
+    across = _walk(TileLists.of(kept.T, tiling.width))
+    weights = Marginals(marginals.a[rows.point], marginals.b[columns.point])
+    tiling.last = ordered = _Ordered(
+        (cost, marginals, epsilon), problem, walk, across, _operands(problem, cost, epsilon),
+        weights, chosen, slack,
+    )  # fmt: skip
+    return ordered
 
 
 class _TiledSweeper:
@@ -188,7 +244,7 @@ class _TiledSweeper:
     def _choose(self, start: Potentials) -> None:
         """Choose the tiles near some potentials, and make a kernel there."""
         tiling, cost, marginals, epsilon = self._given
-        ordered = _Ordered(tiling, cost, marginals, start, epsilon, SLACK)
+        ordered = _order(tiling, cost, marginals, start, epsilon, SLACK)
         parts = ordered.parts
         self.rows, self.columns = ordered.problem.rows.order, ordered.problem.columns.order
         self.cost, self.other = parts, parts.transpose()
@@ -198,7 +254,7 @@ class _TiledSweeper:
         if self._workspace is None:
             self._workspace = Workspace(cost.shape, parts.dtype, cost.device)
         work = self._workspace
-        problem = Linear(ordered.marginals, ordered.potentials, epsilon, (1.0, 1.0))
+        problem = Linear(ordered.marginals, ordered.potentials(start), epsilon, (1.0, 1.0))
         work.prepare(problem, (parts.row, parts.column))
         n, m = cost.shape
         most = min(_MOST_GROUPS, _GROUP_BYTES // (m * parts.dtype.itemsize))

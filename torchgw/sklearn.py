@@ -53,7 +53,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         max_iter: int = 500,
         min_iter: int = 40,
         tol: float = 1e-5,
-        objective_tol: float = 2e-5,
+        objective_tol: float = 1e-4,
         inner_max_iter: int = 2000,
         inner_tol: float | None = None,
         regularization: Regularization = "entropic",
