@@ -129,7 +129,7 @@ def test_functions_are_kept_by_kind(monkeypatch):
         assert len(recorded) == (number > 0)
     for kind in range(8):
         _capture.Replayer(torch.device("cpu"), kind)
-    assert list(memory.kept) == list(range(8))
+    assert [kind for _, kind in memory.kept] == list(range(8))
     assert clone(shifted).target is None
 
 
@@ -249,6 +249,17 @@ def test_a_provider_on_the_host_is_not_captured():
         assert choose_step(host, (n, 37)) is host
     eager = make_step("dense", "cuda", backend="eager")
     assert choose_step(eager, (n, 37)) is eager
+
+
+@pytest.mark.gpu
+def test_inference_mode_leaves_nothing_behind():
+    """What is kept from solve to solve can be written to in either mode."""
+    x, y, _ = isometric_copy(70, noise=0.1)
+    plans = []
+    for number in range(6):
+        with torch.inference_mode(number % 2 == 0):
+            plans.append(torchgw.solve(x, y, distances="euclidean", device="cuda").plan.clone())
+    assert all(torch.equal(plan, plans[0]) for plan in plans)
 
 
 @pytest.mark.gpu

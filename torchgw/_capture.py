@@ -71,6 +71,8 @@ class GraphMemory(NamedTuple):
 
     def recall(self, kind: Hashable) -> dict[str, Any]:
         """Return what is kept for a kind of problem, to be added to; the oldest kinds go."""
+        # tensors that were made in inference mode may not be written to outside
+        kind = torch.is_inference_mode_enabled(), kind
         known = self.kept.setdefault(kind, {})
         self.kept.move_to_end(kind)
         while len(self.kept) > _KEPT:

@@ -170,7 +170,9 @@ def dense_sweeper(
         replay = _Replay(cost, plan)
         replay.prepare(cost, problem)
         return TritonSweeper(replay.workspace, replay.kernel.iterate, problem.start)
-    key = (cost.shape, cost.dtype, plan, device, torch.cuda.current_stream(device).cuda_stream)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    # buffers that were made in inference mode may not be written to outside
+    key = (cost.shape, cost.dtype, plan, device, stream, torch.is_inference_mode_enabled())
     replay = _idle.take(key) or _Replay(cost, plan)
     replay.prepare(cost, problem)
     return _GraphedSweeper(replay, key, problem.start)
