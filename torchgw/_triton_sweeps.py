@@ -48,6 +48,8 @@ class Workspace:
         split = padded_size(n)
         length = split + padded_size(m)
         self.sides = slice(0, n), slice(split, split + m)
+        # of the result: both sides and their padding, twice, and the check
+        self.parts = [*2 * [n, split - n, m, length - split - m], 2]
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
         zeros = partial(torch.zeros, dtype=dtype, device=device)
         self.vectors = Vectors(
@@ -67,6 +69,7 @@ class Workspace:
         # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
         self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
         self._tau, self._relaxation = (1.0, 1.0), 1.0
+        self._factors = self.control[0, :, 1]
         whole = slice(0, split), slice(split, length)
         _, _, _, start, weight, feed, (_, after), *_ = self.vectors
         self.f, self.g = (
@@ -98,7 +101,7 @@ class Workspace:
         """Set how far the relaxed iterations move."""
         if relaxation != self._relaxation:
             self._relaxation = relaxation
-            self.control[0, :, 1] = relaxation
+            self._factors.fill_(relaxation)
 
     def iterate(self, step: Iteration, relaxed: int, plain: bool) -> None:
         """Run relaxed iterations and a plain one from ``given``; write ``result``.
@@ -135,13 +138,15 @@ class TritonSweeper:
         work.relax(relaxation)
         self._run(count - plain, plain)
         # one copy, as the next sweep writes there again
-        done = work.vectors.result.clone()
-        old, new = (
-            Potentials(*(row[part].to(x.dtype) for part, x in zip(work.sides, start, strict=True)))
-            for row in done[:-2].view(2, -1)
+        f_old, _, g_old, _, f_new, _, g_new, _, check = work.vectors.result.clone().split(
+            work.parts
         )
-        self._state = new if plain else old
-        return Sweep(new.f, old.g, new.g, self._state, done[-2:])
+        if start.f.dtype != torch.float64:
+            f_old, g_old, f_new, g_new = (
+                part.to(start.f.dtype) for part in (f_old, g_old, f_new, g_new)
+            )
+        self._state = Potentials(f_new, g_new) if plain else Potentials(f_old, g_old)
+        return Sweep(f_new, g_old, g_new, self._state, check)
 
     def _run(self, relaxed: int, plain: bool) -> None:
         self._workspace.iterate(self._step, relaxed, plain)
