@@ -290,6 +290,34 @@ def test_relaxed_sinkhorn_solves_the_relaxed_problem():
     assert np.ptp(slope) < 1e-9
 
 
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+@pytest.mark.parametrize("options", [{"mass": 0.6}, {"unbalanced": (INF, 0)},
+                                     {"unbalanced": (0, INF)}], ids=str)  # fmt: skip
+def test_polished_plans_are_stationary_without_entropy(options, gradient):
+    """Nothing that keeps the constraints lowers the linearised cost, and POT's ends no lower."""
+    given = {"X": X, "Y": Y, "distances": "sqeuclidean", "scale": None, "gradient": gradient}
+    entropic = torchgw.solve(**given, **options, a=A, b=B, n_init=1)
+    result = torchgw.solve(**given, **options, a=A, b=B, n_init=1, polish=True)
+    assert result.converged
+    assert result.epsilon == 0
+    # the gap is a rounding of the cost
+    assert result.log["polish_gap"] <= 1e-8 * result.value
+    assert result.value < entropic.value
+    plan = result.plan.numpy()
+    d_x, d_y = (ot.dist(side, side) for side in (X, Y))
+    assert result.value == pytest.approx(reference.gw_value(d_x, d_y, plan), rel=1e-8)
+    assert plan.sum() == pytest.approx(options.get("mass", 1), abs=1e-12)
+    if "mass" in options:
+        assert (plan.sum(1) - A).max() < 1e-12
+        assert (plan.sum(0) - B).max() < 1e-12
+        return
+    strict, cost = (0 if options["unbalanced"][0] else 1), reference.gw_cost(d_x, d_y, plan)
+    np.testing.assert_allclose(plan.sum(1 - strict), (A, B)[strict], atol=1e-12)
+    # every point of the strict side sends its mass to its cheapest partners
+    excess = (plan * (cost - cost.min(1 - strict, keepdims=True))).sum()
+    assert excess < 1e-6 * result.value
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("epsilon", [1.0, 0.05])
 @pytest.mark.parametrize("warm", ["cold", "near", "far"])

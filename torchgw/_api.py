@@ -190,7 +190,8 @@ def solve(
         End with conditional gradient steps without regularisation, at a plan whose gap
         ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
         gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
-        n = m) or a transport problem by POT's exact solver.
+        n = m) or a transport problem by POT's exact solver. Partial and semi-relaxed plans too,
+        not those with a penalty on a marginal.
     backend : {"auto", "triton", "compile", "eager"} or Backend
         Implementation of the half-step. A backend named here runs or raises; an object with the
         methods of ``torchgw.backends.Backend`` is used as it is.

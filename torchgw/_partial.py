@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgw._acceleration import Anderson
 from torchgw._cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn import Backend, SinkhornResult
 from torchgw._typing import Marginals, Potentials
@@ -16,6 +17,8 @@ __all__ = ["level", "partial_sinkhorn"]
 
 # Largest log-scaling of a stored kernel, as for strict marginals.
 _LARGEST_SCALING = 20.0
+# Column error below which the iteration is near enough to linear to be extrapolated.
+_LINEAR = 1e-3
 
 
 class _Softmins(Protocol):
@@ -77,7 +80,7 @@ def partial_sinkhorn(
     if dense is not None and start is not None:
         kernel = _Kernel(dense, marginals, Potentials(start.f, g), epsilon)
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
-    done = 0
+    acceleration, done = Anderson(), 0
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if dense is not None and kernel is None else check_every, max_iter - done)
@@ -92,7 +95,8 @@ def partial_sinkhorn(
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error):
             break
-        g = found.g_next
+        g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
+        g = g.clamp_max(0.0)
         if dense is not None and kernel is None:
             kernel = _Kernel(dense, marginals, found.potentials, epsilon)
     return SinkhornResult(found.potentials, error, done, error <= tol)

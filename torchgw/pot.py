@@ -6,8 +6,10 @@ not solve is refused, with the reason.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +24,8 @@ from torchgw._schedule import Status
 __all__ = ["OTResult", "solve_gromov"]
 
 # Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
-# a plan for ever and settle more slowly.
-_TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5}
+# a plan for ever and settle more slowly; polishing takes over from where they have come.
+_TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,10 @@ def solve_gromov(
         must be installed unless n = m and the weights are uniform.
     reg_type : {"entropy"}
     unbalanced : float, optional
-        With ``unbalanced_type="partial"`` and ``reg``: the mass that is moved, ``mass`` of
-        :func:`torchgw.solve`.
-    unbalanced_type : str
-        Of others only ``unbalanced=None`` is solved; "semirelaxed" and KL penalties mean something
-        else in POT, see :func:`torchgw.solve` for ours.
+        With ``unbalanced_type="KL"`` twice the weight of each marginal's KL(mu x mu | a x a); with
+        "partial" the mass that is moved; not used with "semirelaxed".
+    unbalanced_type : {"KL", "semirelaxed", "partial"}
+        "semirelaxed" holds ``a`` and frees ``b``. With KL a linear cost is refused. "L2" is too.
     n_threads : int
         1. Threads are PyTorch's: ``torch.set_num_threads``.
     method : {"PGD", "PPA"} or None
@@ -134,6 +135,14 @@ def solve_gromov(
     The problem is not convex. The value is often lower than POT's, which begins at the product
     plan; where both end in the same optimum they agree.
 
+    What POT 0.9.7 does is followed where it is particular. Its KL problem weighs the quadratic term
+    by ``alpha`` even without ``M``, and its value counts the entropy, reg / 2 times KL(P x P | Q x
+    Q) of Q = a x b. Its regularised semi-relaxed solver takes proximal steps: the plan has no
+    entropy in the end, ``reg`` is the size of a step, and only the value counts reg * sum P log P.
+    So ours is the plan of ``reg=None``. Without ``reg`` balanced, semi-relaxed and partial plans
+    are polished by conditional gradient steps; KL plans keep an entropy of 0.0025 of the natural
+    scale of the cost, which the value leaves out.
+
     Examples
     --------
     >>> import numpy as np
@@ -144,27 +153,14 @@ def solve_gromov(
            [0., 1., 0.],
            [1., 0., 0.]])
     """
-    partial = unbalanced is not None and str(unbalanced_type).lower() == "partial"
-    if partial and (not reg or method == "PPA"):
-        raise UnsupportedError(
-            "A partial problem needs `reg` and method='PGD' here: polished and proximal plans keep "
-            "both marginals. Use POT, or pass `reg`."
-        )
-    _refuse(loss, symmetric, reg_type, None if partial else unbalanced, unbalanced_type, n_threads)
-    if reg is not None and reg < 0:
-        raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
-    exact = not reg
-    if exact and method is not None:
-        raise UnsupportedError(
-            f"`method={method!r}` is a choice for regularised problems. Pass `reg`, or drop it."
-        )
-    if method not in (None, "PGD", "PPA"):
-        raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
-    if exact and M is not None and alpha == 0:
-        raise UnsupportedError(
-            "`alpha=0` without `reg` is a linear program: use ot.solve(M, a, b). Or pass `reg`."
-        )
-    regularization: Regularization = "proximal" if exact or method == "PPA" else "entropic"
+    kind = _kind(unbalanced, unbalanced_type)
+    _refuse(loss, symmetric, reg_type, n_threads)
+    _refuse_combination(kind, linear=M is not None, alpha=alpha, reg=reg, method=method)
+    call = _call_of(kind, unbalanced, alpha, reg, method)
+    if kind == "kl":
+        M = None  # noqa: N806 - alpha is one: it weighs nothing
+    elif kind == "semirelaxed":
+        b = None
     result = solve(
         D_X=Ca,
         D_Y=Cb,
@@ -172,27 +168,34 @@ def solve_gromov(
         a=a,
         b=b,
         alpha=None if M is None else alpha,
-        epsilon=reg if reg else "auto",
-        regularization=regularization,
-        polish=exact,
-        mass=unbalanced if partial else None,
+        epsilon=call.epsilon,
+        unbalanced=call.unbalanced,
+        mass=call.mass,
+        regularization=call.regularization,
+        polish=call.polish,
         scale=None,
-        init=plan_init,
+        init=plan_init if plan_init is None or kind == "balanced" else _of_mass_one(plan_init),
         max_iter=500 if max_iter is None else max_iter,
-        tol=_TOLERANCE[regularization] if tol is None else tol,
-        objective_tol=0.0,
-        inner_tol=1e-9,
+        tol=_TOLERANCE["polished" if call.polish else call.regularization] if tol is None else tol,
+        # polishing makes marginals exact
+        inner_tol=None if call.polish else 1e-9,
         precision="float64",
         random_state=0,
         verbose=verbose,
     )
     plan = result.plan.double()
-    entropy = 0.0 if exact else float(torch.special.xlogy(plan, plan).sum())
+    if kind == "kl":
+        entropy = result.epsilon * result.log["kl"] if reg else 0.0
+        value = call.unit * (result.value + result.log["penalty"] + entropy)
+    else:
+        value = result.value
+        if reg:
+            value += reg * float(torch.special.xlogy(plan, plan).sum())
     return OTResult(
         plan=_like(Ca, plan),
-        value=result.value + (reg or 0.0) * entropy,
+        value=value,
         value_linear=result.value_linear,
-        value_quad=result.value_quad,
+        value_quad=call.unit * result.value_quad,
         potentials=(_like(Ca, result.potential_a), _like(Ca, result.potential_b)),
         marginals=(_like(Ca, result.marginal_a), _like(Ca, result.marginal_b)),
         status=result.status,
@@ -201,12 +204,64 @@ def solve_gromov(
     )
 
 
+class _Call(NamedTuple):
+    """What a problem of POT is for :func:`torchgw.solve`."""
+
+    epsilon: float | Literal["auto"]
+    unbalanced: float | tuple[float, float] | None = None
+    mass: float | None = None
+    regularization: Regularization = "entropic"
+    polish: bool = False
+    unit: float = 1.0  # POT's objective over ours
+
+
+def _kind(unbalanced: float | None, unbalanced_type: str) -> str:
+    """Return which marginals the plan has."""
+    name = str(unbalanced_type).lower()
+    if name == "semirelaxed":
+        return name
+    if unbalanced is None:
+        return "balanced"
+    if name not in ("kl", "partial"):
+        raise UnsupportedError(
+            f"`unbalanced_type={unbalanced_type!r}` is not solved here: penalties of marginals are "
+            "KL. Use POT, or 'KL', 'semirelaxed' or 'partial'."
+        )
+    if not isinstance(unbalanced, Real) or not unbalanced > 0:
+        raise InvalidInputError(
+            f"`unbalanced` must be a positive number, the weight of KL or the mass that a partial "
+            f"plan moves; got {unbalanced!r}."
+        )
+    return name
+
+
+def _call_of(
+    kind: str, unbalanced: float | None, alpha: float, reg: float | None, method: str | None
+) -> _Call:
+    """Return the call that solves a problem."""
+    epsilon: float | Literal["auto"] = reg or "auto"
+    if kind == "partial":
+        return _Call(epsilon, mass=unbalanced, polish=not reg)
+    if kind == "semirelaxed":
+        return _Call("auto", (math.inf, 0.0), polish=True)
+    if kind == "kl":
+        assert unbalanced is not None
+        epsilon = reg / alpha if reg else "auto"
+        return _Call(epsilon, unbalanced / (2 * alpha), unit=alpha)
+    sharp = not reg or method == "PPA"
+    return _Call(epsilon, regularization="proximal" if sharp else "entropic", polish=not reg)
+
+
+def _of_mass_one(plan: Any) -> Tensor:
+    """Return a plan to start from, whatever its mass."""
+    table = to_tensor("plan_init", plan).double()
+    return table / table.sum()
+
+
 def _refuse(
     loss: str,
     symmetric: bool | None,
     reg_type: str,
-    unbalanced: float | None,
-    unbalanced_type: str,
     n_threads: int,
 ) -> None:
     """Refuse what is not solved here, with the reason."""
@@ -222,16 +277,44 @@ def _refuse(
         )
     if str(reg_type).lower() != "entropy":
         raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
-    if unbalanced is not None or str(unbalanced_type).lower() == "semirelaxed":
-        raise UnsupportedError(
-            f"`unbalanced={unbalanced!r}` with `unbalanced_type={unbalanced_type!r}` is not solved "
-            "here as POT does: of problems that are not balanced only 'partial' with `reg` is. Use "
-            "POT, or `unbalanced=` of torchgw.solve, whose meaning is documented there."
-        )
     if n_threads != 1:
         raise UnsupportedError(
             f"`n_threads` must be 1; got {n_threads!r}. Threads are set for all of PyTorch: "
             "torch.set_num_threads."
+        )
+
+
+def _refuse_combination(
+    kind: str, *, linear: bool, alpha: float, reg: float | None, method: str | None
+) -> None:
+    """Refuse what does not go together, with the reason."""
+    if reg is not None and reg < 0:
+        raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
+    if method not in (None, "PGD", "PPA"):
+        raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
+    if not reg and method is not None:
+        raise UnsupportedError(
+            f"`method={method!r}` is a choice for regularised problems. Pass `reg`, or drop it."
+        )
+    if kind != "balanced" and method == "PPA":
+        raise UnsupportedError(
+            "method='PPA' keeps to the last plan and so both of its marginals. Drop it, or "
+            "`unbalanced`."
+        )
+    if alpha == 0 and kind == "kl":
+        raise UnsupportedError(
+            "`alpha=0` with KL marginals is unbalanced transport without structure: use "
+            "ot.solve(M, a, b, reg, unbalanced=...)."
+        )
+    if alpha == 0 and linear and not reg:
+        raise UnsupportedError(
+            "`alpha=0` without `reg` is a linear program: use ot.solve(M, a, b). Or pass `reg`."
+        )
+    if kind == "kl" and linear and alpha != 1:
+        raise UnsupportedError(
+            "KL marginals with a linear cost are not solved here: M grows with the mass of the "
+            "plan and the quadratic cost with its square, and torchgw iterates on plans of mass "
+            "one. Use POT, or drop `M`."
         )
 
 
