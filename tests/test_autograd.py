@@ -344,26 +344,3 @@ def test_unrolled_refuses_what_it_cannot_hold():
     a = torch.tensor([0.0, 0.5, 0.5])
     with pytest.raises(torchgw.UnsupportedError, match="positive weights"):
         torchgw.solve(given["X"][:3], given["Y"][:4], a=a, **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("metric", list(EPSILON))
-def test_finite_differences_on_cuda(metric):
-    given = problem(60, 50, device="cuda")
-    direction = {name: torch.randn_like(value) for name, value in given.items()}
-    for name in ("a", "b"):
-        direction[name] = given[name] * (direction[name] - given[name] @ direction[name])
-
-    def read(result):
-        return result.loss + (result.lazy_plan.T @ given["X"]).square().sum()
-
-    run = solver(metric, "implicit", list(given), {}, read)
-    tensors = require(given.values())
-    gradients = torch.autograd.grad(run(*tensors), tensors)
-    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction.values(), strict=True))
-    step = 1e-5
-    ends = [
-        float(run(*(given[name] + sign * step * direction[name] for name in given)))
-        for sign in (1, -1)
-    ]
-    assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
