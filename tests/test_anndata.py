@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ from scipy.spatial.distance import cdist
 
 anndata = pytest.importorskip("anndata", reason="needs anndata (pip install 'torchgw[anndata]')")
 
-from torchgw import InvalidInputError  # noqa: E402
+from test_boundary import ANYTHING  # noqa: E402
+
+from torchgw import InvalidInputError, TorchGWError  # noqa: E402
 from torchgw.anndata import align  # noqa: E402
 from torchgw.distances import knn_graph  # noqa: E402
 from torchgw.metrics import foscttm, label_accuracy  # noqa: E402
@@ -24,6 +28,7 @@ pytestmark = [
 ]
 
 SNARE = Path(__file__).resolve().parents[2] / "shared" / "data" / "snare.npz"
+RIVALS = ("use_rep", "use_obsp")
 EXACT = {"distances": "euclidean", "epsilon": 1e-3}
 
 
@@ -125,6 +130,17 @@ def test_labels_of_both_sides_and_missing_ones(pair):
 def test_bad_input(pair, arguments, message):
     with pytest.raises(InvalidInputError, match=message):
         align(*pair[:2], **arguments)
+
+
+@pytest.mark.parametrize("name", inspect.signature(align).parameters)
+def test_every_argument_takes_anything(pair, name):
+    usual = {"adata_src": pair[0], "adata_tgt": pair[1], "use_rep": ("X_lsi", "X_pca")}
+    usual["solve_options"] = {"distances": "euclidean", "epsilon": 0.5, "n_init": 1}
+    for value in ANYTHING:
+        keywords = {key: kept for key, kept in usual.items() if (key, name) != RIVALS}
+        # a right answer or a clear error
+        with contextlib.suppress(TorchGWError):
+            align(**{**keywords, name: value})
 
 
 def test_sparse_counts_are_refused(pair):

@@ -14,6 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
 import torchgw  # noqa: E402
+from torchgw import InvalidInputError, InvalidTypeError  # noqa: E402
 from torchgw.plotting import (  # noqa: E402
     plot_alternatives,
     plot_confusion,
@@ -178,3 +179,20 @@ def test_alternatives_are_bars_of_their_values():
     single = torchgw.solve(X, X, distances="euclidean", n_init=1, random_state=0)
     with pytest.raises(torchgw.InvalidInputError, match="Pass `n_init`"):
         plot_alternatives(single)
+
+
+def test_what_cannot_be_drawn():
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    result = torchgw.solve(points, points, distances="euclidean", epsilon=0.5, random_state=0)
+    low = torchgw.solve_low_rank(points, points, rank=2, tol=0.1, init=result)
+    for draw in (plot_plan, plot_convergence, plot_alternatives):
+        for odd in (None, "plan", result.plan):
+            with pytest.raises(InvalidTypeError, match="`result` must be a GWResult"):
+                draw(odd)
+    with pytest.raises(InvalidTypeError, match="got LowRankResult"):
+        plot_plan(low)
+    for odd in (points[:5], np.zeros((12, 2, 2)), np.zeros(0), 3.0):
+        with pytest.raises(InvalidInputError, match=r"`X` must have shape \(12, d\)"):
+            plot_match(result, odd, points)
+    with pytest.raises(InvalidInputError, match=r"`colour` must have shape \(12,\)"):
+        plot_match(result, points, points, colour=[1, 2])

@@ -10,7 +10,8 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from torchgw._api import solve
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._options import check_count
 from torchgw._result import GWResult
 from torchgw.distances.graph import symmetrise
 
@@ -89,6 +90,17 @@ def align(
     >>> sorted(atac.obsm)
     ['X_torchgw', 'torchgw_plan']
     """
+    for argument, adata in (("adata_src", adata_src), ("adata_tgt", adata_tgt)):
+        if not all(hasattr(adata, slot) for slot in ("obsm", "obsp", "obs", "uns")):
+            raise InvalidTypeError(f"`{argument}` must be an AnnData; got {type(adata).__name__}.")
+    for argument, text in (("key_added", key_added), ("labels", labels)):
+        if not isinstance(text, str) and (text is not None or argument == "key_added"):
+            raise InvalidTypeError(f"`{argument}` must be a name; got {text!r}.")
+    if solve_options is not None and not isinstance(solve_options, Mapping):
+        raise InvalidTypeError(
+            f"`solve_options` must be a dictionary; got {type(solve_options).__name__}."
+        )
+    check_count("sparse_topk", sparse_topk)
     if use_rep is not None and use_obsp is not None:
         raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
     options = dict(solve_options or {})
@@ -98,12 +110,10 @@ def align(
             f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
             "`use_rep`, `use_obsp` and `joint_rep`."
         )
-    if sparse_topk < 1:
-        raise InvalidInputError(f"`sparse_topk` must be at least 1; got {sparse_topk}.")
     both = (adata_src, adata_tgt)
     points: list[Any] = [None, None]
     inputs: dict[str, Any] = {}
-    names = _pair("use_rep" if use_obsp is None else "use_obsp", use_rep or use_obsp)
+    names = _pair("use_rep", use_rep) if use_obsp is None else _pair("use_obsp", use_obsp)
     for side, adata, place, name in zip(("X", "Y"), both, (0, 1), names, strict=True):
         if use_obsp is not None:
             value = _entry(adata, "obsp", name)
@@ -127,7 +137,8 @@ def align(
 def _pair(argument: str, names: Names) -> tuple[str | None, str | None]:
     if names is None or isinstance(names, str):
         return names, names
-    if len(names) != 2:
+    listed = isinstance(names, (tuple, list)) and len(names) == 2
+    if not listed or not all(isinstance(name, (str, type(None))) for name in names):
         raise InvalidInputError(f"`{argument}` must be one name or a pair; got {names!r}.")
     return names[0], names[1]
 

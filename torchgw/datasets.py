@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import numpy as np
 from numpy.typing import NDArray
+
+from torchgw._errors import InvalidInputError
+from torchgw._options import check_count
 
 __all__ = ["spiral", "swiss_roll"]
 
@@ -38,6 +43,8 @@ def spiral(
     >>> points.shape, angle.shape
     ((400, 2), (400,))
     """
+    check_count("n", n)
+    _check_size("noise", noise)
     generator = np.random.default_rng(random_state)
     angle = np.linspace(0.0, 9.0, n)
     points = _curve(angle)
@@ -79,10 +86,18 @@ def swiss_roll(
     >>> points.shape, angle.shape
     ((500, 3), (500,))
     """
+    check_count("n", n)
+    _check_size("noise", noise)
+    _check_size("height", height)
     generator = np.random.default_rng(random_state)
     angle = np.linspace(0.0, 9.0, n)
     points = np.column_stack([_curve(angle), height * generator.random(n)])
     return points + noise * _bounded_normal(points.shape, generator), angle
+
+
+def _check_size(name: str, value: float) -> None:
+    if not isinstance(value, Real) or not 0 <= value < np.inf:
+        raise InvalidInputError(f"`{name}` must be finite and not negative; got {value!r}.")
 
 
 def _bounded_normal(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
-from torch import Tensor
 
 from torchgw._errors import InvalidInputError
+from torchgw._inputs import to_tensor
 
 __all__ = ["foscttm", "label_accuracy", "transfer_labels"]
 
@@ -76,16 +77,16 @@ def transfer_labels(
     ndarray, shape (q,)
     """
     x, y = _points("projected", projected), _points("anchors", anchors)
-    labels = np.asarray(anchor_labels)
+    labels = _labels("anchor_labels", anchor_labels)
     if labels.shape != (len(y),) or x.shape[1] != y.shape[1]:
         raise InvalidInputError(
             f"`anchors` and `anchor_labels` must have one row per anchor and `projected` as many "
             f"columns; got {y.shape}, {labels.shape} and {x.shape}."
         )
-    if not 1 <= n_neighbors <= len(y):
+    if not isinstance(n_neighbors, Integral) or not 1 <= int(n_neighbors) <= len(y):
         raise InvalidInputError(
             f"`n_neighbors` must be between 1 and {len(y)}, the number of anchors; got "
-            f"{n_neighbors}."
+            f"{n_neighbors!r}."
         )
     classes, place = np.unique(labels, return_inverse=True)
     chosen = []
@@ -102,7 +103,7 @@ def label_accuracy(
 ) -> float:
     """Return the share of points to which :func:`transfer_labels` gives their own label."""
     found = transfer_labels(projected, anchors, anchor_labels, n_neighbors=n_neighbors)
-    own = np.asarray(labels)
+    own = _labels("labels", labels)
     if own.shape != found.shape:
         raise InvalidInputError(
             f"`labels` must have shape {found.shape}, one label per projected point; got "
@@ -112,13 +113,19 @@ def label_accuracy(
 
 
 def _points(name: str, value: Any) -> NDArray[np.float64]:
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    array = np.asarray(array, dtype=np.float64)
+    array = to_tensor(name, value).double().cpu().numpy()
     if array.ndim != 2 or 0 in array.shape or not np.isfinite(array).all():
         raise InvalidInputError(
             f"`{name}` must be finite points of shape (n, d); got shape {array.shape}."
         )
-    return array
+    return np.asarray(array)
+
+
+def _labels(name: str, value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidInputError(f"`{name}` must be an array of labels: {error}") from error
 
 
 def _blocks(rows: int, columns: int | None = None) -> list[slice]:

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._inputs import to_tensor
 from torchgw._structure import plan_orders
 
 if TYPE_CHECKING:
@@ -97,10 +98,17 @@ def plot_match(
     tuple of Axes
         The axes of X and of Y.
     """
-    source_colour = np.arange(len(X)) if colour is None else _array(colour)
+    _check_result(result)
+    n, m = result.lazy_plan.shape
+    source, target = _columns(X, "X", n), _columns(Y, "Y", m)
+    source_colour = np.arange(n) if colour is None else _array(colour)
+    if source_colour.shape[:1] != (n,):
+        raise InvalidInputError(
+            f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
+        )
     partner = _array(result.lazy_plan.argmax(axis=0))
     if ax is None:
-        ax = _new_pair(len(_columns(X)), len(_columns(Y)))
+        ax = _new_pair(len(source), len(target))
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
     plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
     ax[0].set_title("X")
@@ -130,6 +138,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     Axes
         The axes drawn on.
     """
+    _check_result(result)
     plan = result.lazy_plan
     n, m = plan.shape
     by_row, by_column = plan_orders(result, order)
@@ -167,6 +176,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on, with a logarithmic scale.
     """
+    _check_result(result, "history")
     if ax is None:
         ax = _new_axes(2)
     history = result.history
@@ -209,6 +219,7 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on.
     """
+    _check_result(result, "alternatives")
     found = result.alternatives
     if not found:
         raise InvalidInputError(
@@ -247,6 +258,7 @@ def plot_confusion(
     Axes
         The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
+    _check_result(result)
     source, by_row = np.unique(_array(source_labels), return_inverse=True)
     target, by_column = np.unique(_array(target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
@@ -302,14 +314,29 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
     return figure
 
 
+def _check_result(result: Any, part: str = "lazy_plan") -> None:
+    """Refuse what has no plan of an alignment; a plan of low rank has no partners to draw."""
+    known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
+    if not known:
+        raise InvalidTypeError(
+            f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
+        )
+
+
 def _array(values: Any) -> NDArray[Any]:
     """Bring a tensor or an array-like to NumPy."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def _columns(points: Any) -> list[NDArray[Any]]:
+def _columns(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
     """Return the two or three coordinates to draw."""
-    array = _array(points)
+    array = to_tensor(name, points).cpu().numpy()
+    known = array.ndim in (1, 2) and array.size and count in (None, len(array))
+    if not known:
+        raise InvalidInputError(
+            f"`{name}` must have shape ({'n' if count is None else count}, d), one row per point; "
+            f"got {array.shape}."
+        )
     array = array.reshape(len(array), -1)
     if array.shape[1] == 1:
         array = np.column_stack([np.arange(len(array)), array])

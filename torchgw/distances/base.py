@@ -17,16 +17,13 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._inputs import resolve_device
+from torchgw._options import check_count
 
-__all__ = ["CallableDistance", "DistanceProvider", "Factors", "ScaledDistance", "resolve_device"]
+__all__ = ["CallableDistance", "DistanceProvider", "Factors", "ScaledDistance"]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block.
 _BLOCK_BYTES = 64 * 2**20
-
-
-def resolve_device(device: torch.device | str) -> torch.device:
-    """Return the device with its index, as tensors report it ("cuda" is "cuda:0" there)."""
-    return torch.empty(0, device=device).device
 
 
 class Factors(NamedTuple):
@@ -211,9 +208,10 @@ class CallableDistance(DistanceProvider):
                 f"`function` must be callable, index -> (n, s) columns; got "
                 f"{type(function).__name__}. Pass a matrix to PrecomputedDistance instead."
             )
-        if n < 1:
-            raise InvalidInputError(f"`n` must be at least 1, the number of points; got {n}.")
-        self.n = n
+        check_count("n", n)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InvalidTypeError(f"`dtype` must be a floating dtype of PyTorch; got {dtype!r}.")
+        self.n = int(n)
         self.function = function
         self.device = resolve_device(device)
         self.dtype = dtype

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
-from torchgw.distances.base import DistanceProvider, resolve_device
+from torchgw._inputs import resolve_device
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.graph import as_geodesics
 
 __all__ = ["CacheInfo", "DijkstraDistance"]

@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw._inputs import to_tensor
 from torchgw.distances.edges import Edges, components, from_csr, symmetric_edges, with_edges
 from torchgw.distances.geodesics import Geodesics, largest_path
 from torchgw.distances.leaves import split
@@ -100,7 +101,7 @@ def knn_graph(
            [1., 0., 2.],
            [0., 2., 0.]])
     """
-    if search not in ("exact", "approximate"):
+    if not isinstance(search, str) or search not in ("exact", "approximate"):
         raise InvalidInputError(f"`search` must be 'exact' or 'approximate'; got {search!r}.")
     return _neighbour_edges(_embed(points, metric), n_neighbors, metric, search).csr()
 
@@ -318,12 +319,12 @@ def _check_symmetric(graph: csr_matrix) -> csr_matrix:
 
 def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
     """Return points whose Euclidean distance grows with the metric."""
-    if metric not in get_args(GraphMetric):
+    if not isinstance(metric, str) or metric not in get_args(GraphMetric):
         raise InvalidInputError(
             f"`metric` must be one of {', '.join(get_args(GraphMetric))}; got {metric!r}. "
             "For another metric build a sparse graph and pass that."
         )
-    points = points.detach() if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
+    points = to_tensor("points", points)
     if points.ndim != 2 or points.shape[0] == 0:
         raise InvalidInputError(
             f"`points` must have shape (n, d) with n >= 1; got {tuple(points.shape)}. "

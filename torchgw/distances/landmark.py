@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._errors import GraphWarning, InvalidInputError
-from torchgw.distances.base import DistanceProvider, Factors, resolve_device
+from torchgw._inputs import resolve_device
+from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.edges import components
 from torchgw.distances.graph import as_geodesics
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
-from torchgw.distances.base import DistanceProvider, Factors, resolve_device
+from torchgw._inputs import resolve_device
+from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["PointDistance", "PointMetric", "pairwise_distances"]
 

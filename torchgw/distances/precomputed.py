@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw.distances.base import DistanceProvider, resolve_device
+from torchgw._inputs import resolve_device
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
 
