@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 from problems import distance_matrices, isometric_copy, random_weights
+from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, Status
@@ -196,3 +197,14 @@ def test_new_points_go_by_the_plan_before_it_was_polished():
     settings = {"distances": "euclidean", "epsilon": 1e-2}
     polished = torchgw.solve(x, y, polish=True, **settings).transform(x)
     np.testing.assert_allclose(polished, torchgw.solve(x, y, **settings).transform(x), atol=1e-9)
+
+
+def test_polish_of_negative_costs():
+    """Distances in large units: the linearised cost is far below zero, and still has a plan."""
+    steps = np.abs(np.subtract.outer(np.arange(12.0), np.arange(12.0)))
+    y = np.random.default_rng(0).normal(size=(9, 3))
+    options = {"D_X": steps, "D_Y": cdist(y, y), "epsilon": 0.1, "random_state": 0}
+    plain = torchgw.solve(**options)
+    result = torchgw.solve(polish=True, **options)
+    assert result.marginal_error < 1e-12
+    assert result.value < plain.value

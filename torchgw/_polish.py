@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -137,7 +138,7 @@ def _vertex(cost: Tensor, marginals: Marginals, relaxation: Relaxation | None) -
     a, b = (weight.cpu().numpy() for weight in marginals)
     table = cost.cpu().numpy()
     if not _is_assignment(marginals):
-        return torch.from_numpy(_exact_transport()(a, b, np.ascontiguousarray(table))).to(cost)
+        return torch.from_numpy(_exact_vertex(a, b, table)).to(cost)
     rows, columns = linear_sum_assignment(table)
     vertex = torch.zeros_like(cost)
     vertex[rows, columns] = marginals.a.to(cost)[rows]
@@ -158,8 +159,17 @@ def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
     table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
     # what the two send to each other would move more than the share
     table[-1, -1] = table.max() + 1
-    vertex = _exact_transport()(a, b / b.sum() * a.sum(), table)[:-1, :-1]
+    vertex = _exact_vertex(a, b, table)[:-1, :-1]
     return torch.from_numpy(vertex / vertex.sum()).to(cost)
+
+
+def _exact_vertex(
+    a: NDArray[np.float64], b: NDArray[np.float64], table: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return a plan of least cost; of negative costs POT's solver may say that there is none."""
+    shifted = np.ascontiguousarray(table - table.min())
+    vertex: NDArray[np.float64] = _exact_transport()(a, b / b.sum() * a.sum(), shifted)
+    return vertex
 
 
 def _exact_transport() -> Callable[..., Any]:
