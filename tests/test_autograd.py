@@ -344,3 +344,26 @@ def test_unrolled_refuses_what_it_cannot_hold():
     a = torch.tensor([0.0, 0.5, 0.5])
     with pytest.raises(torchgw.UnsupportedError, match="positive weights"):
         torchgw.solve(given["X"][:3], given["Y"][:4], a=a, **options)
+
+
+@pytest.mark.parametrize("mode", ["implicit", "unrolled"])
+@pytest.mark.parametrize("precision", ["float32", "mixed", "float64"])
+def test_operations_of_plans_in_any_precision(mode, precision):
+    """Of values in double precision, whatever that of the plan is."""
+    given = problem(12, 9)
+    (x,) = require([given["X"]])
+    options = {"distances": "sqeuclidean", "epsilon": 1.0, "inner_tol": 1e-5, "n_init": 1}
+    result = torchgw.solve(
+        x, given["Y"], differentiable=mode, precision=precision, random_state=0, **options
+    )
+    plan = result.lazy_plan
+    dense = plan.to_dense().double()
+    for got, expected in (
+        (plan @ np.eye(9), dense),
+        (plan.T @ np.eye(12), dense.T),
+        (plan.rows([3, -1]), dense[[3, 11]]),
+        (plan.barycentric(given["Y"]), dense @ given["Y"] / dense.sum(1, keepdim=True)),
+    ):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
+        (gradient,) = torch.autograd.grad(got.double().square().sum(), x, retain_graph=True)
+        assert gradient.norm() > 0

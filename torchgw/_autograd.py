@@ -273,7 +273,11 @@ def attach(
     plan = result.lazy_plan
     if mode == "unrolled":
         matrix, loss = unroll(Model.of(definition, inputs), plan)
-        unrolled = DifferentiablePlan(plan, lambda turned, v: (matrix.T if turned else matrix) @ v)
+
+        def product(turned: bool, values: Tensor) -> Tensor:
+            return (matrix.T if turned else matrix).to(values.dtype) @ values
+
+        unrolled = DifferentiablePlan(plan, product)
         return replace(result, loss=loss, lazy_plan=unrolled)
     exact = result.gradient != "sampled"
     if mode == "implicit" and not exact:
