@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+import torchgw
 from torchgw.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,6 +98,14 @@ def test_every_page_is_in_the_navigation():
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"optimization-log.md"}
     examples = {f"gallery/{path.stem}.md" for path in (ROOT / "docs" / "examples").glob("*.py")}
     assert not [name for name in pages | examples if name not in listed]
+
+
+def test_every_public_name_is_in_the_api():
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    documented = set(re.findall(r"^::: torchgw\.(\w+)$", text, flags=re.M))
+    modules = {name for name, value in vars(torchgw).items() if inspect.ismodule(value)}
+    public = {name for name in vars(torchgw) if not name.startswith("_")} - modules
+    assert public <= documented
 
 
 @pytest.mark.slow
