@@ -261,6 +261,11 @@ class _TiledSweeper:
                 self._choose(u, v)
             row_sum, parts = self._half_step(u, v)
             u = u - row_sum.double().log()
+            if SLACK < self._rise(u, v) < torch.inf:
+                # sums over too few tiles: their potentials are too large, and keep enough of them
+                self._choose(u, v)
+                row_sum, parts = self._half_step(u, v)
+                u = u - row_sum.double().log()
             column_sum = self._column_sum(parts)
             plain = v - column_sum.double().log()
             ok = ok & usable_sums(row_sum) & usable_sums(column_sum)

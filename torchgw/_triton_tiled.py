@@ -282,8 +282,13 @@ class _TiledSweeper:
             self._choose(start)
             return self(start, count, relaxation)
         ok = torch.ones((), dtype=torch.bool, device=live.device)
-        for _ in range(count):
+        for turn in range(count):
             half_step_(self.cost, work.f, work.g, work.plain[0], vectors.bad, walk=self.walk)
+            if SLACK * _LOG2E < float(self._rise(f, g)) < math.inf:
+                # sums over too few tiles: their potentials are too large, and keep enough of them
+                reached = Potentials(self._potential(f, 0), self._potential(g, 1))
+                self._choose(reached)
+                return self(reached, count - turn, relaxation)
             before = g.clone()
             self.sums.zero_()
             half_step_(
@@ -320,20 +325,19 @@ class _TiledSweeper:
         """Return how far the potentials have risen since the tiles were chosen, in bits."""
         return u.amax() + v.amax() if self.skipping else torch.zeros_like(u[0])
 
+    def _potential(self, scaling: Tensor, side: int) -> Tensor:
+        """Return log-scalings as potentials, in cost units and in the order of the points."""
+        work = self._workspace
+        assert work is not None
+        order, vectors = (self.rows, self.columns)[side], work.vectors
+        return (scaling / vectors.scale + vectors.origin[work.sides[side]])[order.place]
+
     def _sweep(
         self, read: tuple[Tensor, Tensor, Tensor], state: tuple[Tensor, Tensor], ok: Tensor
     ) -> Sweep:
-        """Return potentials, in cost units and in the order of the points."""
-        work = self._workspace
-        assert work is not None
-        vectors = work.vectors
-
-        def potential(scaling: Tensor, side: int) -> Tensor:
-            order = (self.rows, self.columns)[side]
-            return (scaling / vectors.scale + vectors.origin[work.sides[side]])[order.place]
-
-        f, g, g_next = potential(read[0], 0), potential(read[1], 1), potential(read[2], 1)
-        going_on = Potentials(potential(state[0], 0), potential(state[1], 1))
+        """Return what a sweep led to."""
+        f, g, g_next = (self._potential(read[i], side) for i, side in enumerate((0, 1, 1)))
+        going_on = Potentials(self._potential(state[0], 0), self._potential(state[1], 1))
         _, cost, marginals, epsilon = self._given
         check = checked(ok, g, g_next, marginals.b, epsilon)
         if self._stagnation.after(float(check[1])):
