@@ -208,3 +208,16 @@ def test_polish_of_negative_costs():
     result = torchgw.solve(polish=True, **options)
     assert result.marginal_error < 1e-12
     assert result.value < plain.value
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+def test_polish_in_single_precision(gradient):
+    x, y, _ = isometric_copy(30, noise=0.05, seed=1)
+    options = {"distances": "sqeuclidean", "gradient": gradient, "polish": True}
+    single, double = (
+        torchgw.solve(x, y, precision=name, random_state=0, **options)
+        for name in ("float32", "float64")
+    )
+    # the rounding of float32, relative to squared distances of up to one
+    assert single.value == pytest.approx(double.value, abs=1e-6)
+    np.testing.assert_array_equal(single.lazy_plan.argmax(), double.lazy_plan.argmax())

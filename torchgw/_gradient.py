@@ -257,7 +257,8 @@ class _Side(NamedTuple):
 
     def encode(self, values: Tensor) -> Tensor:
         """Return A' V, or V where D has no factors."""
-        return values if self.factors is None else self.factors.matrix.T @ values
+        # a polished plan is double precision in any solve
+        return values if self.factors is None else self.factors.matrix.T.to(values.dtype) @ values
 
     def metric(self, encoded: Tensor) -> Tensor:
         """Return diag(s) W, or D W where D has no factors."""
