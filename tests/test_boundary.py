@@ -6,10 +6,12 @@ No crash, no hang, no warning of NumPy or PyTorch, no silent change of what was 
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,8 +26,13 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(12, 2)), RNG.normal(size=(9, 3))
 PARAMETERS = inspect.signature(torchgw.solve).parameters
 
+# A number in the environment asks for as many new examples; the usual ones are always the same.
+EXAMPLES = os.environ.get("BOUNDARY_EXAMPLES")
 profile = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=int(EXAMPLES or 40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=EXAMPLES is None,
 )
 
 
@@ -124,6 +131,73 @@ def test_weights_of_any_content(a, normalised):
 @given(linear=hnp.arrays(np.float64, st.tuples(st.just(12), st.integers(8, 9)), elements=NUMBERS))
 def test_linear_costs_of_any_content(linear):
     attempt(X, Y, M=linear, distances="euclidean", **QUICK)
+
+
+def masses(n):
+    """Weights of n points, some of them zero."""
+    others = st.lists(st.sampled_from([0, 1, 2]), min_size=n - 1, max_size=n - 1)
+    return others.map(lambda weights: np.array([1, *weights]) / (1 + sum(weights)))
+
+
+FEATURES = RNG.normal(size=(12, 2)), RNG.normal(size=(9, 2))
+POINTS = [
+    X,
+    X.astype(np.float32),
+    torch.from_numpy(X),
+    np.repeat(X[:4], 3, axis=0),
+    scipy.sparse.diags_array([np.ones(11)] * 2, offsets=[-1, 1]),
+]
+COMBINATIONS = {
+    "a": masses(12),
+    "b": masses(9),
+    "distances": ["auto", "dijkstra", "landmark", "euclidean", "sqeuclidean", ("cosine", "auto")],
+    "gradient": ["auto", "dense", "factored", "sampled"],
+    "storage": ["auto", "stored", "streamed"],
+    "precision": ["auto", "mixed", "float64", "float32"],
+    "regularization": ["entropic", "proximal"],
+    "unbalanced": [0.1, 1e6, (np.inf, 0), (0.5, np.inf)],
+    "mass": [0.1, 0.5, 1.0],
+    "polish": [True, False],
+    "scale": ["auto", "max", "mean", None],
+    "epsilon": ["auto", 0.5, 1e-2, 100.0],
+    "alpha": [0.0, 0.3, 1.0],
+    "M": [RNG.random((12, 9))],
+    "features": [FEATURES],
+    "feature_metric": ["sqeuclidean", "cosine", "euclidean"],
+    "n_anchors": [1, 64],
+    "n_init": [1, 4],
+    "n_landmarks": [1, 9],
+    "n_neighbors": [1, 8],
+    "skip_tiles": [True, False],
+    "disconnected": ["stitch", "fill"],
+    "init": [np.full((12, 9), 1 / 108)],
+    "differentiable": ["value", "implicit", "unrolled"],
+}
+
+
+@st.composite
+def combinations(draw):
+    """A few options: of many at once most would be refused."""
+    names = draw(st.lists(st.sampled_from(list(COMBINATIONS)), max_size=4, unique=True))
+    values = (COMBINATIONS[name] for name in names)
+    return {
+        name: draw(st.sampled_from(kinds) if isinstance(kinds, list) else kinds)
+        for name, kinds in zip(names, values, strict=True)
+    }
+
+
+@profile
+@given(points=st.sampled_from(POINTS), options=combinations())
+def test_options_in_any_combination(points, options):
+    """What does not go together is refused; what does is solved, and its plan can be used."""
+    result = attempt(points, Y, **{**QUICK, **options})
+    if result is None:
+        return
+    plan = result.lazy_plan
+    assert plan.topk(2)[1].shape == (12, 2)
+    assert (plan.T @ np.ones(12)).shape == (9,)
+    rounded = plan.rounded().to_dense()
+    assert bool(torch.isfinite(rounded).all())
 
 
 @pytest.mark.parametrize(
