@@ -40,6 +40,20 @@ def gw_value(d_x, d_y, p):
     return float((gw_cost(d_x, d_y, p) * p).sum())
 
 
+def kl_loss(x, y):
+    """x log(x / y) - x + y, with POT's offset in the logarithms."""
+    return x * np.log((x + 1e-18) / (y + 1e-18)) - x + y
+
+
+def absolute_loss(x, y):
+    return np.abs(x - y)
+
+
+def loss_cost(loss, d_x, d_y, p):
+    """L(P) of any loss, as a sum over all quadruples."""
+    return np.einsum("ijkl,kl->ij", loss(d_x[:, None, :, None], d_y[None, :, None, :]), p)
+
+
 def entropic_gw(d_x, d_y, a, b, epsilon, alpha=1.0, linear=0.0, outer=200, inner=500):
     """Projected mirror descent from a x b, to numerical convergence."""
     p = np.outer(a, b)

@@ -24,6 +24,7 @@ from torchgw._features import (
 )
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
+from torchgw._losses import SQUARE, LossName, check_loss
 from torchgw._options import (
     BackendName,
     Differentiable,
@@ -62,6 +63,7 @@ def solve(
     features: tuple[Any, Any] | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
+    loss: LossName = "square",
     n_neighbors: int | None = None,
     n_landmarks: int | None = None,
     disconnected: Literal["stitch", "fill"] = "stitch",
@@ -125,6 +127,12 @@ def solve(
     alpha : float in [0, 1], optional
         Weight of the quadratic term; 1 without a linear cost and 0.5 with one. 0 is a Wasserstein
         problem, and needs neither X and Y nor D_X and D_Y.
+    loss : {"square", "kl", "absolute"}
+        How a distance x of two points of X is compared with a distance y of two points of Y:
+        (x - y)^2; or x log(x / y) - x + y, which is not symmetric in X and Y, with logarithms of
+        x + 1e-18 and y + 1e-18, as in POT; or |x - y|. Factors of distances are of use for
+        ``"square"``, of X for ``"kl"``, and not for ``"absolute"``, which is exact for some hundred
+        points (a thousand on a GPU) and sampled beyond. See docs/losses.md.
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
     n_landmarks : int, optional
@@ -298,7 +306,13 @@ def solve(
     if differentiable is not None:
         scale = check_units(differentiable, options, scale)
     distance_options = DistanceOptions(
-        n_neighbors, n_landmarks, scale, disconnected, open_cache(cache), bool(verbose)
+        n_neighbors,
+        n_landmarks,
+        scale,
+        disconnected,
+        open_cache(cache),
+        bool(verbose),
+        factors=loss == SQUARE.name,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
@@ -319,7 +333,14 @@ def solve(
         options.check_combination(
             linear=linear is not None, differentiable=differentiable is not None
         )
-        problem = Problem(source, target, marginals, check_alpha(alpha, linear), linear)
+        problem = Problem(
+            source,
+            target,
+            marginals,
+            check_alpha(alpha, linear),
+            linear,
+            check_loss(loss, source, target),
+        )
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
@@ -386,6 +407,7 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
         history=tuple(recorder.history),
         timings=dict(recorder.timings),
         log={
+            "loss": problem.loss.name,
             "value_standard_error": problem.alpha * found.quadratic.standard_error,
             "kl": found.kl,
             "objective": quadratic + value_linear + found.penalty + ending.epsilon * found.kl,

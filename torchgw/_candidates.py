@@ -14,7 +14,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from torchgw._coarse import CoarseProblem, CoarseSide
+from torchgw._coarse import CoarseProblem, CoarseSide, centre
 from torchgw._schedule import Annealing
 
 __all__ = ["GUESS_EPSILON", "Starts", "leading_axes", "make_starts", "start_costs"]
@@ -95,7 +95,8 @@ def start_costs(
     eccentricity = _lower_bound(problem, _eccentricity(source), _eccentricity(target))
     guesses = torch.stack([problem.base, distribution, distribution, eccentricity])[:count]
     # all together: on a GPU each product would take longer to launch than to compute
-    turned = problem.base - 4 * problem.alpha * (x_axes @ rotations) @ y_axes.T
+    weight = 4 * problem.alpha * problem.unit
+    turned = problem.base - weight * (x_axes @ rotations) @ y_axes.T
     return torch.cat([guesses, turned])
 
 
@@ -112,8 +113,8 @@ def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float
 def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
     """Return leading axes of both centred tables, (s, rank) and (t, rank), on the device."""
     axes = (
-        _axes(problem.x, problem.source.weights),
-        _axes(problem.y, problem.target.weights),
+        _axes(centre(problem.source)[0], problem.source.weights),
+        _axes(centre(problem.target)[0], problem.target.weights),
     )
     rank = min(part.shape[1] for part in axes)
     x, y = (part[:, :rank].to(problem.x.device) for part in axes)
@@ -145,7 +146,7 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
     """Return the cost alpha |x_i - y_j|^2 + (1 - alpha) M of two signatures (s, q) and (t, q)."""
-    cost = problem.alpha * torch.cdist(x, y).square()
+    cost = problem.alpha * problem.unit * torch.cdist(x, y).square()
     return cost if problem.linear is None else cost + (1 - problem.alpha) * problem.linear
 
 

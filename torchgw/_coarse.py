@@ -19,7 +19,17 @@ from torchgw._cost import Cost
 from torchgw._gradient import Problem
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["CoarseProblem", "CoarseSide", "Coarsened", "choose_points", "coarsen", "reader_of"]
+__all__ = [
+    "CoarseProblem",
+    "CoarseSide",
+    "Coarsened",
+    "centre",
+    "choose_points",
+    "coarsen",
+    "cross_terms",
+    "reader_of",
+    "side_by_side",
+]
 
 # Power of the distance to the points so far that a point is drawn in proportion to: large enough to
 # spread them evenly, small enough not to collect outliers.
@@ -57,7 +67,8 @@ class CoarseSide(NamedTuple):
 class CoarseProblem(NamedTuple):
     """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 14).
 
-    ``x`` and ``y`` are the doubly centred tables. A plan with the marginals a, b has the value
+    ``x`` and ``y`` are the doubly centred tables, one of each for the square loss and r for one
+    that has r products (:mod:`torchgw._coarse_loss`). A plan with the marginals a, b has the value
     constant + <base, P> - 2 alpha <x P y, P>, and its linearised cost is base - 4 alpha x P y.
     """
 
@@ -65,14 +76,15 @@ class CoarseProblem(NamedTuple):
     target: CoarseSide
     alpha: Tensor  # ()
     linear: Tensor | None  # (s, t), the least entry zero
-    x: Tensor  # (s, s)
-    y: Tensor  # (t, t)
+    x: Tensor  # (r, s, s)
+    y: Tensor  # (r, t, t)
     base: Tensor  # (s, t)
     constant: Tensor  # ()
+    unit: Tensor  # () of the cost over that of the square loss
 
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
-        cross = ((self.x @ plans) @ self.y * plans).sum((-1, -2))
+        cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
         linear: Tensor = (plans * self.base).sum((-1, -2))
         return self.constant + linear - 2 * self.alpha * cross
 
@@ -89,6 +101,18 @@ class CoarseProblem(NamedTuple):
         own = gram.diagonal()
         mean = (b @ table @ b).clamp_min(torch.finfo(gram.dtype).tiny)
         return (gram - (own[:, None] + own[None, :]) / 2) / mean
+
+
+def cross_terms(x: Tensor, plans: Tensor, y: Tensor) -> Tensor:
+    """Return sum_r x_r P y_r, (B, s, t), for x (r, s, k), plans (B, k, l) and y (r, l, t)."""
+    terms: Tensor = side_by_side(x.flatten(0, 1) @ plans, len(x)) @ y.flatten(0, 1)
+    return terms
+
+
+def side_by_side(stacked: Tensor, count: int) -> Tensor:
+    """Turn (B, r s, t), r matrices below each other, into (B, s, r t)."""
+    beside: Tensor = stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
+    return beside
 
 
 class Coarsened(NamedTuple):
@@ -201,8 +225,8 @@ def _constants(
     source: CoarseSide, target: CoarseSide, alpha: Tensor, cost: Cost | None
 ) -> tuple[CoarseProblem, Tensor]:
     """Return the problem between two sides; floor, scale and squared resolution, (3,)."""
-    x, row, mean_x, square_x = _centre(source)
-    y, column, mean_y, square_y = _centre(target)
+    x, row, mean_x, square_x = centre(source)
+    y, column, mean_y, square_y = centre(target)
     base = -4 * alpha * torch.outer(row, column)
     spread = 4 * alpha * ((square_x - mean_x**2) * (square_y - mean_y**2)).clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
@@ -219,11 +243,12 @@ def _constants(
         for side, square in ((source, square_x), (target, square_y))
     ]
     constant = alpha * (square_x + square_y - 2 * mean_x * mean_y) + floor
-    coarse = CoarseProblem(source, target, alpha, linear, x, y, base, constant)
+    one = torch.ones_like(alpha)
+    coarse = CoarseProblem(source, target, alpha, linear, x[None], y[None], base, constant, one)
     return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
 
 
-def _centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the doubly centred table, centred row means, mean, and mean square."""
     table, weights = side.table, side.weights
     row = table @ weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._candidates import start_costs
-from torchgw._coarse import CoarseProblem
+from torchgw._coarse import CoarseProblem, cross_terms, side_by_side
 from torchgw._rounding import round_to_marginals
 from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals
@@ -72,7 +72,7 @@ def carry_over(
 ) -> Judged:
     """Solve from an annealed start and from some of the plans between coarse points."""
     rows, columns = _places(source, fine.source.points), _places(target, fine.target.points)
-    cross = (fine.x[:, rows] @ plans[place].double()) @ fine.y[columns]
+    cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
     costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
     return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
 
@@ -100,10 +100,11 @@ def _iterate(
     Nothing is read from the device, and all starts take the same number of iterations.
     """
     x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
-    count = len(batch.plans)
+    parts, count = len(x), len(batch.plans)
+    x, y = x.flatten(0, 1), y.flatten(0, 1)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
-        costs = torch.baddbmm(base, x @ batch.plans, y)
+        costs = torch.baddbmm(base, side_by_side(x @ batch.plans, parts), y)
         batch = _solve(coarse, batch, costs, epsilon, stage, backend)
     return batch
 

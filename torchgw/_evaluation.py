@@ -137,11 +137,11 @@ def judge(
 
 
 def squared_terms(gradient: Gradient) -> float:
-    """Return alpha (a' DX^2 a + b' DY^2 b), the scale of what cancels in a value."""
+    """Return alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
     if isinstance(gradient, RelaxedGradient):
         gradient = gradient.base
     a, b = gradient.problem.marginals
-    return float(a @ gradient.row + b @ gradient.column) / 2
+    return float((a @ gradient.row).abs() + (b @ gradient.column).abs()) / 2
 
 
 def _mean_linear(cost: Cost, marginals: Marginals) -> float:

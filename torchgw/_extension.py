@@ -5,7 +5,8 @@ The cost (2) at a plan P is linear in the distances of a source point: its row n
     C(x, j) = -4 alpha sum_kl d(x, k) P_kl DY_lj + (1 - alpha) M(x, j)
 
 up to a term of the row, which no conditional plan sees, and for relaxed plans with a term of the
-column. One half-step against the potentials g of
+column; another loss than the square one has its functions of d and DY in their places. One
+half-step against the potentials g of
 the solve then gives the new row of the plan (docs/algorithm.md, equation 13).
 """
 
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from torchgw._anchors import Anchors
 from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._cross import MinimumCross
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._features import feature_cost
-from torchgw._gradient import Coupling, Problem
+from torchgw._gradient import Coupling, Problem, stored_matrix
 from torchgw._inputs import check_linear_cost, check_points
+from torchgw._losses import SQUARE, Loss, spread_parts, transformed
+from torchgw._moments import MeanDistances, own_terms, part_means
 from torchgw._plan import TransportPlan
-from torchgw._relaxed import RelaxedCoupling, own_terms
-from torchgw._sampled_gradient import MeanDistances
+from torchgw._relaxed import RelaxedCoupling
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.cross import CrossDistance, Space, factor_reference, factor_rows
@@ -116,6 +119,7 @@ class Extension:
         Terms of the rows, (n,), and of the columns, (m,), in the cost of a relaxed plan.
     mass : float
         Of a partial plan, whose linear cost is divided by it; otherwise one.
+    loss : Loss
     """
 
     source: Side
@@ -126,6 +130,7 @@ class Extension:
     unpolished: TransportPlan | None
     own: Marginals | None = None
     mass: float = 1.0
+    loss: Loss = SQUARE
 
     @classmethod
     def of(
@@ -142,17 +147,23 @@ class Extension:
         masses, own = problem.marginals, None
         if isinstance(coupling, RelaxedCoupling):
             coupling, masses = coupling
-            own = Marginals(*own_terms(problem, masses)[1])
+            own = Marginals(*own_terms(problem, masses))
         factored, sampled = gradient == "factored", isinstance(coupling, Anchors)
+        crossed = problem.sides() or providers
+        encoded = [factored and side.factors() is not None for side in crossed]
         sides = [
             Side(
                 name,
                 space,
                 provider,
-                factor_reference(provider) if factored and provider.factors() is not None else None,
-                MeanDistances.of(provider, weights) if sampled else None,
+                factor_reference(provider) if in_factors else None,
+                MeanDistances.of(provider, weights, problem.loss, "XY".index(name))
+                if sampled
+                else None,
             )
-            for name, space, provider, weights in zip("XY", spaces, providers, masses, strict=True)
+            for name, space, provider, in_factors, weights in zip(
+                "XY", spaces, providers, encoded, masses, strict=True
+            )
         ]
         if factored and not isinstance(coupling, Anchors):
             sizes = [_size(side) for side in sides]
@@ -163,7 +174,10 @@ class Extension:
             coupling = coupling.T if swapped else coupling
             assert tuple(coupling.shape) == tuple(sizes)
         linear = problem.linear is not None
-        return cls(sides[0], sides[1], coupling, problem.alpha, linear, unpolished, own, mass)
+        first, second = sides
+        return cls(
+            first, second, coupling, problem.alpha, linear, unpolished, own, mass, problem.loss
+        )
 
     @property
     def T(self) -> Extension:  # noqa: N802 - the name of every array library
@@ -252,10 +266,15 @@ class Extension:
 
     def _cost_function(self) -> tuple[Any, int]:
         """Return a function from a block of new points to its cost, and distances read of each."""
-        source, target, coupling = self.source, self.target.distances, self.coupling
+        source, coupling = self.source, self.coupling
         if isinstance(coupling, Anchors):
             return self._sampled_cost_function(coupling)
         weight = 4 * self.alpha
+        functions = self.loss.cross
+        if functions is None:
+            return self._minimum_cost_function()
+        near, far = functions if source.name == "X" else functions[::-1]
+        target = transformed(self.target.distances, far)
         index: Tensor | None
         turn: Tensor | float
         if source.reference is not None:
@@ -268,7 +287,7 @@ class Extension:
         width = source.distances.n if index is None else len(index)
 
         def left_of(cross: CrossDistance, block: slice) -> Tensor:
-            rows = cross.rows(block, index)
+            rows = near(cross.rows(block, index))
             return rows @ turn if isinstance(turn, Tensor) else rows * turn
 
         coupling = coupling.double()
@@ -298,23 +317,39 @@ class Extension:
 
         return factored, width
 
+    def _minimum_cost_function(self) -> tuple[Any, int]:
+        """Return the same for the absolute loss and stored distances."""
+        table = stored_matrix(self.target.distances).double()
+        coupling = self.coupling.double()
+        coupling = coupling.to_dense() if coupling.is_sparse else coupling
+
+        def cost(cross: CrossDistance, block: slice) -> Cost:
+            term = MinimumCross(cross.rows(block, None), table)(coupling)
+            return DenseCost(-4 * self.alpha * term)
+
+        return cost, self.source.distances.n
+
     def _sampled_cost_function(self, anchors: Anchors) -> tuple[Any, int]:
         """Return the same from anchors: the cost of a sampled gradient, with its mean distances."""
         weight, count = 4 * self.alpha, len(anchors.source)
-        source, target = self.source.distances, self.target.distances
+        source, target, loss = self.source.distances, self.target.distances, self.loss
+        side = "XY".index(self.source.name)
+        parts = spread_parts(count, loss.parts, anchors.source.device)
         assert self.source.mean is not None
         assert self.target.mean is not None
         nodes, mass, _ = self.source.mean
         index = None if nodes is None else torch.cat([anchors.source, nodes])
-        mean = self.target.mean.values[:, None]
-        right = torch.cat([target.columns(anchors.target) - mean, mean], dim=1).double()
+        mean = self.target.mean.values.reshape(target.n, -1)
+        far = loss.part(1 - side, target.columns(anchors.target), parts)
+        right = torch.cat([far - mean[:, parts], mean], dim=1).double()
 
         def cost(cross: CrossDistance, block: slice) -> Cost:
             rows = cross.rows(block, index)
             to_anchors = rows[:, anchors.source] if index is None else rows[:, :count]
             to_nodes = rows if index is None else rows[:, count:]
-            own = (to_nodes @ mass.to(rows.dtype))[:, None]
-            left = torch.cat([(to_anchors - own) / count, own], dim=1)
+            own = part_means(loss, side, to_nodes, mass.to(rows.dtype))
+            near = loss.part(side, to_anchors, parts) - own[:, parts]
+            left = torch.cat([near / count, own / loss.parts], dim=1)
             return FactoredCost.of_products(weight * left.double(), right).centred()
 
         return cost, source.n if index is None else len(index)

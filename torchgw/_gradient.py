@@ -2,7 +2,10 @@
 
 At a plan P the linear cost is (docs/algorithm.md, equation 2)
 
-    C(P) = 2 alpha L(P) + (1 - alpha) M,    L(P)_ij = (DX^2 p)_i + (DY^2 q)_j - 2 (DX P DY)_ij.
+    C(P) = 2 alpha L(P) + (1 - alpha) M,    L(P)_ij = (DX^2 p)_i + (DY^2 q)_j - 2 (DX P DY)_ij
+
+for the square loss. Another loss (_losses.py) has other functions of the distances in place of
+their squares, and of the distances themselves.
 
 The first two terms of L depend on rows or columns alone. A balanced plan does not see them (they
 move into the potentials), and on distances of different size they would swamp the third in float32;
@@ -25,6 +28,8 @@ from torch import Tensor
 
 from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost, FactoredCost
+from torchgw._cross import Cross, MinimumCross, ProductCross
+from torchgw._losses import SQUARE, Loss, sums
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
@@ -52,6 +57,7 @@ class Problem:
     marginals: Marginals  # float64
     alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
     linear: Cost | None  # (n, m) linear cost M, stored or in factors
+    loss: Loss = SQUARE
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return the problem with its distances and linear cost in another dtype."""
@@ -61,7 +67,19 @@ class Problem:
             self.marginals,
             self.alpha,
             None if self.linear is None else self.linear.to(dtype),
+            self.loss,
         )
+
+    def sides(self) -> tuple[DistanceProvider, DistanceProvider] | None:
+        """Return what the cross term of the loss is a product of, (n, n) and (m, m)."""
+        return self.loss.sides(self.source, self.target)
+
+    def cross(self) -> Cross:
+        """Return the cross term of stored distances."""
+        sides = self.sides()
+        if sides is None:
+            return MinimumCross(stored_matrix(self.source), stored_matrix(self.target))
+        return ProductCross(*map(stored_matrix, sides))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,8 +106,8 @@ class Gradient(Protocol):
     name: str
     exact: bool
     problem: Problem
-    row: Tensor  # (n,) float64, 2 alpha DX^2 a
-    column: Tensor  # (m,) float64, 2 alpha DY^2 b
+    row: Tensor  # (n,) float64, 2 alpha DX^2 a (square loss)
+    column: Tensor  # (m,) float64, 2 alpha DY^2 b (square loss)
     product: float  # alpha <L(a x b), a x b>
 
     def start(self) -> Coupling:
@@ -121,26 +139,30 @@ class Gradient(Protocol):
         """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
 
 
+def own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
+    """Return DX^2 p and DY^2 q, or the same of another loss, in the dtype of the distances."""
+    p, q = (mass.to(problem.dtype) for mass in masses)
+    source, target = problem.loss.own
+    return sums(problem.source, source, p), sums(problem.target, target, q)
+
+
 def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return 2 alpha DX^2 a and 2 alpha DY^2 b, float64."""
-    a, b = (weight.to(problem.dtype) for weight in problem.marginals)
-    squares = problem.source.mean_square(a), problem.target.mean_square(b)
-    return 2 * problem.alpha * squares[0].double(), 2 * problem.alpha * squares[1].double()
+    source, target = own_sums(problem, problem.marginals)
+    return 2 * problem.alpha * source.double(), 2 * problem.alpha * target.double()
 
 
-def _means(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return the mean distances DX a and DY b."""
-    a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)
-    return problem.source.apply(a)[:, 0], problem.target.apply(b)[:, 0]
+def _own_value(problem: Problem, masses: Marginals) -> float:
+    """Return p' DX^2 p + q' DY^2 q."""
+    p, q = (mass.to(problem.dtype) for mass in masses)
+    source, target = own_sums(problem, masses)
+    return float((p @ source + q @ target).double())
 
 
-def product_value(
-    problem: Problem, own: tuple[Tensor, Tensor], means: tuple[Tensor, Tensor]
-) -> float:
-    """Return alpha <L(a x b), a x b>, given 2 alpha DX^2 a and DX a, and those of the target."""
+def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -> float:
+    """Return alpha <L(a x b), a x b>, given 2 alpha DX^2 a, 2 alpha DY^2 b and a' DX a b' DY b."""
     a, b = problem.marginals
-    cross = (a @ means[0].double()) * (b @ means[1].double())
-    return float((a @ own[0] + b @ own[1]) / 2 - 2 * problem.alpha * cross)
+    return float((a @ own[0] + b @ own[1]) / 2 - 2 * problem.alpha * cross.double())
 
 
 def add_linear(cost: Cost, problem: Problem) -> Cost:
@@ -171,15 +193,15 @@ class DenseGradient:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._source = stored_matrix(problem.source)
-        self._target = stored_matrix(problem.target)
+        self._cross = problem.cross()
         self.row, self.column = _own_terms(problem)
-        self.product = product_value(problem, (self.row, self.column), _means(problem))
+        total = self._cross.total(*(weight.to(problem.dtype) for weight in problem.marginals))
+        self.product = product_value(problem, (self.row, self.column), total)
 
     def copy(self) -> DenseGradient:
-        """Return the same gradient on tables of its own."""
+        """Return the same linearisation on tables of its own, as one of the square loss."""
         source, target = (
-            PrecomputedDistance.unchecked(part.clone()) for part in (self._source, self._target)
+            PrecomputedDistance.unchecked(part.clone()) for part in self._cross.tables()
         )
         problem = self.problem
         marginals, linear = Marginals(*map(Tensor.clone, problem.marginals)), problem.linear
@@ -191,7 +213,7 @@ class DenseGradient:
         """Return all that linearising reads, and the vectors that its costs leave out."""
         rest = self.problem.linear or ()
         return (
-            self._source, self._target, self.row, self.column, *self.problem.marginals, *rest
+            *self._cross.tables(), self.row, self.column, *self.problem.marginals, *rest
         )  # fmt: skip
 
     def start(self) -> Tensor:
@@ -203,7 +225,7 @@ class DenseGradient:
         """Return the stored cost at a plan of shape (n, m)."""
         assert coupling is not None
         alpha = self.problem.alpha
-        matrix = (self._source @ coupling.to(self.problem.dtype) @ self._target).mul_(-4 * alpha)
+        matrix = self._cross(coupling.to(self.problem.dtype)).mul_(-4 * alpha)
         return add_linear(DenseCost(matrix), self.problem)
 
     def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -235,10 +257,9 @@ class DenseGradient:
     ) -> QuadraticValue:
         """Return the value by matrix products."""
         dense = plan.stored().to(self.problem.dtype)
-        p, q = (mass.to(self.problem.dtype) for mass in masses)
-        square = p @ self.problem.source.mean_square(p) + q @ self.problem.target.mean_square(q)
-        cross = torch.sum(self._source @ dense @ self._target * dense, dtype=torch.float64)
-        return QuadraticValue(float(square.double() - 2 * cross), 0.0)
+        own = _own_value(self.problem, masses)
+        cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
+        return QuadraticValue(own - 2 * float(cross), 0.0)
 
 
 def stored_matrix(provider: DistanceProvider) -> Tensor:
@@ -283,13 +304,17 @@ class FactoredGradient:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        both = problem.sides()
+        assert both is not None
         self.row, self.column = _own_terms(problem)
-        self.product = product_value(problem, (self.row, self.column), _means(problem))
-        source, target = problem.source.factors(), problem.target.factors()
+        a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)
+        total = (a * both[0].apply(a)).sum() * (b * both[1].apply(b)).sum()
+        self.product = product_value(problem, (self.row, self.column), total)
+        source, target = (side.factors() for side in both)
         # The side of smaller rank carries the streamed products, whose cost is its rank.
         ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]
         self._swapped = ranks[0] < ranks[1]
-        sides = _Side(problem.source, source), _Side(problem.target, target)
+        sides = _Side(both[0], source), _Side(both[1], target)
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
 
@@ -343,9 +368,8 @@ class FactoredGradient:
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
         """Return the value from one streamed product each way."""
-        p, q = (mass.to(self.problem.dtype) for mass in masses)
-        square = p @ self.problem.source.mean_square(p) + q @ self.problem.target.mean_square(q)
+        own = _own_value(self.problem, masses)
         coupling = self.update(plan, None, generator).to(self.problem.dtype)
         measured = self._left.metric(coupling) * self._factors.signs
         cross = torch.sum(measured.double() * coupling.double())
-        return QuadraticValue(float(square.double() - 2 * cross), 0.0)
+        return QuadraticValue(own - 2 * float(cross), 0.0)

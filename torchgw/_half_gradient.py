@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost
-from torchgw._gradient import DenseGradient, Problem, add_linear
+from torchgw._gradient import DenseGradient, Problem, add_linear, stored_matrix
 
 __all__ = ["HalfGradient"]
 
@@ -30,7 +30,7 @@ class HalfGradient(DenseGradient):
     Parameters
     ----------
     problem : Problem
-        In float32, on any device.
+        With the square loss, in float32, on any device.
     rough : bool, optional
         Keep the first part of each number only: a third of the work. Each entry of a factor is then
         off by up to 5e-4 of itself, at random, and a sum over n of them by a root of n less.
@@ -40,8 +40,8 @@ class HalfGradient(DenseGradient):
         super().__init__(problem)
         a, b = problem.marginals
         self._scale = _LARGEST / float(torch.maximum(a.max(), b.max()))
-        self._x, self._u, self._cx = _centre(self._source, a)
-        self._y, self._w, self._cy = _centre(self._target, b)
+        self._x, self._u, self._cx = _centre(stored_matrix(problem.source), a)
+        self._y, self._w, self._cy = _centre(stored_matrix(problem.target), b)
         units = [1 / float(table.abs().max().clamp_min(1e-30)) for table in (self._x, self._y)]
         self._rough = rough
         self._left = self._parts(self._x * units[0], dim=1, other=False)

@@ -13,9 +13,11 @@ from torch import Tensor
 from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._capture import Call, Replayer, call_directly, clone, tensors_of
 from torchgw._coarse import Coarsened, CoarseProblem, coarsen, reader_of
+from torchgw._coarse_loss import with_loss
 from torchgw._coarse_search import Judged, carry_over, refine, search_all
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
+from torchgw._losses import SQUARE
 from torchgw._schedule import Annealing
 from torchgw._sinkhorn import Backend
 
@@ -160,17 +162,24 @@ def find_optima(
 
 def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     """Return the coarse problem to search: all points if few say too little, none if too many."""
-    coarse = coarsen(problem, _POINTS, call)
+    coarse = _coarsen(problem, _POINTS, call)
     if coarse.resolution <= _COARSEST:
         return coarse
     if max(problem.source.n, problem.target.n) > _WHOLE:
         return None
-    return coarsen(problem, _WHOLE, call)
+    return _coarsen(problem, _WHOLE, call)
+
+
+def _coarsen(problem: Problem, size: int, call: Call) -> Coarsened:
+    """Return a coarse problem with the loss of the whole one."""
+    return with_loss(coarsen(problem, size, call), problem)
 
 
 def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     device = problem.source.device
+    if problem.loss is not SQUARE:
+        return call_directly
     readers = reader_of(problem.source), reader_of(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
     if not (_has_graphs(device, backend) and all(isinstance(side, tuple) for side in readers)):
@@ -202,7 +211,7 @@ def _compare_finely(
     call: Call,
 ) -> list[Alternative]:
     """Carry optima over to more points, and compare them there with an annealed start."""
-    fine = coarsen(problem, _FINER_POINTS, call)
+    fine = _coarsen(problem, _FINER_POINTS, call)
     whole = Annealing(max(target, fine.scale), target)
     fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
     epsilons = [

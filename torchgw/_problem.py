@@ -52,6 +52,7 @@ class DistanceOptions:
     disconnected: Literal["stitch", "fill"]
     cache: Cache | None = None
     progress: bool = False
+    factors: bool = True  # whether factors are of use: "auto" is then low-rank for many points
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -266,8 +267,9 @@ def _resolve(spec: DistanceName, largest: int, options: DistanceOptions) -> Any:
     """Choose what "auto" means for problems of this size."""
     if spec != "auto":
         return spec
-    small = largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None
-    return "precomputed" if small else "landmark"
+    if largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None:
+        return "precomputed"
+    return "landmark" if options.factors or options.n_landmarks is not None else "dijkstra"
 
 
 def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOptions) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost
-from torchgw._gradient import Coupling, Gradient, Problem, QuadraticValue
+from torchgw._gradient import Coupling, Gradient, QuadraticValue
+from torchgw._moments import mean_columns, own_terms
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._relaxation import Relaxation
-from torchgw._sampled_gradient import SampledGradient, moments
+from torchgw._sampled_gradient import SampledGradient
 from torchgw._step import PlainStep, Updated
 from torchgw._typing import Marginals, Potentials
 
@@ -29,7 +30,6 @@ __all__ = [
     "Terms",
     "best_mass",
     "normalise",
-    "own_terms",
     "quadratic_divergence",
     "relative_entropy",
 ]
@@ -69,10 +69,10 @@ class RelaxedGradient:
     def linearise(self, coupling: RelaxedCoupling) -> Cost:
         """Return the whole cost at a normalised plan, less its mean."""
         problem, base = self.problem, self.base
-        means, (row, column) = own_terms(problem, coupling.masses)
+        row, column = own_terms(problem, coupling.masses)
         if isinstance(base, SampledGradient):
             # what its anchors are compared with
-            base = base.with_means(means)
+            base = base.with_means(mean_columns(problem, coupling.masses))
         p, q = (mass.to(problem.dtype) for mass in coupling.masses)
         row, column = row - p @ row, column - q @ column
         cost = base.linearise(coupling.base)
@@ -124,17 +124,6 @@ class RelaxedGradient:
     ) -> QuadraticValue:
         """Return <L(P), P> of a normalised plan."""
         return self.base.evaluate(plan, masses, generator)
-
-
-def own_terms(
-    problem: Problem, masses: Marginals
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return DX p and DY q, and what a relaxed plan sees: 2 alpha DX^2 p and 2 alpha DY^2 q."""
-    (mean_x, square_x), (mean_y, square_y) = (
-        moments(side, mass)
-        for side, mass in zip((problem.source, problem.target), masses, strict=True)
-    )
-    return (mean_x, mean_y), (2 * problem.alpha * square_x, 2 * problem.alpha * square_y)
 
 
 class RelaxedStep(PlainStep):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._coarse_loss import coarse_table
 from torchgw._cost import DenseCost
 from torchgw._evaluation import Evaluation, evaluate_relaxed
 from torchgw._gradient import Problem
@@ -62,17 +63,19 @@ def search_relaxed(
     generator : torch.Generator
         Not drawn from: the gradients here are exact.
     """
-    represented = represent(problem)
+    # iterations of a loss that is no product take too long for many starts
+    represented = None if problem.loss.cross is None else represent(problem)
     if represented is None:
         return PRODUCT, Search((), float("nan"))
     coarse = represented.problem
     sides = coarse.source, coarse.target
     small = Problem(
-        PrecomputedDistance(coarse.source.table),
-        PrecomputedDistance(coarse.target.table),
+        PrecomputedDistance(coarse_table(problem.loss, coarse.source)),
+        PrecomputedDistance(coarse_table(problem.loss, coarse.target)),
         Marginals(*(side.weights for side in sides)),
         problem.alpha,
         None if coarse.linear is None else DenseCost(coarse.linear),
+        problem.loss,
     )
     epsilon = max(strategy.epsilon, _LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(

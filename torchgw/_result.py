@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +78,7 @@ class GWResult:
         Seconds by phase: of the preparation "graph", "geodesics", "landmarks" and "distances" (all
         else before the solve), then of the solve.
     log : dict
-        "landmarks" (count, rank and estimated error of each side that has them),
+        "loss" (its name), "landmarks" (count, rank and estimated error of each side that has them),
         value_standard_error, kl (KL of the plan to a x b; with ``unbalanced`` half of that of the
         product plans P x P, which is the same at mass one), mass, penalty (what ``unbalanced``
         marginals cost), objective (value + penalty + epsilon * kl),
@@ -127,11 +126,16 @@ class GWResult:
 
     @property
     def gw_distance(self) -> float:
-        """Square root of <L(P), P>, the Gromov-Wasserstein distance of order 2 at this plan."""
-        if self.alpha == 0:
+        """Square root of <L(P), P>, the Gromov-Wasserstein distance of order 2 at this plan.
+
+        With loss="absolute" that of order 1, <L(P), P> itself. NaN with loss="kl", which is no
+        power of a distance, and without a quadratic term.
+        """
+        order = {"square": 2, "absolute": 1}.get(self.log.get("loss", "square"))
+        if self.alpha == 0 or order is None:
             return float("nan")
         # an estimate, or rounding at a perfect match, can fall below zero
-        return math.sqrt(max(self.value_quad / self.alpha, 0.0))
+        return float(max(self.value_quad / self.alpha, 0.0) ** (1 / order))
 
     @property
     def plan(self) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors, redraw, sample_categories
-from torchgw._coarse import choose_points
 from torchgw._cost import Cost, FactoredCost
 from torchgw._gradient import (
     DenseGradient,
@@ -21,24 +20,17 @@ from torchgw._gradient import (
     add_linear,
     product_value,
 )
+from torchgw._losses import LOSSES, spread_parts
+from torchgw._moments import mean_columns, own_terms, visible
 from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider
 
-__all__ = [
-    "CostNoise",
-    "MeanDistances",
-    "SampledGradient",
-    "distance_spread",
-    "make_gradient",
-    "moments",
-    "quadrature",
-]
+__all__ = ["CostNoise", "SampledGradient", "make_gradient"]
 
-# Columns of the quadrature of a sum over all points where each column is a shortest-path run.
-_QUADRATURE_COLUMNS = 96
 # Anchors that the noise is estimated from at most.
 _NOISE_ANCHORS = 256
+# Anchors times pairs of points, where a mean over a plan has to be one over pairs.
+_PAIR_ENTRIES = 2**20
 
 
 class CostNoise(NamedTuple):
@@ -65,28 +57,47 @@ class SampledGradient:
     exact = False
 
     def __init__(self, problem: Problem, n_anchors: int, momentum: float) -> None:
-        self.problem = problem
+        self.problem = visible(problem, n_anchors)
         self.n_anchors = n_anchors
         self.momentum = momentum
-        source = moments(problem.source, problem.marginals.a)
-        target = moments(problem.target, problem.marginals.b)
-        self._means = source[0], target[0]
-        self.row = 2 * problem.alpha * source[1].double()
-        self.column = 2 * problem.alpha * target[1].double()
-        self.product = product_value(problem, (self.row, self.column), self._means)
+        self._means = mean_columns(self.problem, problem.marginals)
+        self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
+        a, b = problem.marginals
+        means = self._means
+        if self.problem.loss.floor > 0:
+            means = mean_columns(problem, problem.marginals)
+        total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
+        self.product = product_value(problem, (self.row, self.column), total)
 
     def start(self) -> None:
         """Return ``None``: the product plan needs no anchors."""
 
     def linearise(self, coupling: Anchors | None) -> Cost:
-        """Return the factored cost at the anchors; at a x b it is known exactly, of rank one."""
-        left, right = (mean[:, None] for mean in self._means)
+        """Return the factored cost at the anchors; at a x b it is known, of a rank of few parts."""
+        left, right = self._means
+        left = left / self.problem.loss.parts
         if coupling is not None:
-            anchors = self.problem.source.columns(coupling.source) - left
-            left = torch.cat([anchors / self.n_anchors, left], dim=1)
-            right = torch.cat([self.problem.target.columns(coupling.target) - right, right], dim=1)
+            near, far = self._centred_columns(coupling)
+            left = torch.cat([near / self.n_anchors, left], dim=1)
+            right = torch.cat([far, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return add_linear(cost.centred(), self.problem)
+
+    def _centred_columns(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        """Return DX[:, k] - x and DY[:, l] - y, of a cross term in parts in one part for each pair.
+
+        Any number of pairs in a row is spread evenly over the parts.
+        """
+        loss = self.problem.loss
+        parts = spread_parts(len(anchors.source), loss.parts, anchors.source.device)
+        near, far = (
+            loss.part(side, provider.columns(index), parts)
+            - (mean if loss.parts == 1 else mean[:, parts])
+            for side, (provider, index, mean) in enumerate(
+                zip((self.problem.source, self.problem.target), anchors, self._means, strict=True)
+            )
+        )
+        return near, far
 
     def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
         """Redraw a share ``momentum`` of the anchors from the plan."""
@@ -102,19 +113,19 @@ class SampledGradient:
         """
         index = Anchors(*(side[:_NOISE_ANCHORS] for side in coupling))
         a, b = (weight.to(self.problem.dtype)[:, None] for weight in self.problem.marginals)
-        means = [mean[:, None] for mean in self._means]
-        left = self.problem.source.columns(index.source) - means[0]
-        right = self.problem.target.columns(index.target) - means[1]
-        left, right = torch.cat([left, means[0]], dim=1), torch.cat([right, means[1]], dim=1)
+        near, far = self._centred_columns(index)
+        left, right = (
+            torch.cat(pair, dim=1) for pair in zip((near, far), self._means, strict=True)
+        )
         left, right = left - (a * left).sum(0), right - (b * right).sum(0)
-        # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; the last is known
+        # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; those after are known
         gram = ((a * left).T @ left * ((b * right).T @ right)).double()
         count = len(index.source)
         share = torch.full_like(gram[0], 1 / count)
-        share[-1] = 0
+        share[count:] = 0
         square, mean = gram.diagonal() @ share, share @ gram @ share
         variance = (square - mean).clamp_min(0) * count / max(count - 1, 1)
-        share[-1] = 1
+        share[count:] = 1 / self.problem.loss.parts
         size = (share @ gram @ share - variance / count).clamp_min(0)
         error = (variance / self.n_anchors).sqrt()
         return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
@@ -161,62 +172,27 @@ class SampledGradient:
     ) -> QuadraticValue:
         """Estimate the value from fresh anchors.
 
-        Given an anchor (k, l) ~ P the mean of (DX_ik - DY_jl)^2 over (i, j) ~ P is computed
-        exactly, so the anchors' values are independent and their mean is unbiased.
+        Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
+        exactly, so the anchors' values are independent and their mean is unbiased. Where the cross
+        term is no product that mean is one over further pairs, the same for all anchors.
         """
-        anchors = plan.sample(self.n_anchors, generator)
+        anchors, loss = plan.sample(self.n_anchors, generator), LOSSES[self.problem.loss.name]
         left = self.problem.source.columns(anchors.source).double()
         right = self.problem.target.columns(anchors.target).double()
-        p, q = masses
-        cross = (left * (plan @ right)).sum(0)
-        values = p @ left.square() + q @ right.square() - 2 * cross
+        shared = 0.0
+        if loss.cross is None:
+            pairs = plan.sample(max(2, _PAIR_ENTRIES // self.n_anchors), generator)
+            table = loss(left[pairs.source], right[pairs.target])
+            values = table.mean(0)
+            shared = float(table.mean(1).var()) / len(table)
+        else:
+            p, q = masses
+            cross = (loss.cross[0](left) * (plan @ loss.cross[1](right))).sum(0)
+            values = p @ loss.own[0](left) + q @ loss.own[1](right) - 2 * cross
         if self.n_anchors == 1:
             return QuadraticValue(float(values), float("nan"))
-        return QuadraticValue(float(values.mean()), float(values.std() / self.n_anchors**0.5))
-
-
-def quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return nodes, ``None`` for all points, and masses of a sum over all points by weight.
-
-    All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
-    those nearest to it.
-    """
-    if provider.cheap_columns:
-        return None, weights.to(provider.dtype)
-    nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
-    return nodes.points, nodes.weights.to(provider.dtype)
-
-
-def moments(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return D w and (D * D) w, by :func:`quadrature`."""
-    nodes, mass = quadrature(provider, weights)
-    if nodes is None:
-        return provider.apply(mass[:, None])[:, 0], provider.mean_square(mass)
-    columns = provider.columns(nodes)
-    return columns @ mass, columns.square() @ mass
-
-
-class MeanDistances(NamedTuple):
-    """The mean distances that a sampled cost has for control variates, and how they were found."""
-
-    nodes: Tensor | None  # points summed over; None is all of them
-    mass: Tensor
-    values: Tensor  # (n,) mean distance of each point
-
-    @classmethod
-    def of(cls, provider: DistanceProvider, weights: Tensor) -> MeanDistances:
-        """Return those of a provider."""
-        return cls(*quadrature(provider, weights), moments(provider, weights)[0])
-
-
-def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
-    """Return the standard deviation of a distance between two points drawn by weight."""
-    mean, square = moments(provider, weights)
-    weights = weights.to(provider.dtype)
-    second = weights @ square
-    variance = second - (weights @ mean) ** 2
-    # what rounding leaves of a variance of zero is no scale
-    return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0
+        error = (float(values.var()) / self.n_anchors + shared) ** 0.5
+        return QuadraticValue(float(values.mean()), error)
 
 
 def make_gradient(name: str, problem: Problem, n_anchors: int, momentum: float) -> Gradient:

@@ -208,10 +208,12 @@ def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Sett
 def can_subsample(strategy: Strategy) -> bool:
     """Whether a subsample is worth solving first, and can be."""
     problem = strategy.problem
-    sides = (problem.source, problem.target)
+    sides = problem.sides()
     if strategy.gradient != "factored" or strategy.options.relaxation is not None:
         return False
-    if isinstance(problem.linear, DenseCost) or any(side.factors() is None for side in sides):
+    if isinstance(problem.linear, DenseCost) or sides is None:
+        return False
+    if any(side.factors() is None for side in sides):
         return False
     return sides[0].n * sides[1].n > _COARSE_ENTRIES
 

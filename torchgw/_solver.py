@@ -48,8 +48,6 @@ _PATIENT_SHARE = 0.01
 _SETTLE_ITERATIONS = 3
 # Share of the rounding of single exponents that is left in a marginal, a sum of many.
 _ROUNDING_SHARE = 0.5
-# Change of the plan below which the outer iteration is close enough to linear to be extrapolated.
-_ACCELERATION_START = 0.01
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself.
 _INNER_ITERATIONS = {True: 50, False: 20}
@@ -150,7 +148,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     acceleration = Anderson()
     momentum = Momentum(setting.marginals, wanted=setting.anneal.patient)
     descent = Descent(options.objective_tol, _dual_excess(setting))
-    step = make_step(setting)
+    step, accelerated = make_step(setting), gradient.problem.loss.linear_below
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
         at_target = epsilon <= setting.anneal.target
@@ -174,7 +172,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         coupling, share = latest, setting.anneal.share(iteration)
         if share < 1:
             coupling = gradient.mean(state.coupling, latest, share, setting.generator)
-        elif isinstance(coupling, torch.Tensor) and at_target and change < _ACCELERATION_START:
+        elif isinstance(coupling, torch.Tensor) and at_target and change < accelerated:
             coupling = acceleration.next(state.coupling, coupling)
         elif isinstance(gradient, DenseGradient) and momentum.wanted(
             change if at_target else math.inf

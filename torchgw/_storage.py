@@ -26,9 +26,10 @@ from torchgw._cost import DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning
 from torchgw._extension import Extension, Side
 from torchgw._inputs import resolve_device
+from torchgw._losses import LOSSES, Levels, Loss
+from torchgw._moments import MeanDistances
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
-from torchgw._sampled_gradient import MeanDistances
 from torchgw._schedule import Status
 from torchgw._solver import Iteration
 from torchgw._sparse_plan import SparsePlan, sparse_tensor
@@ -158,6 +159,12 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return type(value).__name__, value._asdict()
     if _DATACLASSES.get(type(value).__name__) is type(value):
         return type(value).__name__, _fields(value)
+    if isinstance(value, Loss):
+        return "Loss", {
+            "name": value.name,
+            "floor": value.floor,
+            "levels": value.levels and tuple(value.levels),
+        }
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, TransportPlan):
@@ -276,6 +283,11 @@ def _build_side(parts: dict[str, Any]) -> Side:
     return Side(parts["name"], space, provider, parts["reference"], parts["mean"])
 
 
+def _build_loss(parts: dict[str, Any]) -> Loss:
+    levels = parts["levels"]
+    return LOSSES[parts["name"]].bounded(parts["floor"]).split(levels and Levels(*levels))
+
+
 def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
     arrays = parts["data"], parts["indices"], parts["indptr"]
     return scipy.sparse.csr_array(arrays, shape=tuple(parts["shape"]))
@@ -307,6 +319,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "Geodesics": lambda parts: Geodesics(
         scipy.sparse.csr_matrix(parts["graph"]), parts["unreachable"]
     ),
+    "Loss": _build_loss,
     "Side": _build_side,
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],

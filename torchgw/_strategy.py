@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from torchgw._coarse import choose_points
+from torchgw._coarse_loss import loss_spread
 from torchgw._cost import DenseCost
 from torchgw._dispatch import (
     Steps,
@@ -20,10 +22,12 @@ from torchgw._dispatch import (
 from torchgw._features import spread as linear_spread
 from torchgw._gradient import Gradient, Problem
 from torchgw._half_gradient import HalfGradient
+from torchgw._losses import SQUARE
+from torchgw._moments import distance_spread, visible
 from torchgw._options import Options, Precision
 from torchgw._polish import check_polish
 from torchgw._relaxed import RelaxedGradient
-from torchgw._sampled_gradient import distance_spread, make_gradient
+from torchgw._sampled_gradient import make_gradient
 from torchgw._schedule import Annealing
 from torchgw._solver import Recorder, Setting
 from torchgw._tiling import Tiling
@@ -36,6 +40,8 @@ _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 _HALF_ENTRIES = 2_000_000
 # Anchor pairs to begin with: about 8 sqrt(n), within these.
 _ANCHORS = (256, 1024)
+# Points whose distances the scale of another loss than the square one is taken from.
+_SCALE_POINTS = 64
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ class Strategy:
         n, m = self.problem.source.n, self.problem.target.n
         return (
             self.gradient == "dense"
+            and self.problem.loss is SQUARE
             and self.options.relaxation is None
             # a later stage is exact
             and dtype == torch.float32 != self.steps.settle
@@ -146,7 +153,7 @@ class Strategy:
 def choose_strategy(problem: Problem, options: Options) -> Strategy:
     """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
     n, m, device = problem.source.n, problem.target.n, problem.source.device
-    gradient = choose_gradient(options.gradient, problem.source, problem.target)
+    gradient = choose_gradient(options.gradient, problem)
     if options.polish:
         check_polish(problem.marginals, options.relaxation, exact=gradient != "sampled")
     mass = (options.relaxation and options.relaxation.mass) or 1.0
@@ -156,7 +163,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     precision, steps = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 8 * math.isqrt(max(n, m))))
-    spread = natural_scale(problem)
+    spread = natural_scale(visible(problem, n_anchors) if gradient == "sampled" else problem)
     if options.epsilon == "auto":
         epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
     else:
@@ -191,19 +198,24 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
     linear = 0 if problem.linear is None else problem.linear.rank
     if gradient == "sampled":
         return n_anchors + linear
-    factors = (problem.source.factors(), problem.target.factors())
+    factors = (side.factors() for side in problem.sides() or ())
     return min(side.signs.numel() for side in factors if side is not None) + linear
 
 
 def natural_scale(problem: Problem) -> float:
     """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
 
-    4 alpha std(DX) std(DY) + (1 - alpha) std(M). The spread at a x b itself would not do: it
-    vanishes on homogeneous spaces, where all points have the same mean distance.
+    4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
+    would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
     """
-    a, b = problem.marginals
-    source = distance_spread(problem.source, a)
-    scale = 4 * problem.alpha * source * distance_spread(problem.target, b)
+    sides = zip((problem.source, problem.target), problem.marginals, strict=True)
+    if problem.loss is SQUARE:
+        spread = math.prod(distance_spread(*side) for side in sides)
+        scale = 4 * problem.alpha * spread
+    else:
+        chosen = (choose_points(*side, _SCALE_POINTS) for side in sides)
+        spread = loss_spread(problem.loss, tuple(chosen), problem.marginals)
+        scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear)
     return scale

@@ -19,6 +19,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._features import FeatureMetric, feature_cost
 from torchgw._gradient import Problem
+from torchgw._losses import SQUARE
 from torchgw._options import Differentiable, Options
 from torchgw._problem import ScaleName
 from torchgw.distances.base import DistanceProvider
@@ -224,6 +225,11 @@ def check_units(
 
 def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
     """Refuse inputs whose gradient is not defined, with the reason."""
+    if problem.loss is not SQUARE:
+        raise UnsupportedError(
+            f"`differentiable` knows the square loss only; got loss={problem.loss.name!r}. Pass "
+            "loss='square', or leave `differentiable` out."
+        )
     for name, provider in (("X", problem.source), ("Y", problem.target)):
         if (name in inputs or f"D_{name}" in inputs) and scaled:
             raise UnsupportedError(

@@ -151,6 +151,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
     add("--disconnected", help="stitch or fill")
     add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
+    add("--loss", help="square, kl or absolute: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--storage", help="auto, stored or streamed")

@@ -21,6 +21,7 @@ except ImportError as error:
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
+from torchgw._losses import LossName
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
 from torchgw._sinkhorn import Backend
@@ -37,6 +38,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         *,
         distances: Any = "auto",
         alpha: float | None = None,
+        loss: LossName = "square",
         unbalanced: float | tuple[float, float] | None = None,
         mass: float | None = None,
         n_neighbors: int | None = None,
@@ -70,6 +72,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.distances = distances
         self.alpha = alpha
+        self.loss = loss
         self.unbalanced = unbalanced
         self.mass = mass
         self.n_neighbors = n_neighbors
