@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw.distances.base import DistanceProvider, ScaledDistance, resolve_device
+from torchgw._inputs import resolve_device
+from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = [
