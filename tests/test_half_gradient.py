@@ -46,6 +46,22 @@ def test_cost_is_that_of_the_dense_gradient(device, unit, alpha):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rough", [False, True])
+def test_a_plan_between_few_points_is_in_range(device, rough):
+    """The first cost of a solve is that of coarse points, which hold all the mass."""
+    problem, _ = make(device, 1.0)
+    few = torch.zeros(70, 90, dtype=torch.float64, device=device)
+    few[3, 5] = few[60, 80] = 0.5
+    # 30 times the weights
+    got = HalfGradient(problem.to(torch.float32), rough=rough).linearise(few.float()).matrix
+    assert got.isfinite().all()
+    own = Problem(problem.source, problem.target, Marginals(few.sum(1), few.sum(0)), 1.0, None)
+    exact = DenseGradient(own).linearise(few).matrix
+    got = HalfGradient(own.to(torch.float32), rough=rough).linearise(few.float()).matrix
+    assert (got - exact).abs().max() < (2e-3 if rough else 4e-7) * exact.abs().max()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_columns_are_taken_to_have_their_weights(device):
     problem, plan = make(device, 1.0)
     a, b = problem.marginals

@@ -10,8 +10,8 @@ from torchgw._gradient import DenseGradient, Problem, add_linear, stored_matrix
 
 __all__ = ["HalfGradient"]
 
-# What the largest entry of a plan is scaled to: far from the largest half-precision number, which
-# extrapolation may come up to, and from the smallest.
+# What the largest entry of a factor is scaled to: below the largest half-precision number, and far
+# from the smallest.
 _LARGEST = 2.0**13
 
 
@@ -39,34 +39,43 @@ class HalfGradient(DenseGradient):
     def __init__(self, problem: Problem, *, rough: bool = False) -> None:
         super().__init__(problem)
         a, b = problem.marginals
-        self._scale = _LARGEST / float(torch.maximum(a.max(), b.max()))
         self._x, self._u, self._cx = _centre(stored_matrix(problem.source), a)
         self._y, self._w, self._cy = _centre(stored_matrix(problem.target), b)
         units = [1 / float(table.abs().max().clamp_min(1e-30)) for table in (self._x, self._y)]
         self._rough = rough
         self._left = self._parts(self._x * units[0], dim=1, other=False)
         self._right = self._parts(self._y * units[1], dim=0, other=True)
-        self._unit = 1 / (self._scale * units[0] * units[1])
+        self._unit = 1 / (units[0] * units[1])
 
     def linearise(self, coupling: Tensor | None) -> Cost:
         """Return the stored cost at a plan of shape (n, m)."""
         assert coupling is not None
         plan = coupling.to(self.problem.dtype)
-        inner = product(self._left, self._parts(plan * self._scale, dim=0, other=True))
-        matrix = product(self._parts(inner, dim=1, other=False), self._right)
+        # a plan between coarse points has entries far above the weights
+        first = _scale(plan)
+        inner = product(self._left, self._parts(plan * first, dim=0, other=True))
+        second = _scale(inner)
+        matrix = product(self._parts(inner.mul_(second), dim=1, other=False), self._right)
         along, down = plan @ self._w, self._u @ plan
         row = self._x @ along + self._cy * self._u
         column = self._y @ down + self._cx * self._w
         factor = -4 * self.problem.alpha
+        matrix.mul_(factor * self._unit / (first * second))
         # X P w and Y P' u have mean zero, and carry no constant
         column += self._u @ along + self._cx * self._cy
         left = torch.stack([self._u, row, torch.ones_like(row)], dim=1)
         right = torch.stack([self._w, torch.ones_like(column), column])
-        matrix.addmm_(left, right, beta=factor * self._unit, alpha=factor)
+        matrix.addmm_(left, right, alpha=factor)
         return add_linear(DenseCost(matrix), self.problem)
 
     def _parts(self, matrix: Tensor, *, dim: int, other: bool) -> Tensor:
         return matrix.half() if self._rough else split(matrix, dim=dim, other=other)
+
+
+def _scale(matrix: Tensor) -> Tensor:
+    """Return what makes the largest entry of a matrix a large half-precision number, ()."""
+    largest: Tensor = torch.linalg.vector_norm(matrix, torch.inf)
+    return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:
