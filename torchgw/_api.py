@@ -136,8 +136,8 @@ def solve(
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
     n_landmarks : int, optional
-        Landmarks for ``"landmark"``; 123 by default, and above 8,192 points as many as
-        bring the error to 2%, 78 at most.
+        Landmarks for ``"landmark"``; all by default up to 256 points, 123 up to 8,192,
+        and above as many as bring the error to 2%, 78 at most.
         ``result.log["landmarks"]`` has count, rank and estimated error of each side.
     disconnected : {"stitch", "fill"}
         What to do with a disconnected graph: join components by the shortest bridging edges, or

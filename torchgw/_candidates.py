@@ -112,25 +112,27 @@ def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float
 
 def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
     """Return leading axes of both centred tables, (s, rank) and (t, rank), on the device."""
-    axes = (
-        _axes(centre(problem.source)[0], problem.source.weights),
-        _axes(centre(problem.target)[0], problem.target.weights),
-    )
+    centred = [centre(side)[0] for side in (problem.source, problem.target)]
+    tables = centred[0], problem.source.weights, centred[1], problem.target.weights
+    # one read; LAPACK is faster at problems of this size, and its answer the same everywhere
+    host = torch.cat([part.flatten() for part in tables]).cpu()
+    x, a, y, b = host.split([part.numel() for part in tables])
+    axes = _axes(x.view_as(centred[0]), a), _axes(y.view_as(centred[1]), b)
     rank = min(part.shape[1] for part in axes)
-    x, y = (part[:, :rank].to(problem.x.device) for part in axes)
-    return x, y
+    first, second = (part[:, :rank].to(problem.x) for part in axes)
+    return first, second
 
 
 def _axes(table: Tensor, weights: Tensor) -> Tensor:
     """Return leading axes of a centred table, (s, rank), scaled so that table ~ +- axes axes'.
 
-    The scale of a pair of axes in x P y is then that of a perfect match of the two. They are found
-    on the host: a small problem, and LAPACK's answer does not depend on the device.
+    The scale of a pair of axes in x P y is then that of a perfect match of the two.
     """
-    root = weights.sqrt().cpu()
-    matrix = root[:, None] * table.cpu() * root
+    root = weights.sqrt()
+    matrix = root[:, None] * table * root
     if len(matrix) <= _WHOLE_SPECTRUM:
-        values, vectors = torch.linalg.eigh(matrix)
+        # half the time of float64, and only a start
+        values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
     else:
         size = len(matrix)
         ends = (0, _AXES - 1), (size - _AXES, size - 1)

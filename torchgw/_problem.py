@@ -142,7 +142,7 @@ def build_providers(
         if item.provider is not None:
             provider = item.provider
         elif kind == "precomputed":
-            provider = PrecomputedDistance(tables_made.pop(position))
+            provider = PrecomputedDistance.unchecked(tables_made.pop(position))
         elif kind == "dijkstra":
             provider = DijkstraDistance(graphs[position].geodesics, device=device)
         elif kind == "landmark":

@@ -86,9 +86,9 @@ def test_small_graphs_have_enough_landmarks(space):
     assert len(set(provider.landmarks.tolist())) == 123
     # with 50 landmarks it is allowed more
     assert provider.relative_error(600) < 0.7 * bound
-    line = LandmarkDistance(path_of(70))
-    assert sorted(line.landmarks.tolist()) == list(range(70))
-    assert line.relative_error(70) < 1e-9
+    line = LandmarkDistance(path_of(130))
+    assert sorted(line.landmarks.tolist()) == list(range(130))
+    assert line.relative_error(130) < 1e-9
 
 
 def path_of(n):

@@ -28,6 +28,8 @@ _EXTREMES = 3
 # little where the cost is stored, as it is then.
 _FEW_VERTICES = 8_192
 _FEW = 123
+# Vertices up to which all are landmarks, and the distances exact.
+_ALL_VERTICES = 256
 # Those of larger graphs when their error is estimated. It ends there at this error, relative to the
 # distances, or when a step takes off less than this share of it. A step of 15 takes off 8% of an
 # error of 10% in high-dimensional clouds, and a quarter on surfaces.
@@ -62,9 +64,9 @@ class LandmarkDistance(DistanceProvider):
         Symmetric edge lengths. A graph in several components is given a finite distance between
         them with a warning; :func:`torchgw.distances.connect` has the choices.
     n_landmarks : int or None, optional
-        At most n. ``None`` is 123 up to 8,192 vertices. Above, it adds 15 at a time, from 18 on,
-        until the error on held-out columns is 2% of their size, or a step takes off less than a
-        tenth of it, or there are 78.
+        At most n. ``None`` is all up to 256 vertices, which is exact, and 123 up to 8,192. Above,
+        it adds 15 at a time, from 18 on, until the error on held-out columns is 2% of their size,
+        or a step takes off less than a tenth of it, or there are 78.
     start : int, optional
         First landmark.
     generator : torch.Generator or None, optional
@@ -130,9 +132,7 @@ class LandmarkDistance(DistanceProvider):
         # together, as a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
         rows, exact, before = first[:1], first[1:], math.inf
-        counts = (_FEW,) if self.n <= _FEW_VERTICES else _COUNTS
-        if n_landmarks is not None:
-            counts = (n_landmarks,)
+        counts = (n_landmarks,) if n_landmarks is not None else _default_counts(self.n)
         for count in counts:
             self.landmarks, rows = _add_landmarks(
                 rows_of, self.landmarks, rows, exact, count, generator
@@ -242,6 +242,13 @@ def _check_choice(name: str, value: int, low: int, high: int) -> None:
             f"`{name}` must be within {low} and {high} for a graph of "
             f"{high if name == 'n_landmarks' else high + 1} vertices; got {value}."
         )
+
+
+def _default_counts(n: int) -> tuple[int, ...]:
+    """Return the numbers of landmarks at which to see whether they are enough."""
+    if n > _FEW_VERTICES:
+        return _COUNTS
+    return (n if n <= _ALL_VERTICES else _FEW,)
 
 
 def _draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.int64]:

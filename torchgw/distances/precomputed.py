@@ -69,7 +69,7 @@ class PrecomputedDistance(DistanceProvider):
 
     @classmethod
     def unchecked(cls, matrix: Tensor) -> PrecomputedDistance:
-        """Return the provider of a table that has been checked before."""
+        """Return the provider of a table that needs no check, as it was made here."""
         provider = cls.__new__(cls)
         provider._hold(matrix)
         return provider
