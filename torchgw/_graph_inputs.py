@@ -76,7 +76,7 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
             )
         return np.asarray(lengths)
     features = getattr(value, "edge_attr", None)
-    if features is not None and tuple(features.shape) in ((count,), (count, 1)):
+    if count and tuple(getattr(features, "shape", ())) in ((count,), (count, 1)):
         raise InvalidInputError(
             f"`{name}.edge_attr` has one number per edge, which may be its length or a feature. "
             "Set data.edge_weight = data.edge_attr.view(-1) for lengths, or data.edge_attr = None "
