@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -23,6 +24,7 @@ from benchmarks import (
     phases,
     report,
     runners,
+    scaling,
     snare,
 )
 from benchmarks.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
@@ -272,3 +274,17 @@ def test_snare_reaches_the_published_score(annealed):
     # at 0.1524
     assert scores["foscttm"] <= 0.16
     assert scores["marginal_error"] < 1e-6
+
+
+def test_scaling_measures_fits_and_tabulates():
+    records = [scaling.measure(n, torch.device("cpu"), repeat=0) for n in (60, 120)]
+    for record in records:
+        assert record["seconds"] > 0
+        assert sum(record["phases"].values()) <= record["seconds"]
+        assert record["marginal_error"] < 1e-5
+        assert abs(record["spearman"]) > 0.7
+    assert scaling.exponent([10, 100, 1000], [2.0, 200.0, 20_000.0]) == pytest.approx(2)
+    assert math.isnan(scaling.exponent([10, 100], [0.0, 1.0]))
+    lines = scaling.table(records).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2].startswith("| seconds |")
