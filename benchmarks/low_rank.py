@@ -73,13 +73,11 @@ def _pot(
 ) -> dict[str, Any]:
     """Run POT's low-rank solver and score its plan in our units, distances of maximum one."""
     import ot
-    from scipy.spatial.distance import cdist
+    from scipy.spatial import ConvexHull
+    from scipy.spatial.distance import pdist
 
-    scaled = []
-    for points in (x, y):
-        # the maximum is at the hull; POT takes squared distances of these points
-        far = points[np.argsort(-np.square(points - points.mean(0)).sum(1))[:500]]
-        scaled.append(points / np.sqrt((cdist(far, far) ** 2).max()))
+    # POT takes squared distances of these points, whose maximum is between corners of the hull
+    scaled = [points / pdist(points[ConvexHull(points).vertices]).max() for points in (x, y)]
 
     def call(seed: int) -> Any:
         # its own rescaling would change the units of the value

@@ -163,7 +163,8 @@ def solve(
         single start from a x b at a large epsilon. Where a few points do not represent the spaces,
         as in many dimensions, half as many starts are made on all points if there are at most 512
         per side, and a single one otherwise. Relaxed problems start the coarse relaxed problem from
-        the optima found and from a x b, and continue from where its objective is lowest.
+        the optima found and from a x b, and continue from where its objective is lowest; where few
+        points do not represent the spaces they make a single start unless ``n_init`` is given.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start instead. A plan, as floating-point numbers of shape (n, m) or an object, is
         continued at the target epsilon. A matching, as integers of shape (n,) (the target of each
