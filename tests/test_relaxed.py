@@ -415,3 +415,30 @@ def test_zero_weights_and_an_init():
         again = torchgw.solve(**given, **options, init=result)
         assert again.n_iters < result.n_iters
         assert again.value == pytest.approx(result.value, rel=1e-3)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("storage", ["stored", "streamed"])
+@pytest.mark.parametrize(
+    "options", [{"unbalanced": 0.3}, {"unbalanced": (INF, 0)}, {"mass": 0.6}], ids=str
+)
+def test_devices_agree(options, storage, device):
+    """The same objective and the same map as on a CPU, stored; starts are compared on either."""
+    given = {"distances": "sqeuclidean", "epsilon": 0.03, "a": A, "b": B, **options}
+    given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64"}
+    expected = torchgw.solve(X, Y, storage="stored", device="cpu", **given)
+    result = torchgw.solve(X, Y, storage=storage, device=device, **given)
+    assert result.converged
+    assert result.lazy_plan.device.type == device
+    assert result.log["objective"] == pytest.approx(expected.log["objective"], rel=1e-6)
+    assert (result.plan.cpu() - expected.plan).abs().sum() < 1e-3
+    assert (result.transform(X[:7]).cpu() - expected.transform(X[:7])).abs().max() < 1e-2
+    kinds = {one.plan.device.type for one in result.alternatives}
+    assert kinds == {device}
+    if options != {"unbalanced": 0.3}:
+        sharp = torchgw.solve(X, Y, device=device, polish=True, **given)
+        assert sharp.converged
+        assert sharp.value < result.value
