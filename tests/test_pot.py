@@ -42,6 +42,13 @@ CALLS = {
     "exact, M, alpha": {"M": LINEAR, "alpha": 0.2, **WEIGHTS},
     "exact, M, alpha 1": {"M": LINEAR, "alpha": 1},
 }
+KL_CALLS = {
+    "reg": {"reg": 0.5},
+    "reg, weights": {"reg": 0.5, **WEIGHTS},
+    "reg, M": {"reg": 0.2, "M": LINEAR},
+    "exact": {},
+    "exact, M, weights": {"M": LINEAR, **WEIGHTS},
+}
 
 
 def solve_by_pot(**call):
@@ -113,6 +120,21 @@ def test_started_at_pots_plan_it_is_pots_optimum(name):
         assert np.abs(found.plan - expected.plan).sum() < 1e-3
 
 
+@pytest.mark.parametrize("name", KL_CALLS)
+def test_kl_loss(name):
+    call = {"loss": "KL", **KL_CALLS[name]}
+    expected = ot.solve_gromov(*COSTS, **call)
+    again = solve_gromov(*COSTS, **call, plan_init=expected.plan)
+    assert again.value <= expected.value + 1e-7
+    if "reg" in call:
+        assert again.value == pytest.approx(expected.value, rel=1e-7)
+        assert np.abs(again.plan - expected.plan).sum() < 1e-5
+    # this loss has many optima: a search may end in one that is a little worse
+    found = solve_gromov(*COSTS, **{**call, "loss": "kl"})
+    assert found.status.converged
+    assert found.value <= expected.value + 0.03 * abs(expected.value)
+
+
 def test_value_parts_mean_what_pots_mean():
     """At the same plan: linear and quadratic part, and the entropy of the value."""
     call = CALLS["reg, M, alpha"]
@@ -148,7 +170,7 @@ def test_tensors_in_tensors_out():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": "KL"}, "square loss"),
+        ({"loss": "absolute"}, "'KL'"),
         ({"symmetric": False}, "symmetric"),
         ({"reg_type": "l2"}, "reg_type"),
         ({"unbalanced": 0.5, "unbalanced_type": "L2"}, "penalties of marginals are KL"),

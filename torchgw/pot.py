@@ -17,6 +17,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._inputs import to_tensor
+from torchgw._losses import LossName
 from torchgw._options import Regularization
 from torchgw._result import GWResult
 from torchgw._schedule import Status
@@ -26,6 +27,8 @@ __all__ = ["OTResult", "solve_gromov"]
 # Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
 # a plan for ever and settle more slowly; polishing takes over from where they have come.
 _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
+# POT's names of losses.
+_LOSSES: dict[str, LossName] = {"L2": "square", "KL": "kl"}
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ def solve_gromov(
         Linear cost.
     a, b : array-like, shapes (n,) and (m,), optional
         Weights of sum 1; uniform by default.
-    loss : {"L2"}
-        "KL" is refused.
+    loss : {"L2", "KL"}
+        (x - y)^2 or x log(x / y) - x + y, in any case of letters; ``loss="square"`` and ``"kl"`` of
+        :func:`torchgw.solve`.
     symmetric : bool or None
         ``False`` is refused: distances must be symmetric.
     alpha : float
@@ -165,6 +169,7 @@ def solve_gromov(
         D_X=Ca,
         D_Y=Cb,
         M=M,
+        loss=_LOSSES[str(loss).upper()],
         a=a,
         b=b,
         alpha=None if M is None else alpha,
@@ -265,11 +270,8 @@ def _refuse(
     n_threads: int,
 ) -> None:
     """Refuse what is not solved here, with the reason."""
-    if str(loss).upper() != "L2":
-        raise UnsupportedError(
-            f"`loss={loss!r}` is not implemented: factors of the cost, which torchgw is built on, "
-            "are those of the square loss. Use POT, or loss='L2'."
-        )
+    if str(loss).upper() not in _LOSSES:
+        raise UnsupportedError(f"`loss` must be 'L2' or 'KL', as in POT; got {loss!r}.")
     if symmetric is False:
         raise UnsupportedError(
             "`symmetric=False` is not implemented: distances are symmetric. Use POT for directed "
