@@ -334,3 +334,44 @@ def test_landmarks_have_no_logarithms():
         x, y, distances=("landmark", "precomputed"), loss="kl", epsilon=0.1, random_state=0
     )
     assert result.gradient in ("dense", "factored")
+
+
+@pytest.mark.parametrize("loss", OTHERS)
+def test_columns_on_demand(loss):
+    """Costly columns: means from some of them, and a sampled cost."""
+    x, y, answer = isometric_copy(130, noise=0.01)
+    result = torchgw.solve(
+        x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
+        n_anchors=256,
+    )  # fmt: skip
+    assert result.gradient == "sampled"
+    assert result.status.converged
+    dense = torchgw.solve(
+        x, y, distances="precomputed", n_neighbors=6, loss=loss, epsilon=5e-3, gradient="dense"
+    )
+    tables = (side.distances for side in (dense.extension.source, dense.extension.target))
+    d_x, d_y = (side.columns(torch.arange(130)).double() for side in tables)
+    plan, total = result.plan.double(), 0.0
+    for i in range(130):
+        block = LOSSES[loss](
+            *torch.broadcast_tensors(d_x[i, :, None, None], d_y[None]),
+        )  # fmt: skip
+        total += float(torch.einsum("kjl,kl,j->", block, plan, plan[i]))
+    assert result.value == pytest.approx(total, abs=6 * result.log["value_standard_error"] + 1e-6)
+    # most of the points, from 256 anchors
+    assert (result.lazy_plan.argmax() == dense.lazy_plan.argmax()).double().mean() > 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loss", OTHERS)
+@pytest.mark.parametrize("gradient", ["dense", "sampled"])
+@pytest.mark.parametrize("options", [{}, {"unbalanced": 0.4}, {"polish": True}], ids=str)
+def test_losses_on_a_gpu(loss, gradient, options):
+    if gradient == "sampled" and "polish" in options:
+        pytest.skip("polishing needs an exact gradient")
+    given = {"loss": loss, "gradient": gradient, "epsilon": 0.1, "n_anchors": 2000, **options}
+    here, there = (solve(**given, device=device) for device in ("cpu", "cuda"))
+    error = 6 * max(here.log["value_standard_error"], there.log["value_standard_error"])
+    assert there.value == pytest.approx(here.value, rel=1e-4, abs=error + 1e-9)
+    if gradient == "dense":
+        assert float((there.plan.cpu() - here.plan).abs().sum()) < 1e-2

@@ -120,12 +120,15 @@ class SampledGradient:
         left, right = left - (a * left).sum(0), right - (b * right).sum(0)
         # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; those after are known
         gram = ((a * left).T @ left * ((b * right).T @ right)).double()
-        count = len(index.source)
+        count, known = len(index.source), self.problem.loss.parts
+        parts = spread_parts(count, known, gram.device)
+        # two anchors of one part, which are drawn independently
+        same = (parts[:, None] == parts).double().fill_diagonal_(0)
+        drawn = gram[:count, :count]
+        together = (same * drawn).sum() / same.sum().clamp_min(1)
+        variance = (drawn.diagonal().mean() - together).clamp_min(0) * (same.sum() > 0)
         share = torch.full_like(gram[0], 1 / count)
-        share[count:] = 0
-        square, mean = gram.diagonal() @ share, share @ gram @ share
-        variance = (square - mean).clamp_min(0) * count / max(count - 1, 1)
-        share[count:] = 1 / self.problem.loss.parts
+        share[count:] = 1 / known
         size = (share @ gram @ share - variance / count).clamp_min(0)
         error = (variance / self.n_anchors).sqrt()
         return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
