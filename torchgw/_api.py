@@ -24,7 +24,7 @@ from torchgw._features import (
 )
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
-from torchgw._losses import SQUARE, LossName, check_loss
+from torchgw._losses import SQUARE, LossName, check_loss, find_loss
 from torchgw._options import (
     BackendName,
     Differentiable,
@@ -306,6 +306,7 @@ def solve(
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     if differentiable is not None:
         scale = check_units(differentiable, options, scale)
+    kind = find_loss(loss)
     distance_options = DistanceOptions(
         n_neighbors,
         n_landmarks,
@@ -313,7 +314,7 @@ def solve(
         disconnected,
         open_cache(cache),
         bool(verbose),
-        factors=loss == SQUARE.name,
+        factors=kind is SQUARE,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
@@ -327,6 +328,7 @@ def solve(
             tables, distances = without_structure(M, pair), "auto"
         sides = build_providers((X, Y), tables, distances, distance_options, where, recorder.time)
         source, target = sides.providers
+        check_loss(kind, target)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
@@ -340,7 +342,7 @@ def solve(
             marginals,
             check_alpha(alpha, linear),
             linear,
-            check_loss(loss, source, target),
+            kind,
         )
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)

@@ -34,6 +34,7 @@ __all__ = [
     "Loss",
     "LossName",
     "check_loss",
+    "find_loss",
     "identity",
     "spread_parts",
     "sums",
@@ -166,27 +167,23 @@ ABSOLUTE = Loss("absolute", (identity, identity), None)
 LOSSES = {loss.name: loss for loss in (SQUARE, KL, ABSOLUTE)}
 
 
-def check_loss(name: Any, source: DistanceProvider, target: DistanceProvider) -> Loss:
-    """Return a loss by name.
-
-    Raises
-    ------
-    InvalidInputError
-        For an unknown name.
-    UnsupportedError
-        If the loss means nothing for these distances.
-    """
+def find_loss(name: Any) -> Loss:
+    """Return a loss by name; InvalidInputError for an unknown one."""
     if not isinstance(name, str) or name not in LOSSES:
         known = ", ".join(repr(known) for known in get_args(LossName))
         raise InvalidInputError(f"`loss` must be one of {known}; got {name!r}.")
+    return LOSSES[name]
+
+
+def check_loss(loss: Loss, target: DistanceProvider) -> None:
+    """Raise UnsupportedError if the loss means nothing for the distances of the target."""
     inner = target.provider if isinstance(target, ScaledDistance) else target
-    if name == "kl" and isinstance(inner, LandmarkDistance):
+    if loss.singular and isinstance(inner, LandmarkDistance):
         raise UnsupportedError(
             "`loss='kl'` takes logarithms of the distances of Y, and small distances from "
             "landmarks have large relative errors. Pass distances='dijkstra' (or 'precomputed', up "
             "to a few thousand points) for Y."
         )
-    return LOSSES[name]
 
 
 class EntrywiseDistance(DistanceProvider):

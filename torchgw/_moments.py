@@ -27,6 +27,8 @@ _FEWEST = 32
 _LEVELS = 64
 _LEVEL_COLUMNS = 1024
 _MARGIN = 1.05
+# Distances read at once for these means.
+_BLOCK_ELEMENTS = 2**22
 
 
 def visible(problem: Problem, n_anchors: int) -> Problem:
@@ -113,8 +115,12 @@ class MeanDistances(NamedTuple):
             nodes = _spaced(weights, _LEVEL_COLUMNS)
             mass = torch.full_like(mass[:_LEVEL_COLUMNS], 1 / _LEVEL_COLUMNS)
         everything = torch.arange(provider.n, device=provider.device)
-        columns = provider.columns(everything if nodes is None else nodes)
-        return cls(nodes, mass, part_means(loss, side, columns, mass))
+        width = max(1, _BLOCK_ELEMENTS // provider.n)
+        blocks = (everything if nodes is None else nodes).split(width), mass.split(width)
+        means = mass.new_zeros(provider.n, loss.parts)
+        for index, share in zip(*blocks, strict=True):
+            means += part_means(loss, side, provider.columns(index), share)
+        return cls(nodes, mass, means)
 
 
 def part_means(loss: Loss, side: int, columns: Tensor, mass: Tensor) -> Tensor:
