@@ -81,6 +81,19 @@ def test_polished_kl_is_no_worse_than_pot():
     assert value_of("kl", expected) == pytest.approx(log["gw_dist"], rel=1e-9)
 
 
+@pytest.mark.parametrize("loss", OTHERS)
+def test_polished_and_continued(loss):
+    """Polishing lowers the value; a given plan is where a solve goes on."""
+    entropic = solve(loss=loss, epsilon=0.05)
+    polished = solve(loss=loss, epsilon=0.05, polish=True)
+    assert polished.converged
+    assert polished.value == pytest.approx(value_of(loss, polished.plan.numpy()), rel=1e-9)
+    assert polished.value < entropic.value
+    again = solve(loss=loss, epsilon=0.05, init=entropic)
+    assert again.n_iters < entropic.n_iters
+    assert again.value == pytest.approx(entropic.value, rel=1e-3)
+
+
 COMBINATIONS = {
     "entropic": {},
     "M": {"M": LINEAR, "alpha": 0.4},

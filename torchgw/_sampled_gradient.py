@@ -29,8 +29,9 @@ __all__ = ["CostNoise", "SampledGradient", "make_gradient"]
 
 # Anchors that the noise is estimated from at most.
 _NOISE_ANCHORS = 256
-# Anchors times pairs of points, where a mean over a plan has to be one over pairs.
+# Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
 _PAIR_ENTRIES = 2**20
+_MOST_PAIRS = 2**13
 
 
 class CostNoise(NamedTuple):
@@ -184,7 +185,8 @@ class SampledGradient:
         right = self.problem.target.columns(anchors.target).double()
         shared = 0.0
         if loss.cross is None:
-            pairs = plan.sample(max(2, _PAIR_ENTRIES // self.n_anchors), generator)
+            count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
+            pairs = plan.sample(count, generator)
             table = loss(left[pairs.source], right[pairs.target])
             values = table.mean(0)
             shared = float(table.mean(1).var()) / len(table)
