@@ -248,7 +248,7 @@ def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
         logger.debug("outer iterations are not captured: %s", reason)
         return step
     gradient = step.gradient
-    if isinstance(gradient, DenseGradient) and _size(gradient) <= _KEPT_BYTES:
+    if type(gradient) is DenseGradient and _size(gradient) <= _KEPT_BYTES:
         return KeptStep(step)
     return CapturedStep(step)
 
