@@ -139,11 +139,16 @@ class Descent:
         self._changes: list[float] = []
         self.values: list[float] = []
 
-    def update(self, report: Report) -> bool:
+    def update(self, report: Report, *, met: bool = True) -> bool:
         """Take what an iteration tells; return whether to stop.
 
-        A plan whose changes shrink is about to settle, and not stopped.
+        A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
+        whose marginals are not ``met``: their objective may be anything.
         """
+        if not met:
+            self._last = None
+            self.values.clear()
+            return False
         last, self._last = self._last, report
         self._changes.append(report.change)
         if last is None or self._tol == 0 or math.isnan(report.now):

@@ -39,6 +39,8 @@ __all__ = [
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals.
 _ANNEALING_TOLERANCE = 1e-2
+# Column error at the target epsilon up to which a plan counts as one with both marginals.
+_MET = 3e-3
 # Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
 _INNER_SHARE = 0.1
 # The same after a patient annealing, whose plans move for long: as a share of their change.
@@ -170,12 +172,16 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         change = report.change
         check_finite(report.dual, inner.error, epsilon)
         coupling, share = latest, setting.anneal.share(iteration)
+        # objectives can be compared, and steps followed, of plans with both marginals
+        met = not at_target or inner.error <= _MET
         if share < 1:
             coupling = gradient.mean(state.coupling, latest, share, setting.generator)
         elif isinstance(coupling, torch.Tensor) and at_target and change < accelerated:
             coupling = acceleration.next(state.coupling, coupling)
-        elif isinstance(gradient, DenseGradient) and momentum.wanted(
-            change if at_target else math.inf
+        elif (
+            isinstance(gradient, DenseGradient)
+            and met
+            and momentum.wanted(change if at_target else math.inf)
         ):
             coupling = momentum.next(state.coupling, coupling, state.latest)
         start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
@@ -194,7 +200,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             return state._replace(status=Status.CONVERGED)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
-        if at_target and share == 1 and descent.update(report):
+        if at_target and share == 1 and descent.update(report, met=met):
             return state._replace(status=Status.FLAT)
     return state
 
