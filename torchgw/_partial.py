@@ -17,6 +17,8 @@ __all__ = ["level", "partial_sinkhorn"]
 
 # Largest log-scaling of a stored kernel, as for strict marginals.
 _LARGEST_SCALING = 20.0
+# Kernels that may turn out to be too far away before softmins are computed as they are.
+_MOST_FAILURES = 3
 # Column error below which the iteration is near enough to linear to be extrapolated.
 _LINEAR = 1e-3
 
@@ -80,7 +82,7 @@ def partial_sinkhorn(
     if dense is not None and start is not None:
         kernel = _Kernel(dense, marginals, Potentials(start.f, g), epsilon)
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
-    acceleration, done = Anderson(), 0
+    acceleration, done, failures = Anderson(), 0, 0
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if dense is not None and kernel is None else check_every, max_iter - done)
@@ -90,7 +92,9 @@ def partial_sinkhorn(
             moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
         error, scaling = torch.stack([found.error, moved]).tolist()
         if not scaling < _LARGEST_SCALING:
-            kernel = None
+            kernel, failures = None, failures + 1
+            if failures == _MOST_FAILURES:
+                dense = None
             continue
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error):

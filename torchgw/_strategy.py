@@ -38,6 +38,9 @@ __all__ = ["Strategy", "choose_strategy"]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
 _HALF_ENTRIES = 2_000_000
+# Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
+# the product of the deviations where one is four times the other.
+_OWN_SHARE = 0.25
 # Anchor pairs to begin with: about 8 sqrt(n), within these.
 _ANCHORS = (256, 1024)
 # Points whose distances the scale of another loss than the square one is taken from.
@@ -163,7 +166,10 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     precision, steps = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 8 * math.isqrt(max(n, m))))
-    spread = natural_scale(visible(problem, n_anchors) if gradient == "sampled" else problem)
+    spread = natural_scale(
+        visible(problem, n_anchors) if gradient == "sampled" else problem,
+        relaxed=options.relaxation is not None,
+    )
     if options.epsilon == "auto":
         epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
     else:
@@ -202,16 +208,20 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
     return min(side.signs.numel() for side in factors if side is not None) + linear
 
 
-def natural_scale(problem: Problem) -> float:
+def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
 
     4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
     would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
+    Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     """
-    sides = zip((problem.source, problem.target), problem.marginals, strict=True)
+    sides = list(zip((problem.source, problem.target), problem.marginals, strict=True))
     if problem.loss is SQUARE:
-        spread = math.prod(distance_spread(*side) for side in sides)
-        scale = 4 * problem.alpha * spread
+        spreads = [distance_spread(*side) for side in sides]
+        product = math.prod(spreads)
+        if relaxed:
+            product = max(product, _OWN_SHARE * sum(spread**2 for spread in spreads))
+        scale = 4 * problem.alpha * product
     else:
         chosen = (choose_points(*side, _SCALE_POINTS) for side in sides)
         spread = loss_spread(problem.loss, tuple(chosen), problem.marginals)
