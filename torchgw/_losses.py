@@ -203,8 +203,8 @@ class EntrywiseDistance(DistanceProvider):
         self.dtype = provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
-        matrix = provider.matrix()
-        self._matrix = None if matrix is None else function(matrix)
+        # made once it is asked for
+        self._matrix: Tensor | None = None
 
     def columns(self, index: Tensor) -> Tensor:
         """Return the function of D[:, index]."""
@@ -220,11 +220,14 @@ class EntrywiseDistance(DistanceProvider):
 
     def matrix(self) -> Tensor | None:
         """Return the function of D if D is stored."""
+        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
+            self._matrix = self.function(matrix)
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
         """Return the product with values, (n, c)."""
-        return super().apply(values) if self._matrix is None else self._matrix @ values
+        matrix = self.matrix()
+        return super().apply(values) if matrix is None else matrix @ values
 
 
 def spread_parts(count: int, parts: int, device: torch.device) -> Tensor:

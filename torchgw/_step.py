@@ -265,7 +265,7 @@ def _why_not_captured(step: PlainStep, shape: tuple[int, int]) -> str | None:
         return f"the sweeps of the backend {step.backend.name!r} take more launches than the rest."
     if shape[0] * shape[1] * problem.dtype.itemsize > _CAPTURED_BYTES:
         return f"launches are a small part of the time at {shape[0]} x {shape[1]}."
-    if problem.sides() is None:
+    if problem.loss.cross is None:
         return f"loss={problem.loss.name!r} takes one launch after the other for each point."
     stored = step.gradient.name == "dense"
     if not (stored or (problem.source.capturable and problem.target.capturable)):
