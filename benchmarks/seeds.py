@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,11 @@ def run_seed(
             else:
                 options |= {"X": points[0], "Y": points[1], "n_neighbors": 5, "n_init": n_init}
             begin = time.perf_counter()
-            result = torchgw.solve(epsilon=epsilon, random_state=seed, **options)
+            try:
+                result = torchgw.solve(epsilon=epsilon, random_state=seed, **options)
+            except torchgw.TorchGWError as error:
+                records.append(_failure(seed, kind, error, time.perf_counter() - begin))
+                continue
             seconds = time.perf_counter() - begin
             matched = angle_y[result.lazy_plan.argmax().cpu().numpy()]
             records.append(
@@ -80,6 +85,12 @@ def run_seed(
                 }
             )
     return records
+
+
+def _failure(seed: int, kind: str, error: Exception, seconds: float) -> dict[str, Any]:
+    """Return the scores of a solve that gave no plan."""
+    scores = {"spearman": -1.0, "value": float("inf"), "ambiguity": float("nan")}
+    return {"seed": seed, "kind": kind, **scores, "status": repr(error), "seconds": seconds}
 
 
 def _value(tables: list[torch.Tensor], plan: torch.Tensor) -> float:
@@ -127,15 +138,19 @@ def main(arguments: list[str] | None = None) -> None:
     kinds = [kind.replace("+", ", ") for kind in options.kinds.split(",")]
     seeds = range(options.first, options.first + options.seeds)
     work = [(n, m, seed, kinds, options.device, options.epsilon, options.n_init) for seed in seeds]
-    if options.jobs == 1:
-        batches = [_run(item) for item in work]
-    else:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            batches = list(pool.map(_run, work))
-    records = [record for batch in batches for record in batch]
-    if options.output is not None:
-        with options.output.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+    records = []
+    with ExitStack() as stack:
+        run: Any = map
+        if options.jobs > 1:
+            context = get_context("spawn")
+            pool = stack.enter_context(ProcessPoolExecutor(options.jobs, mp_context=context))
+            run = pool.map
+        for batch in run(_run, work):
+            records += batch
+            if options.output is not None:
+                # one seed after the other: what is cut off keeps what it has
+                with options.output.open("a") as file:
+                    file.writelines(json.dumps(record) + "\n" for record in batch)
     print(f"{options.size}, {options.seeds} seeds, epsilon {options.epsilon:g}, {options.device}")
     print("\n".join(summarise(records)), flush=True)
 
