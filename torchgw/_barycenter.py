@@ -210,7 +210,8 @@ def barycenter(
     --------
     >>> import numpy as np, torchgw
     >>> circle = [[np.cos(t), np.sin(t)] for t in np.linspace(0, 6, 40)]
-    >>> result = torchgw.barycenter([circle, 2 * np.array(circle)], 20, distances="euclidean")
+    >>> circles = [circle, 2 * np.array(circle)]
+    >>> result = torchgw.barycenter(circles, 20, distances="euclidean", random_state=0)
     >>> bool(1.4 < result.D.max() / 2 < 1.6)
     True
     """
