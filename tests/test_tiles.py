@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from torchgw._tiles import (
 )
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials
+from torchgw.datasets import spiral, swiss_roll
 
 DELTA = skipped_share(torch.float64)
 BACKENDS = [pytest.param(("eager", "cpu"), id="eager")]
@@ -414,3 +416,14 @@ def test_refused_values() -> None:
     x, y = factored_sides()
     with pytest.raises(InvalidInputError, match="skip_tiles"):
         torchgw.solve(x[:50], y[:50], skip_tiles="yes")
+
+
+def test_annealing_of_all_points_is_stored():
+    """From a large epsilon most tiles are kept for many iterations, which storing does faster."""
+    points = spiral(1100, 0)[0], swiss_roll(1100, 1)[0]
+    options = {"distances": "landmark", "random_state": 0, "max_iter": 3, "device": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        searched, annealed = (torchgw.solve(*points, n_init=n, **options) for n in (None, 1))
+    assert searched.log["tiles"] is not None
+    assert annealed.log["tiles"] is None

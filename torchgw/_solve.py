@@ -31,16 +31,14 @@ from torchgw._solver import (
     settle,
 )
 from torchgw._starts import Guess, first_guess, searchable, starting_point
-from torchgw._strategy import Strategy, choose_strategy
+from torchgw._strategy import COARSE_ENTRIES, Strategy, choose_strategy
 from torchgw._typing import Potentials
 
 __all__ = ["Ending", "Outcome", "solve_problem"]
 
 logger = logging.getLogger(__name__)
 
-# Entries (n * m) above which a factored solve begins on a subsample, and its points per side: as
-# many as give the coupling to a few percent within a second.
-_COARSE_ENTRIES = 9_000_000
+# Points per side of a subsample: as many as give the coupling to a few percent within a second.
 _COARSE_POINTS = 1_500
 # Size of a sampled cost over its standard error below which anchors are added, up to so many.
 _SIGNAL_TO_NOISE = 10.0
@@ -215,7 +213,7 @@ def can_subsample(strategy: Strategy) -> bool:
         return False
     if any(side.factors() is None for side in sides):
         return False
-    return sides[0].n * sides[1].n > _COARSE_ENTRIES
+    return sides[0].n * sides[1].n > COARSE_ENTRIES
 
 
 def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:

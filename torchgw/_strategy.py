@@ -32,12 +32,14 @@ from torchgw._schedule import Annealing
 from torchgw._solver import Recorder, Setting
 from torchgw._tiling import Tiling
 
-__all__ = ["Strategy", "choose_strategy"]
+__all__ = ["COARSE_ENTRIES", "Strategy", "choose_strategy"]
 
 # epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
 _HALF_ENTRIES = 2_000_000
+# Entries (n * m) above which a factored solve begins on a subsample.
+COARSE_ENTRIES = 9_000_000
 # Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
 # the product of the deviations where one is four times the other.
 _OWN_SHARE = 0.25
@@ -180,6 +182,8 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
     # relaxed problems have no sweeps over tiles, which is what makes streaming fast
     tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
+    # annealing all points from a large epsilon keeps most tiles for many iterations
+    tiled &= options.n_init != 1 or n * m > COARSE_ENTRIES
     store = store_cost(options.storage, device, steps, (n, m), rank, tiled=tiled)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
     return Strategy(
