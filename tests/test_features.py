@@ -62,7 +62,7 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
     (x, y), features = given(400, 300)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
     whole = torchgw.solve(x, y, **options)
-    monkeypatch.setattr("torchgw._solve._COARSE_ENTRIES", 1000)
+    monkeypatch.setattr("torchgw._solve.COARSE_ENTRIES", 1000)
     monkeypatch.setattr("torchgw._solve._COARSE_POINTS", 200)
     coarse = torchgw.solve(x, y, **options)
     assert coarse.history[0].shape == (200, 200)

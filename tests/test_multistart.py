@@ -443,7 +443,7 @@ def test_large_factored_problems_search_their_subsample(monkeypatch):
     """The optima come back as points of the whole problem, and the right one is found."""
     import torchgw._solve as module
 
-    monkeypatch.setattr(module, "_COARSE_ENTRIES", 10_000)
+    monkeypatch.setattr(module, "COARSE_ENTRIES", 10_000)
     monkeypatch.setattr(module, "_COARSE_POINTS", 150)
     (x, t_x), (y, t_y) = curve(400), curve(300, 1)
     result = torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0)

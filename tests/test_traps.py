@@ -499,7 +499,7 @@ def test_options_without_effect_are_refused():
 
 
 def _coarse(monkeypatch):
-    monkeypatch.setattr("torchgw._solve._COARSE_ENTRIES", 1)
+    monkeypatch.setattr("torchgw._solve.COARSE_ENTRIES", 1)
     monkeypatch.setattr("torchgw._solve._COARSE_POINTS", 12)
 
 
