@@ -25,7 +25,7 @@ __all__ = ["LandmarkDistance"]
 _EXTREMES = 3
 # Landmarks of graphs of up to so many vertices: the value of a plan is too high by as much as the
 # errors of both sides, and within 1% from 100 on. More factors cost every iteration more, but
-# little where the cost is stored, as it is then.
+# little where the cost is stored, as a GPU does at this size.
 _FEW_VERTICES = 8_192
 _FEW = 123
 # Vertices up to which all are landmarks, and the distances exact.
