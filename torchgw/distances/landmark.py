@@ -44,8 +44,6 @@ _SPREAD = 4
 _HELD_OUT = 15
 # Error, relative to the least, that a smaller rank may have.
 _RANK_SLACK = 1.05
-# Bytes that the errors of all ranks may take to compute.
-_WORK_BYTES = 64 * 2**20
 
 
 class LandmarkDistance(DistanceProvider):
@@ -339,11 +337,11 @@ def _approximate(
     held_out, exact = held_out[fresh], exact[fresh]
     if not len(held_out):
         return (matrix, signs), 0.0
-    square = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
-    step = max(1, _WORK_BYTES // (8 * len(held_out) * matrix.shape[1]))
-    for part, true in zip(matrix.split(step), exact.split(step, dim=1), strict=True):
-        terms = (signs * matrix[held_out])[:, None, :] * part
-        square += terms.cumsum(dim=2).sub_(true[:, :, None]).square_().sum(dim=(0, 1))
-    errors = square.sqrt() / (exact.norm() or 1.0)
+    # squared distances of the exact columns to the sums of the first r terms
+    own, size = signs * matrix[held_out], exact.square().sum().clamp_min(1e-300)
+    products = ((own.T @ own) * (matrix.T @ matrix)).cumsum(0).cumsum(1).diagonal()
+    square = products - 2 * (own * (exact @ matrix)).sum(0).cumsum(0) + size
+    # what cancels leaves nothing below that
+    errors = (square / size).clamp_min(torch.finfo(square.dtype).eps).sqrt()
     rank = int((errors <= _RANK_SLACK * errors.min()).nonzero()[0]) + 1
     return (matrix[:, :rank], signs[:rank]), float(errors[rank - 1])
