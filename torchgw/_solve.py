@@ -93,8 +93,8 @@ def solve_problem(
     setting, state = begin(strategy, sample, guess, generator, recorder)
     recorder.time("setup", clock)
     setting, state = run(strategy, setting, state, guess)
-    plan, status = settle(setting, state, strategy.steps.settle)
-    ending = finish(strategy, setting, plan, status)
+    plan, state = settle(setting, state, strategy.steps.settle)
+    ending = finish(strategy, setting, plan, state.status)
     if strategy.tiling is not None:
         strategy.tiling.forget()
     gradient, coupling = setting.gradient, state.coupling

@@ -123,6 +123,13 @@ class Setting:
         return 4 * self.scale / epsilon * torch.finfo(self.dtype).eps
 
 
+class Solved(NamedTuple):
+    """A linear problem that is solved as well as that of a result has to be."""
+
+    plan: TransportPlan
+    point: Coupling  # where its cost is linearised
+
+
 class LoopState(NamedTuple):
     """What flows through the loop."""
 
@@ -131,6 +138,7 @@ class LoopState(NamedTuple):
     potentials: Potentials | None  # of the last plan, cost units; None before there is one
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
+    solved: Solved | None = None  # the last linear problem, if the result can be that
 
 
 def iterate(setting: Setting, state: LoopState) -> LoopState:
@@ -185,6 +193,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         ):
             coupling = momentum.next(state.coupling, coupling, state.latest)
         start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
+        point = state.coupling
         state = LoopState(coupling, latest, inner.potentials, start)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and gradient.exact and change <= reachable
@@ -197,12 +206,28 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         if settled and inner.error <= reachable:
-            return state._replace(status=Status.CONVERGED)
+            solved = _solved(setting, cost, inner, epsilon, point)
+            return state._replace(status=Status.CONVERGED, solved=solved)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
         if at_target and share == 1 and descent.update(report, met=met):
             return state._replace(status=Status.FLAT)
     return state
+
+
+def _solved(
+    setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float, point: Coupling
+) -> Solved | None:
+    """Return the last linear problem of a loop, if solving one more would not change the result.
+
+    A stored cost may be overwritten by the next solve, and proximal plans are linearised at a mean.
+    """
+    precise = inner.error <= inner_tolerance(setting, epsilon)
+    enough = precise and inner.n_iters >= _SETTLE_ITERATIONS
+    if setting.store or setting.anneal.proximal or not enough:
+        return None
+    plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
+    return Solved(plan, point)
 
 
 def solve_linear(
@@ -249,32 +274,39 @@ def make_step(setting: Setting) -> Step:
     return choose_step(step, (len(marginals.a), len(marginals.b)))
 
 
-def settle(setting: Setting, state: LoopState, dtype: torch.dtype) -> tuple[TransportPlan, Status]:
-    """Solve the last linear problem to the full tolerance; return its plan and the final status.
+def settle(
+    setting: Setting, state: LoopState, dtype: torch.dtype
+) -> tuple[TransportPlan, LoopState]:
+    """Solve the last linear problem to the full tolerance; return its plan and the final state.
 
-    This is where a mixed-precision solve gets its float64 marginals.
+    This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
+    problem that is solved as well, its plan is the result.
     """
     clock = perf_counter()
     options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
-    cost = setting.gradient.linearise(state.coupling).to(dtype)
-    inner = solve_linear(
-        setting,
-        cost.dense() if setting.store else cost,
-        state.start,
-        epsilon,
-        max_iter=options.inner_max_iter,
-        tol=inner_tolerance(setting, epsilon),
-        min_iter=_SETTLE_ITERATIONS,
-    )
-    value = dual_value(inner.potentials, setting.marginals, setting.gradient)
-    check_finite(float(value), inner.error, epsilon)
+    if state.solved is not None and state.solved.plan.dtype == dtype:
+        plan, point = state.solved
+        state = state._replace(coupling=point)
+    else:
+        cost = setting.gradient.linearise(state.coupling).to(dtype)
+        inner = solve_linear(
+            setting,
+            cost.dense() if setting.store else cost,
+            state.start,
+            epsilon,
+            max_iter=options.inner_max_iter,
+            tol=inner_tolerance(setting, epsilon),
+            min_iter=_SETTLE_ITERATIONS,
+        )
+        value = dual_value(inner.potentials, setting.marginals, setting.gradient)
+        check_finite(float(value), inner.error, epsilon)
+        setting.recorder.settle_iterations = inner.n_iters
+        if not inner.converged:
+            state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
+        plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
+    potentials = _reach_unused(plan.cost, plan.potentials, setting, epsilon)
     setting.recorder.time("settle", clock)
-    status = state.status
-    setting.recorder.settle_iterations = inner.n_iters
-    if not inner.converged:
-        status = _INNER_FAILED.get(status, status)
-    potentials = _reach_unused(cost, inner.potentials, setting, epsilon)
-    return TransportPlan(cost, potentials, setting.marginals, epsilon, setting.backend), status
+    return TransportPlan(plan.cost, potentials, setting.marginals, epsilon, setting.backend), state
 
 
 def _reach_unused(
