@@ -11,6 +11,7 @@ import reference
 import scipy.stats
 import torch
 from problems import distance_matrices, isometric_copy, random_weights
+from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, Status
@@ -289,3 +290,29 @@ def test_stored_and_streamed_costs_give_one_plan(gradient):
     stored = torchgw.solve(x, y, storage="stored", **options)
     streamed = torchgw.solve(x, y, storage="streamed", **options)
     torch.testing.assert_close(stored.plan, streamed.plan, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_numbers_of_a_streamed_solve_are_those_of_its_plan(fused, weighted):
+    """A streamed solve ends with the plan of its loop, whose coupling is known already."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 3)), rng.normal(size=(80, 2)) * (1.0, 0.3)
+    options = {"features": (x[:, :2], y)} if fused else {}
+    if weighted:
+        options["a"] = np.append(np.zeros(10), np.full(80, 1 / 80))
+    options |= {"storage": "streamed", "precision": "float32", "epsilon": 5e-3, "random_state": 0}
+    result = torchgw.solve(x, y, distances="sqeuclidean", **options)
+    assert result.converged
+    assert result.log["settle_iterations"] == 0
+    plan = result.plan.double().numpy()
+    d_x, d_y = (cdist(p, p, "sqeuclidean") * s for p, s in zip((x, y), result.scale, strict=True))
+    value = reference.gw_value(d_x, d_y, plan)
+    assert result.value_quad == pytest.approx(value * (0.5 if fused else 1), rel=1e-4)
+    a, b = result.lazy_plan.weights
+    used = plan > 0
+    ratio = plan[used] / np.outer(a, b)[used]
+    assert result.log["kl"] == pytest.approx((plan[used] * np.log(ratio)).sum(), rel=1e-3)
+    if fused:
+        linear = (cdist(x[:, :2], y, "sqeuclidean") * plan).sum()
+        assert result.value_linear == pytest.approx(linear / 2, rel=1e-4)

@@ -6,9 +6,10 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
-from torchgw._gradient import Gradient, Problem, QuadraticValue
+from torchgw._gradient import FactoredGradient, Gradient, Problem, QuadraticValue
 from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._relaxed import (
@@ -48,11 +49,21 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    gradient: Gradient, plan: TransportPlan, epsilon: float, generator: torch.Generator
+    gradient: Gradient,
+    plan: TransportPlan,
+    epsilon: float,
+    generator: torch.Generator,
+    coupling: Tensor | None = None,
 ) -> Evaluation:
-    """Compute the numbers of a plan; NumericalError if they are not finite."""
+    """Compute the numbers of a plan; NumericalError if they are not finite.
+
+    ``coupling`` is that of the plan with a factored gradient, if it is known.
+    """
     masses = Marginals(*plan.marginals())
-    quadratic = gradient.evaluate(plan, masses, generator)
+    if coupling is not None and isinstance(gradient, FactoredGradient):
+        quadratic = gradient.value(coupling, masses)
+    else:
+        quadratic = gradient.evaluate(plan, masses, generator)
     error = max(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, gradient.problem.marginals, strict=True)

@@ -367,9 +367,13 @@ class FactoredGradient:
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
-        """Return the value from one streamed product each way."""
+        """Return the value from one streamed product."""
+        return self.value(self.update(plan, None, generator), masses)
+
+    def value(self, coupling: Tensor, masses: Marginals) -> QuadraticValue:
+        """Return the value of the plan that has a coupling."""
         own = _own_value(self.problem, masses)
-        coupling = self.update(plan, None, generator).to(self.problem.dtype)
+        coupling = coupling.to(self.problem.dtype)
         measured = self._left.metric(coupling) * self._factors.signs
         cross = torch.sum(measured.double() * coupling.double())
         return QuadraticValue(own - 2 * float(cross), 0.0)

@@ -94,7 +94,7 @@ def solve_problem(
     recorder.time("setup", clock)
     setting, state = run(strategy, setting, state, guess)
     plan, state = settle(setting, state, strategy.steps.settle)
-    ending = finish(strategy, setting, plan, state.status)
+    ending = finish(strategy, setting, plan, state)
     if strategy.tiling is not None:
         strategy.tiling.forget()
     gradient, coupling = setting.gradient, state.coupling
@@ -160,13 +160,14 @@ def run(
     return setting, iterate(setting, state) if again else state
 
 
-def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, status: Status) -> Ending:
+def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState) -> Ending:
     """Polish a settled plan if asked to, compute its numbers, and say what status it deserves."""
-    clock, recorder = perf_counter(), setting.recorder
+    clock, recorder, status = perf_counter(), setting.recorder, state.status
     gradient, generator, relaxation = setting.gradient, setting.generator, setting.relaxation
     epsilon, polished, unpolished = plan.epsilon, None, None
+    coupling = state.solved and state.solved.coupling
     if strategy.options.polish:
-        unpolished = plan
+        unpolished, coupling = plan, None
         polished = polish(gradient, plan, relaxation, generator)
         plan, epsilon = polished.plan, 0.0
         if status is not Status.STOPPED:
@@ -175,7 +176,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, status: St
     if isinstance(gradient, RelaxedGradient) and relaxation is not None:
         plan, evaluation = evaluate_relaxed(gradient, plan, relaxation, generator)
     else:
-        evaluation = evaluate(gradient, plan, epsilon, generator)
+        evaluation = evaluate(gradient, plan, epsilon, generator, coupling)
     # what the iteration believes is checked against the plan itself
     tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
     status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from torchgw._acceleration import Anderson, Momentum
-from torchgw._cost import Cost
+from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
-from torchgw._gradient import Coupling, DenseGradient, Gradient
+from torchgw._gradient import Coupling, DenseGradient, FactoredGradient, Gradient
 from torchgw._options import Options
 from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
@@ -124,10 +124,11 @@ class Setting:
 
 
 class Solved(NamedTuple):
-    """A linear problem that is solved as well as that of a result has to be."""
+    """The last linear problem of a loop, solved as well as that of a result has to be."""
 
     plan: TransportPlan
     point: Coupling  # where its cost is linearised
+    coupling: Coupling  # of the plan
 
 
 class LoopState(NamedTuple):
@@ -138,7 +139,7 @@ class LoopState(NamedTuple):
     potentials: Potentials | None  # of the last plan, cost units; None before there is one
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
-    solved: Solved | None = None  # the last linear problem, if the result can be that
+    solved: Solved | None = None  # what the result can be, if the loop has reached it
 
 
 def iterate(setting: Setting, state: LoopState) -> LoopState:
@@ -151,7 +152,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     """
     if state.status is Status.STOPPED:
         return state
-    state = state._replace(status=Status.OUTER_LIMIT)
+    state = state._replace(status=Status.OUTER_LIMIT, solved=None)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
@@ -206,7 +207,12 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         if settled and inner.error <= reachable:
-            solved = _solved(setting, cost, inner, epsilon, point)
+            plan = TransportPlan(
+                cost, inner.potentials, setting.marginals, epsilon, setting.backend
+            )
+            # graphs would overwrite the cost
+            keep = type(step) is PlainStep and _is_result(setting, plan, inner)
+            solved = Solved(plan, point, latest) if keep else None
             return state._replace(status=Status.CONVERGED, solved=solved)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
@@ -215,19 +221,15 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     return state
 
 
-def _solved(
-    setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float, point: Coupling
-) -> Solved | None:
-    """Return the last linear problem of a loop, if solving one more would not change the result.
+def _is_result(setting: Setting, plan: TransportPlan, inner: SinkhornResult) -> bool:
+    """Whether solving one more linear problem would not change what a loop has converged to.
 
-    A stored cost may be overwritten by the next solve, and proximal plans are linearised at a mean.
+    Stored costs are left alone: what a plan keeps is factors. Proximal ones are those of a mean.
     """
-    precise = inner.error <= inner_tolerance(setting, epsilon)
-    enough = precise and inner.n_iters >= _SETTLE_ITERATIONS
-    if setting.store or setting.anneal.proximal or not enough:
-        return None
-    plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
-    return Solved(plan, point)
+    if not isinstance(setting.gradient, FactoredGradient) or setting.anneal.proximal:
+        return False
+    precise = inner.error <= inner_tolerance(setting, plan.epsilon)
+    return isinstance(plan.cost, FactoredCost) and precise and inner.n_iters >= _SETTLE_ITERATIONS
 
 
 def solve_linear(
@@ -285,9 +287,10 @@ def settle(
     clock = perf_counter()
     options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
     if state.solved is not None and state.solved.plan.dtype == dtype:
-        plan, point = state.solved
-        state = state._replace(coupling=point)
+        plan = state.solved.plan
+        state = state._replace(coupling=state.solved.point)
     else:
+        state = state._replace(solved=None)
         cost = setting.gradient.linearise(state.coupling).to(dtype)
         inner = solve_linear(
             setting,
