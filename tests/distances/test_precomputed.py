@@ -1,3 +1,6 @@
+import os
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -88,3 +91,17 @@ def test_small_graphs_start_no_processes(path_graph, monkeypatch):
     monkeypatch.setattr(geodesics, "_PROCESS_PAIRS", 0)
     with pytest.raises(AssertionError, match="joblib was called"):
         geodesic_matrices([path_graph, path_graph], n_jobs=4)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no files in memory here")
+@pytest.mark.parametrize(("free", "folder"), [(8 * 5 * 5, None), (8 * 5 * 5 + 1, "/dev/shm")])
+def test_files_in_memory_are_made_where_they_fit(monkeypatch, free, folder):
+    """A process that writes beyond the end of a container's 64 MB of them is killed."""
+    used, plain = [], geodesics.TemporaryDirectory
+    monkeypatch.setattr(
+        geodesics, "TemporaryDirectory", lambda dir, **more: used.append(dir) or plain(**more)
+    )
+    monkeypatch.setattr(geodesics.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    graph = knn_graph(torch.arange(5.0, dtype=torch.float64)[:, None], 1)
+    assert geodesic_matrix(graph).max() == 4
+    assert used == [folder]

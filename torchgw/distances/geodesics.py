@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ _ORDERED_VERTICES = 10_000
 # for each of n^3 and of n.
 _RELAXATION_SECONDS = 8e-11
 _CLOSING_SECONDS = (3.6e-13, 3.7e-6)
+# Where Linux has files in memory.
+_IN_MEMORY = "/dev/shm"
 # Calls that each process gets, so that they end together and progress shows.
 _SHARES = 4
 # Bytes of the float64 rows that one Dijkstra call returns.
@@ -197,7 +200,8 @@ def path_lengths(
     """
     n_jobs = _worth_jobs(tasks, n_jobs)
     shapes = [(len(sources), task.n) for task, sources in tasks]
-    with TemporaryDirectory(dir=_memory_folder(), ignore_cleanup_errors=True) as folder:
+    size = dtype.itemsize * sum(rows * n for rows, n in shapes)
+    with TemporaryDirectory(dir=_memory_folder(size), ignore_cleanup_errors=True) as folder:
         results = [_rows_of(shape, dtype, n_jobs > 1, folder, i) for i, shape in enumerate(shapes)]
         calls = [
             (task.graph, sources[start : start + step], rows[start : start + step])
@@ -216,9 +220,11 @@ def path_lengths(
     return tables
 
 
-def _memory_folder() -> str | None:
-    """Return where files are in memory, if there is such a place."""
-    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+def _memory_folder(size: int) -> str | None:
+    """Return where files are in memory, if there is such a place with room for some bytes."""
+    # a process that writes where there is none, as with a container's 64 MB, is killed
+    roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > size
+    return _IN_MEMORY if roomy else None
 
 
 def _rows_of(
