@@ -103,6 +103,19 @@ def test_plan_operations(curves, tmp_path, dense):  # noqa: F811
     assert init.value == pytest.approx(result.value, abs=0.05)
 
 
+def test_relaxed_plans_are_drawn_from_by_what_their_rows_carry(curves, tmp_path):  # noqa: F811
+    result = solve(*curves, distances="sqeuclidean", mass=0.4, epsilon=5e-3, n_init=1)
+    plan = round_trip(result, tmp_path).lazy_plan
+    seeds = (torch.Generator().manual_seed(0) for _ in range(2))
+    drawn, expected = (
+        each.sample(500, seed).source
+        for each, seed in zip((plan, result.lazy_plan), seeds, strict=True)
+    )
+    assert torch.equal(drawn, expected)
+    # rows that move next to nothing are hardly drawn
+    assert len(expected.unique()) < 80
+
+
 def test_polished_results(curves, tmp_path):  # noqa: F811
     X = curves[0]
     result = solve(X, X[::-1] * 2, distances="euclidean", polish=True)

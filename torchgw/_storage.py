@@ -194,7 +194,9 @@ def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
-    return "TransportPlan", {"cost": plan.cost, **rest}
+    # rows are drawn by them; old files have none
+    masses = None if plan.masses is plan.weights else plan.masses
+    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses}
 
 
 def _shorten(plan: TransportPlan) -> SparsePlan:
