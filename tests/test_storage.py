@@ -116,6 +116,17 @@ def test_relaxed_plans_are_drawn_from_by_what_their_rows_carry(curves, tmp_path)
     assert len(expected.unique()) < 80
 
 
+@pytest.mark.parametrize("relaxed", [{"mass": 0.4}, {"unbalanced": 1.0}], ids=str)
+def test_relaxed_plans_can_be_started_from(curves, tmp_path, relaxed):  # noqa: F811
+    settings = {"distances": "euclidean", "epsilon": 5e-3, "n_init": 1, **relaxed}
+    result = solve(*curves, **settings)
+    loaded = round_trip(result, tmp_path)
+    again, expected = (solve(*curves, init=init, **settings) for init in (loaded, result))
+    # entries below 1e-12 of a row are left out
+    assert again.value == pytest.approx(expected.value, rel=1e-6)
+    assert again.value != pytest.approx(solve(*curves, **settings).value, rel=1e-6)
+
+
 def test_polished_results(curves, tmp_path):  # noqa: F811
     X = curves[0]
     result = solve(X, X[::-1] * 2, distances="euclidean", polish=True)

@@ -86,6 +86,18 @@ class SparsePlan(TransportPlan):
         a, b = self.weights
         return SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
 
+    def replaced(
+        self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
+    ) -> SparsePlan:
+        """Return the plan of other potentials and weights, its entries scaled accordingly."""
+        values, places = self.entries.values(), self.entries.indices()
+        sides = zip(places, potentials, self.potentials, weights, self.weights, strict=True)
+        for place, now, before, weight, old in sides:
+            share = torch.where(old > 0, weight / old, 0.0)
+            values = values * (share * ((now - before) / self.epsilon).exp())[place]
+        entries = sparse_tensor(places, values, self.shape)
+        return SparsePlan(entries, potentials, weights, self.epsilon)
+
     def __repr__(self) -> str:
         """Say what the plan is."""
         return (
