@@ -254,6 +254,13 @@ def test_other_versions_and_kinds(tmp_path, monkeypatch):
         torchgw.load(path)
 
 
+def test_parts_of_a_cache_are_no_results(tmp_path):
+    solve(np.arange(10.0)[:, None], np.arange(9.0)[:, None], cache=tmp_path)
+    for path in tmp_path.iterdir():
+        with pytest.raises(InvalidInputError, match="which a `cache` keeps"):
+            torchgw.load(path)
+
+
 def test_places_that_cannot_be_written(curves, tmp_path):  # noqa: F811
     result = solve(*curves, distances="sqeuclidean")
     with pytest.raises(InvalidInputError, match="no directory"):

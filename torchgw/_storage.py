@@ -109,7 +109,12 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     """
     where = resolve_device(device)
     tree, arrays = read_archive(path)
-    kind = tree["kind"]
+    kind = tree.get("kind")
+    if kind is None:
+        raise InvalidInputError(
+            f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
+            "reads it by itself."
+        )
     if kind not in _DATACLASSES:
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
     fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
