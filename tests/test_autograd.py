@@ -108,6 +108,24 @@ def test_every_way_to_read_a_plan():
     assert gradcheck(run, require([given["X"], given["M"], given["Y"]]), **CHECK)
 
 
+def test_marginals_can_be_differentiated_at_any_time():
+    """What is kept of a plan would be a graph that is used up, or no graph at all."""
+    given = problem()
+    (a,) = require([given["a"]])
+    plan = torchgw.solve(
+        given["X"], given["Y"], a=a, distances="sqeuclidean", epsilon=1.5,
+        differentiable="implicit", n_init=1, **TIGHT,
+    ).lazy_plan  # fmt: skip
+    with torch.no_grad():
+        assert not plan.marginals()[0].requires_grad
+    upstream = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    gradients = [torch.autograd.grad(plan.marginals()[0] @ upstream, a)[0] for _ in range(2)]
+    # rows have the mass a, which the solve has normalised
+    expected = upstream - upstream @ given["a"]
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     "metric", ["sqeuclidean", pytest.param("euclidean", marks=pytest.mark.slow)]
 )

@@ -94,6 +94,10 @@ class DifferentiablePlan(TransportPlan):
         """The plan from target to source."""
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return row sums (n,) and column sums (m,), float64; each call has a graph of its own."""
+        return self._row_and_column_sums()
+
     def _product(self, table: Tensor) -> Tensor:
         """Return the product with values of shape (m, c)."""
         return self._differentiable(self._transposed, table)

@@ -147,10 +147,14 @@ class TransportPlan:
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
         if self._sums is None:
-            ones_m = torch.ones(self.shape[1], dtype=torch.float64, device=self.device)
-            ones_n = torch.ones(self.shape[0], dtype=torch.float64, device=self.device)
-            self._sums = self @ ones_m, self.T @ ones_n
+            self._sums = self._row_and_column_sums()
         return self._sums
+
+    def _row_and_column_sums(self) -> tuple[Tensor, Tensor]:
+        ones_n, ones_m = (
+            torch.ones(size, dtype=torch.float64, device=self.device) for size in self.shape
+        )
+        return self @ ones_m, self.T @ ones_n
 
     def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
         """Return the plan moved to exact marginals, an operator too: nothing (n, m) is stored.
