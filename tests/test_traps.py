@@ -415,6 +415,25 @@ def test_inputs_that_require_gradients_leave_no_graph_behind(gradient):
     assert d_x.grad is None
 
 
+@pytest.mark.parametrize("storage", ["stored", "streamed"])
+def test_autocast_does_not_reach_in(storage):
+    """As around a training step: it would round the float32 products that epsilon divides."""
+    options = {"distances": "sqeuclidean", "precision": "float32", "storage": storage}
+    options |= {"epsilon": 0.05, "n_init": 1, "random_state": 0}
+    X, Y, _ = isometric_copy(n=30)
+
+    def numbers(autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            result = torchgw.solve(X, Y, **options)
+            plan = result.lazy_plan
+            drawn = plan.sample(20, torch.Generator().manual_seed(0))
+            parts = [plan @ Y, plan.rows([3]), plan.stored(), *plan.topk(2), *drawn]
+            return [torch.tensor(result.value), result.transform(X[:3]), *parts]
+
+    for got, expected in zip(numbers(True), numbers(False), strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_nothing_is_set_on_tensors():
     d_x, d_y = torch.from_numpy(D_X), torch.from_numpy(D_Y)
     a = torch.full((20,), 1 / 20, dtype=torch.float64)

@@ -321,7 +321,9 @@ def solve(
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
     # no autograd graph grows over the iterations, whatever a provider's tensors require
-    with torch.no_grad(), verbose_progress(bool(verbose)) as report:
+    # nor does autocast, which would round products, reach in here
+    exactly = torch.autocast(where.type, enabled=False)
+    with torch.no_grad(), exactly, verbose_progress(bool(verbose)) as report:
         recorder = Recorder(_both(report, callback))
         tables = D_X, D_Y
         if _is_zero(alpha) and not structure and isinstance(distances, str):

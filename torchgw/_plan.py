@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -28,6 +30,22 @@ from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["StoredPlan", "TransportPlan", "free_memory"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _exactly(method: Method) -> Method:
+    """Keep autocast, which would round products of exponents, out of a method of a plan."""
+
+    @functools.wraps(method)
+    def run(plan: TransportPlan, *args: Any, **options: Any) -> Any:
+        kind = plan.device.type
+        if not torch.is_autocast_enabled(kind):
+            return method(plan, *args, **options)
+        with torch.autocast(kind, enabled=False):
+            return method(plan, *args, **options)
+
+    return run  # type: ignore[return-value]
 
 
 class TransportPlan:
@@ -110,6 +128,7 @@ class TransportPlan:
             f"{self.dtype}, {self.device})"
         )
 
+    @_exactly
     def __matmul__(self, values: Any) -> Tensor:
         """Return plan @ values for values of shape (m,) or (m, c)."""
         values = as_values("values", values, self.device)
@@ -211,6 +230,7 @@ class TransportPlan:
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return product[:, :-1] / product[:, -1:]
 
+    @_exactly
     def extend(self, cost: Cost) -> TransportPlan:
         """Return the plan of other source points, whose potentials are one half-step.
 
@@ -231,6 +251,7 @@ class TransportPlan:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
         return self._block(as_index(index, self.shape[0], self.device))
 
+    @_exactly
     def _block(self, index: Tensor | slice) -> Tensor:
         return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
 
@@ -240,11 +261,13 @@ class TransportPlan:
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
         return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
 
+    @_exactly
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
         k = check_entries(k, self.shape[1])
         return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
 
+    @_exactly
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the plan, with repetition.
 
@@ -279,6 +302,7 @@ class TransportPlan:
             )
         return self.stored()
 
+    @_exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
         return self._backend.dense(self.cost, self.weights, self.potentials, self.epsilon)

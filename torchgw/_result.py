@@ -340,7 +340,7 @@ def _map_new(
                 f"{extension.target.name} was not given as points: pass `values` of shape "
                 f"({plan.shape[1]}, c), one row per point of {extension.target.name}."
             )
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
         table = check_values(values, plan.shape[1]).to(plan.device)
         return extension.map(plan, extension.new_points(*given), table)
 
