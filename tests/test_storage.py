@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import zipfile
 
 import numpy as np
@@ -191,6 +192,24 @@ def test_graphs_and_functions(tmp_path):
     again = round_trip(solve(graph, provider, epsilon=2e-3), tmp_path, dense=True)
     with pytest.raises(UnsupportedError, match="does not hold them"):
         again.transform(D_new=hops[:4], values=Y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distances": "euclidean"},
+        {"distances": "sqeuclidean", "storage": "streamed", "skip_tiles": True},
+        {"distances": "dijkstra", "loss": "kl"},
+        {"distances": "landmark", "unbalanced": 1.0},
+    ],
+    ids=str,
+)
+def test_results_can_be_pickled(curves, options):  # noqa: F811
+    """As processes that share work out send them."""
+    result = solve(*curves, epsilon=5e-3, n_init=1, **options)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.plan, result.plan)
+    np.testing.assert_array_equal(again.transform(curves[0]), result.transform(curves[0]))
 
 
 def test_damage_is_noticed(curves, tmp_path):  # noqa: F811

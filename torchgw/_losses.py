@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -67,6 +68,11 @@ def _entropy(distance: Tensor) -> Tensor:
     return (_log(distance) - 1).mul_(distance)
 
 
+def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
+    """Return a function of distances none of which is below the floor."""
+    return function(distance.clamp_min(floor))
+
+
 @dataclass(frozen=True)
 class Loss:
     """loss(x, y) = own[0](x) + own[1](y) - 2 h(x, y), h the cross term.
@@ -110,11 +116,7 @@ class Loss:
         if floor == 0 or known is None:
             return self
         near, far = known
-
-        def raised(distance: Tensor) -> Tensor:
-            return far(distance.clamp_min(floor))
-
-        return replace(self, cross=(near, raised), floor=floor)
+        return replace(self, cross=(near, partial(_raised, far, floor)), floor=floor)
 
     def split(self, levels: Levels | None) -> Loss:
         """Return the loss with its cross term, if that is no product, as a mean of products.
