@@ -162,7 +162,9 @@ def test_given_distances_and_linear_cost():
     np.testing.assert_allclose(moved, expected[5:9], atol=1e-12)
     with pytest.raises(InvalidInputError, match=r"pass `M_new` of shape \(4, 30\)"):
         result.transform(D_new=d_x[:4], values=values)
-    back = result.inverse_transform(D_new=d_y[:3], M_new=linear.T[:3], values=np.eye(40))
+    back = result.inverse_transform(
+        D_new=d_y[:3].tolist(), M_new=linear.T[:3].tolist(), values=np.eye(40).tolist()
+    )
     np.testing.assert_allclose(back.sum(1), 1)
 
 

@@ -24,7 +24,7 @@ from torchgw._cross import MinimumCross
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._features import feature_cost
 from torchgw._gradient import Coupling, Problem, stored_matrix
-from torchgw._inputs import check_linear_cost, check_points
+from torchgw._inputs import check_linear_cost, check_points, to_tensor
 from torchgw._losses import SQUARE, Loss, spread_parts, transformed
 from torchgw._moments import MeanDistances, own_terms, part_means
 from torchgw._plan import TransportPlan
@@ -357,13 +357,14 @@ class Extension:
 
 def check_table(value: Any, n: int) -> Tensor:
     """Return given distances of new points, shape (q, n), non-negative and finite."""
-    shape = tuple(getattr(value, "shape", ()))
-    if len(shape) != 2 or shape[0] == 0 or shape[1] != n:
+    table = to_tensor("D_new", value)
+    if table.ndim != 2 or len(table) == 0 or table.shape[1] != n:
         raise InvalidInputError(
-            f"`D_new` must have shape (q, {n}), one row of distances per new point; got {shape}."
+            f"`D_new` must have shape (q, {n}), one row of distances per new point; got "
+            f"{tuple(table.shape)}."
         )
-    table = check_linear_cost(value, (shape[0], n), name="D_new")
-    if table.numel() and float(table.min()) < 0:
+    table = check_linear_cost(table, (len(table), n), name="D_new")
+    if float(table.min()) < 0:
         raise InvalidInputError(
             f"`D_new` must be non-negative; its smallest entry is {float(table.min()):.3g}."
         )
