@@ -188,6 +188,26 @@ def test_features(curves, metric):
         result.transform(X[3:8], F_new=F_X[:3])
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_what_was_given_may_change_afterwards(curves, kind):
+    """As parameters do that an optimiser updates in place."""
+    given = [kind(part[:40]) for part in (*curves, curves[0][:, :2], curves[1][:, :2])]
+    X, Y, F_X, F_Y = given
+    result = solve(X, Y, distances="euclidean", features=(F_X, F_Y), epsilon=0.05, n_init=1)
+    new = curves[0][:5].copy(), curves[1][:5].copy()
+
+    def mapped():
+        return result.transform(new[0], F_new=new[0]), result.inverse_transform(
+            new[1], F_new=new[1][:, :2]
+        )
+
+    expected = mapped()
+    for part in given:
+        part[:] = 0
+    for got, before in zip(mapped(), expected, strict=True):
+        assert torch.equal(got, before)
+
+
 def test_graph_is_mapped_by_distances():
     import networkx as nx
 

@@ -154,7 +154,7 @@ class Extension:
         sides = [
             Side(
                 name,
-                space,
+                space.copy(),
                 provider,
                 factor_reference(provider) if in_factors else None,
                 MeanDistances.of(provider, weights, problem.loss, "XY".index(name))

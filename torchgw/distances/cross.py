@@ -31,7 +31,7 @@ class Space(NamedTuple):
     Attributes
     ----------
     points : Tensor of shape (n, d) or None
-        As given; ``None`` for a graph, a matrix or a provider.
+        Not scaled; ``None`` for a graph, a matrix or a provider.
     metric : {"euclidean", "sqeuclidean", "cosine"} or None
         Of distances between points; ``None`` for geodesics and given distances.
     geodesics : Geodesics or None
@@ -57,6 +57,13 @@ class Space(NamedTuple):
     def to(self, device: torch.device) -> Space:
         """Return the space with its points on another device."""
         return self if self.points is None else self._replace(points=self.points.to(device))
+
+    def copy(self) -> Space:
+        """Return the space with points and features that nobody else can change."""
+        points, features = (
+            None if part is None else part.clone() for part in (self.points, self.features)
+        )
+        return self._replace(points=points, features=features)
 
 
 class CrossDistance:
