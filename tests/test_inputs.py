@@ -20,6 +20,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw.backends import Backend
 from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance
 
 RNG = np.random.default_rng(0)
@@ -637,6 +638,16 @@ def test_refused_numbers_and_names(name, values, message):
         with pytest.raises(InvalidInputError, match=message) as caught:
             solve(X, Y, **{name: value})
         assert name in str(caught.value)
+
+
+def test_a_backend_has_all_of_the_contract():
+    """Rather than an error in the middle of a solve."""
+    parts = {*vars(Backend), *Backend.__annotations__}
+    parts = {name for name in parts if not name.startswith("_")}
+    for left_out in sorted(parts):
+        backend = types.SimpleNamespace(**dict.fromkeys(parts - {left_out}))
+        with pytest.raises(InvalidInputError, match=rf"SimpleNamespace has no {left_out}\. Sub"):
+            solve(X, Y, backend=backend)
 
 
 @pytest.mark.parametrize("value", [1.5, "x", True, [1], np.random.default_rng(0), torch.ones(())])

@@ -37,8 +37,10 @@ Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]
 Differentiable = Literal["value", "implicit", "unrolled"]
 
-# What makes an object a backend (torchgw.backends.Backend).
-_BACKEND_METHODS = ("name", "softmin", "sweeper", "apply", "topk", "draw")
+# What makes an object a torchgw.backends.Backend.
+_BACKEND_PARTS = (
+    "name", "softmin", "sweeper", "solve_batch", "apply", "dense", "transposed", "topk", "draw",
+)  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,8 +89,7 @@ class Options:
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
             check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
         _check_choice("gradient", self.gradient, get_args(GradientName))
-        if not all(hasattr(self.backend, name) for name in _BACKEND_METHODS):
-            _check_choice("backend", self.backend, get_args(BackendName))
+        _check_backend(self.backend)
         _check_choice("precision", self.precision, get_args(Precision))
         _check_choice("storage", self.storage, get_args(Storage))
         _check_choice("regularization", self.regularization, get_args(Regularization))
@@ -179,6 +180,18 @@ def check_count(name: str, value: object) -> None:
     """Refuse anything but an integer of at least 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+
+
+def _check_backend(backend: object) -> None:
+    """Refuse an unknown name, and an object that is not all of a backend."""
+    missing = [name for name in _BACKEND_PARTS if not hasattr(backend, name)]
+    if isinstance(backend, str) or len(missing) == len(_BACKEND_PARTS):
+        _check_choice("backend", backend, get_args(BackendName))
+    elif missing:
+        raise InvalidInputError(
+            f"`backend` must have all of a torchgw.backends.Backend; a {type(backend).__name__} "
+            f"has no {', '.join(missing)}. Subclass torchgw.backends.EagerBackend, which does."
+        )
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
