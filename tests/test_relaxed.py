@@ -417,6 +417,16 @@ def test_zero_weights_and_an_init():
         assert again.value == pytest.approx(result.value, rel=1e-3)
 
 
+@pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}], ids=str)
+def test_points_of_weight_zero_are_mapped(options):
+    """By their conditional plans, as new points would be."""
+    a = np.zeros(30)
+    a[3] = 1
+    result = torchgw.solve(X, Y, a=a, distances="euclidean", epsilon=2e-4, n_init=1, **options)
+    mapped = result.lazy_plan.barycentric(Y)
+    torch.testing.assert_close(mapped, result.transform(X), rtol=0, atol=1e-9)
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -320,7 +320,7 @@ def _reach_unused(
     Their conditional plans are then defined, so that they can be mapped like any other point.
     """
     a, b = setting.marginals
-    if setting.relaxation is not None or (bool((a > 0).all()) and bool((b > 0).all())):
+    if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials
     f, g = potentials
     f_all = setting.backend.softmin(cost, setting.marginals.log_b, g, epsilon, axis=1)
