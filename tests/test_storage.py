@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
 import zipfile
 
@@ -293,6 +294,16 @@ def test_places_that_cannot_be_written(curves, tmp_path):  # noqa: F811
     with pytest.raises(UnsupportedError, match=r"`log.extra` is a ndarray"):
         odd.save(tmp_path / "odd.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_files_have_the_permissions_of_others(tmp_path, monkeypatch):
+    """Without a look at the umask, which is to change it, for all threads."""
+    (tmp_path / "other").touch()
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
+    _archive.write_archive(tmp_path / "archive.npz", {}, {})
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
 
 
 def test_the_tree_is_readable_by_others(curves, tmp_path):  # noqa: F811

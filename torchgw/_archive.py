@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -102,15 +102,14 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
     members[_CHECKSUM] = np.asarray(_digest(members))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # not by mkstemp, whose files nobody else may read
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             np.savez(file, **members)  # type: ignore[arg-type]
-        # mkstemp makes files that nobody else may read
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        temporary.replace(target)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[Any]]]:
@@ -170,9 +169,3 @@ def _digest(members: dict[str, NDArray[Any]]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{members[name].shape}|".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
