@@ -159,6 +159,18 @@ def test_features_and_zero_weights():
     assert by_features.value_linear == pytest.approx(expected, rel=1e-6)
 
 
+def test_points_of_weight_zero_are_in_no_group():
+    x, y = clouds()
+    b = np.r_[0.0, np.full(len(y) - 1, 1 / (len(y) - 1))]
+    options = {"distances": "sqeuclidean", "b": b, "random_state": 0, "tol": 1e-2}
+    result = torchgw.solve_low_rank(x, y, rank=4, **options)
+    with pytest.raises(torchgw.UnsupportedError, match="1 points of weight zero are in no group"):
+        result.lazy_plan.T.barycentric(x)
+    # and may join any of a start
+    more = torchgw.solve_low_rank(x, y, rank=6, init=result, **options)
+    assert more.value < result.value
+
+
 def test_nothing_of_the_size_of_the_plan():
     x, y = clouds(1500, 1400)
     with LargestTensor() as largest, pytest.warns(torchgw.ConvergenceWarning):

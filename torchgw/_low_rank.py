@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost
-from torchgw._errors import InvalidInputError, NumericalError, PlanTooLargeError
+from torchgw._errors import (
+    InvalidInputError,
+    NumericalError,
+    PlanTooLargeError,
+    UnsupportedError,
+)
 from torchgw._gradient import Problem
 from torchgw._plan import free_memory
 from torchgw._plan_inputs import as_index, as_points_of, as_values
@@ -96,9 +101,21 @@ class LowRankPlan:
         return self @ ones(len(self.R)), self.T @ ones(len(self.Q))
 
     def barycentric(self, points: Any) -> Tensor:
-        """Map each source point to the plan-weighted mean of target points, shape (n, d)."""
+        """Map each source point to the plan-weighted mean of target points, shape (n, d).
+
+        Raises
+        ------
+        UnsupportedError
+            If a source point has weight zero: it is in no group.
+        """
         points = as_points_of("points", points, len(self.R), self.Q.device).to(self.Q.dtype)
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        empty = int((sums[:, -1] == 0).sum())
+        if empty:
+            raise UnsupportedError(
+                f"{empty} points of weight zero are in no group of this plan, so they are mapped "
+                "nowhere. Leave them out."
+            )
         return sums[:, :-1] / sums[:, -1:]
 
     def rows(self, index: Any) -> Tensor:

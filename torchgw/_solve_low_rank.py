@@ -281,7 +281,11 @@ def _given_start(
     table = problem.source.columns(index)[index]
     groups = _groups(table, torch.bincount(nearest, minlength=size).double(), rank)
     indicator = torch.nn.functional.one_hot(groups[nearest], rank).double()
-    return _spread(indicator, plan.T.barycentric(indicator), problem.marginals)
+    shares = (plan.T @ indicator).to(indicator.device)
+    mass = shares.sum(1, keepdim=True)
+    # a point that nothing leads to may join any group
+    conditional = torch.where(mass > 0, shares / mass, 1 / rank)
+    return _spread(indicator, conditional, problem.marginals)
 
 
 def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:
