@@ -118,6 +118,19 @@ def test_bad_input(change, message):
         torchgw.barycenter([ring(20, 0), ring(20, 1)], **options)
 
 
+@pytest.mark.parametrize("factors", [False, True])
+def test_spaces_that_require_gradients_leave_no_graph_behind(factors):
+    """It would grow with every update."""
+    tensors = [torch.from_numpy(ring(12, seed)).requires_grad_() for seed in range(2)]
+    if factors:
+        spaces = [FactoredDistance(part, torch.ones(2, dtype=torch.float64)) for part in tensors]
+    else:
+        spaces = [PrecomputedDistance(torch.cdist(part, part)) for part in tensors]
+    with pytest.warns(torchgw.ConvergenceWarning):
+        result = torchgw.barycenter(spaces, 8, epsilon=5.0, max_iter=1, random_state=0)
+    assert not result.D.requires_grad
+
+
 def test_what_does_not_settle_warns():
     spaces = [ring(20, seed) for seed in range(2)]
     with pytest.warns(torchgw.ConvergenceWarning, match="max_iter"):

@@ -238,37 +238,39 @@ def barycenter(
     results: list[GWResult] = []
     history: list[float] = []
     settled = False
-    while len(history) < max_iter and not settled:
-        before: list[GWResult | None] = [*results] or [None] * len(providers)
-        results = []
-        # an early plan need not be accurate; what counts is said of the last ones
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            for index, provider in enumerate(providers):
-                last = before[index]
-                results.append(
-                    solve(
-                        D_X=current,
-                        D_Y=provider,
-                        a=mass,
-                        b=given[index],
-                        features=None
-                        if traits is None or tables is None
-                        else (traits, tables[index]),
-                        alpha=alpha,
-                        epsilon=epsilon if last is None else last.epsilon,
-                        init=last,
-                        random_state=seed,
+    # of providers whose tensors require gradients no graph is kept
+    with torch.no_grad():
+        while len(history) < max_iter and not settled:
+            before: list[GWResult | None] = [*results] or [None] * len(providers)
+            results = []
+            # an early plan need not be accurate; what counts is said of the last ones
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                for index, provider in enumerate(providers):
+                    last = before[index]
+                    results.append(
+                        solve(
+                            D_X=current,
+                            D_Y=provider,
+                            a=mass,
+                            b=given[index],
+                            features=None
+                            if traits is None or tables is None
+                            else (traits, tables[index]),
+                            alpha=alpha,
+                            epsilon=epsilon if last is None else last.epsilon,
+                            init=last,
+                            random_state=seed,
+                        )
                     )
-                )
-        value = sum(
-            share * item.log["objective"] for share, item in zip(shares, results, strict=True)
-        )
-        settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
-        history.append(value)
-        current = _average(results, providers, shares, mass)
-        if tables is not None:
-            traits = _mean_features(results, tables, shares)
+            value = sum(
+                share * item.log["objective"] for share, item in zip(shares, results, strict=True)
+            )
+            settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
+            history.append(value)
+            current = _average(results, providers, shares, mass)
+            if tables is not None:
+                traits = _mean_features(results, tables, shares)
     converged = settled and all(item.converged for item in results)
     if not converged:
         advice = next((item.status.advice for item in results if not item.converged), None)
