@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
 import subprocess
@@ -313,12 +312,15 @@ def test_demo(tmp_path, capsys):
 
 
 def test_demo_names_what_is_missing(tmp_path, capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
+    monkeypatch.setattr("torchgw._commands.find_spec", lambda name: None)
     assert main(["demo", "--output", str(tmp_path / "demo.png")]) == 2
     assert "pip install 'torchgw[plot]'" in capsys.readouterr().err
+
+
+def test_demo_refuses_a_picture_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torchgw, "solve", lambda *given, **options: pytest.fail("it was solved"))
+    assert main(["demo", "--output", str(tmp_path / "demo.odd")]) == 2
+    assert "demo.odd: pictures are" in capsys.readouterr().err
 
 
 def test_version_of_the_module():

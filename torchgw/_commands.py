@@ -23,7 +23,7 @@ from torchgw.metrics import foscttm, label_accuracy
 if TYPE_CHECKING:
     from torchgw._result import GWResult
 
-__all__ = ["add_commands", "add_output_options", "check_writable", "positive"]
+__all__ = ["add_commands", "add_output_options", "check_picture", "check_writable", "positive"]
 
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 
@@ -108,6 +108,23 @@ def check_writable(path: Path) -> None:
         raise InvalidInputError(f"cannot write {path}: there is no directory {path.parent}.")
     if path.is_dir():
         raise InvalidInputError(f"cannot write {path}: it is a directory.")
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn or written, before the work."""
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "This draws with matplotlib, which is not installed: run `pip install 'torchgw[plot]'`."
+        )
+    from matplotlib.figure import Figure
+
+    check_writable(path)
+    kinds = Figure().canvas.get_supported_filetypes()
+    # without one it is matplotlib's default
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise InvalidInputError(
+            f"cannot write {path}: pictures are {', '.join(sorted(kinds))} files."
+        )
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -212,18 +229,9 @@ def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
 
 def _plot(options: argparse.Namespace) -> int:
     """Draw a result."""
-    if find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            "`torchgw plot` draws with matplotlib, which is not installed: "
-            "run `pip install 'torchgw[plot]'`."
-        )
-    check_writable(options.output)
+    check_picture(options.output)
     result = _alignment(options.result)
-    figure = _draw(result, options)
-    try:
-        figure.savefig(options.output, dpi=150)
-    except ValueError as error:
-        raise InvalidInputError(f"cannot write {options.output}: {error}") from error
+    _draw(result, options).savefig(options.output, dpi=150)
     if not options.quiet:
         print(f"written          {options.output}")
     return 0

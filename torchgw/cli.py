@@ -7,7 +7,6 @@ is written all the same; 2 bad usage or input, or a solve that was refused, noth
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
@@ -19,10 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import torchgw
-from torchgw._commands import add_commands, add_output_options, check_writable, positive
+from torchgw._commands import (
+    add_commands,
+    add_output_options,
+    check_picture,
+    check_writable,
+    positive,
+)
 from torchgw._completion import add_completion
 from torchgw._console import messages, progress
-from torchgw._errors import PlanTooLargeError, TorchGWError, UnsupportedError
+from torchgw._errors import PlanTooLargeError, TorchGWError
 from torchgw._files import read_array, read_weights
 
 if TYPE_CHECKING:
@@ -207,17 +212,12 @@ def _align(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     """Match a spiral with a Swiss roll, report and draw."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            "`torchgw demo` draws with matplotlib, which is not installed: "
-            "run `pip install 'torchgw[plot]'`."
-        )
+    check_picture(options.output)
     from scipy.stats import spearmanr
 
     from torchgw.datasets import spiral, swiss_roll
     from torchgw.plotting import plot_demo
 
-    check_writable(options.output)
     X, source_angle = spiral(options.n, random_state=options.seed)
     Y, target_angle = swiss_roll(options.m, random_state=options.seed + 1)
     start = time.perf_counter()
