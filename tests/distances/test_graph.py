@@ -124,6 +124,14 @@ def test_a_boolean_graph_counts_hops(path_graph):
     assert matrix[0].tolist() == [0, 1, 2, 3]  # 3 is 1.5 times the longest path, 2
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-12])
+def test_different_lengths_back_and_forth_are_refused_in_any_unit(unit):
+    with pytest.raises(_errors.InvalidInputError, match="directed"):
+        validate_graph(sp.csr_matrix(np.array([[0.0, 1], [3, 0]]) * unit))
+    rounded = validate_graph(sp.csr_matrix(np.array([[0.0, 1], [1 + 2e-6, 0]]) * unit))
+    assert rounded[0, 1] == rounded[1, 0] == pytest.approx((1 + 1e-6) * unit, rel=1e-12)
+
+
 def test_a_directed_graph_is_refused_with_the_remedy():
     directed = sp.csr_matrix(np.array([[0.0, 1, 0], [0, 0, 2], [0, 0, 0]]))
     with pytest.raises(_errors.InvalidInputError, match=r"graph\.maximum\(graph\.T\)"):

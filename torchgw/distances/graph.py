@@ -307,7 +307,8 @@ def _check_symmetric(graph: csr_matrix) -> csr_matrix:
     same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
         graph.indices, reverse.indices
     )
-    if not same_edges or not np.allclose(graph.data, reverse.data, rtol=_SYMMETRY_TOLERANCE):
+    # in any unit: lengths of 1e-9 too may differ
+    if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
         raise InvalidInputError(
             "`graph` must be symmetric; got a directed one (a nearest-neighbour graph is directed "
             "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
