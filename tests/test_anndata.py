@@ -52,6 +52,7 @@ def test_what_is_written(pair, tmp_path):
     )  # fmt: skip
     np.testing.assert_allclose(source.obsm["X_torchgw"], result.lazy_plan.barycentric(y))
     np.testing.assert_array_equal(target.obsm["X_torchgw"], y)
+    assert not np.shares_memory(target.obsm["X_torchgw"], target.obsm["X_pca"])
     plan = source.obsm["torchgw_plan"]
     assert scipy.sparse.issparse(plan)
     assert plan.shape == (60, 60)

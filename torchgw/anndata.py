@@ -164,7 +164,8 @@ def _points(adata: AnnData, name: str | None) -> NDArray[np.float64]:
             f"{name} is sparse, and distances among counts say little. Reduce it first, for "
             "example by scanpy.pp.pca, and pass use_rep='X_pca'."
         )
-    return np.asarray(value, dtype=np.float64)
+    # a copy, as what is written back should not change with where it came from
+    return np.array(value, dtype=np.float64)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
