@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -432,6 +433,33 @@ def test_autocast_does_not_reach_in(storage):
 
     for got, expected in zip(numbers(True), numbers(False), strict=True):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distances": "dijkstra", "loss": "kl"},
+        {"distances": "precomputed", "loss": "absolute"},
+        {"distances": "landmark", "unbalanced": 1.0},
+        {"distances": "sqeuclidean", "storage": "streamed", "mass": 0.5},
+        {"distances": "euclidean", "epsilon": 0.1, "differentiable": "implicit"},
+        {"X": CallableDistance(24, lambda index: np.ones((24, len(index))))},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_the_default_device_is_left_alone(options, tmp_path):
+    """It may be a GPU where everything given is on the host; nothing comes back from "meta"."""
+    X, Y, _ = isometric_copy(24)
+    given = {"X": X, "Y": torch.from_numpy(Y).requires_grad_("differentiable" in options)}
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        result = torchgw.solve(**{**given, **options, "max_iter": 3, "random_state": 0})
+        result.save(tmp_path / "result.npz")
+        for plan in (result.lazy_plan, torchgw.load(tmp_path / "result.npz").lazy_plan):
+            for found in (plan @ Y, plan.marginals()[0], *plan.topk(2), plan.rows([3])):
+                assert found.device.type == "cpu"
+        if result.loss is not None:
+            (result.loss + (result.lazy_plan @ Y).sum()).backward()
 
 
 def test_nothing_is_set_on_tensors():

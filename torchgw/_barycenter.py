@@ -288,7 +288,7 @@ def _provider(
     space: Any, distances: DistanceName, scale: ScaleName | None, device: torch.device
 ) -> DistanceProvider:
     """Return the distances of one space."""
-    one = torch.ones(1, 1, dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
     nothing = FactoredDistance(one, one[0])
     options = DistanceOptions(None, None, scale, "stitch")
     sides = build_providers(

@@ -57,7 +57,7 @@ def make_starts(scale: float, target: float, count: int, iterations: int, rank: 
     schedules = {ladder: _schedule(guess, iterations, ladder=ladder) for ladder in (False, True)}
     epsilons = [schedules[label.endswith("ladder")] for label in labels]
     epsilons[0] = _schedule(whole, iterations, ladder=False)
-    return Starts(labels, rotations, torch.tensor(epsilons, dtype=torch.float64).T)
+    return Starts(labels, rotations, torch.tensor(epsilons, dtype=torch.float64, device="cpu").T)
 
 
 @functools.lru_cache(maxsize=16)
@@ -69,18 +69,18 @@ def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor
         "distance distributions, ladder",
         "eccentricities",
     ]
-    fixed, rotations = len(labels), torch.empty(0, rank, rank, dtype=torch.float64)
+    fixed, rotations = len(labels), []
+    shape, host = (rank, rank), torch.device("cpu")
     for pattern in range(2**rank):
         signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
         labels.append("spectral " + "".join("+" if sign > 0 else "-" for sign in signs))
-        diagonal = torch.diag(torch.tensor(signs, dtype=torch.float64))
-        rotations = torch.cat([rotations, diagonal[None]])
+        rotations.append(torch.tensor(signs, dtype=torch.float64, device=host).diag())
     generator = torch.Generator().manual_seed(0)
     for number in range(count - len(labels)):
-        normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator)
+        normal = torch.randn(shape, dtype=torch.float64, device=host, generator=generator)
         labels.append(f"rotation {number + 1}" + (", ladder" if number % 2 else ""))
-        rotations = torch.cat([rotations, torch.linalg.qr(normal).Q[None]])
-    return tuple(labels[:count]), rotations[: max(0, count - fixed)]
+        rotations.append(torch.linalg.qr(normal).Q)
+    return tuple(labels[:count]), torch.stack(rotations)[: max(0, count - fixed)]
 
 
 def start_costs(

@@ -76,7 +76,9 @@ def coarse_table(loss: Loss, side: CoarseSide) -> Tensor:
     """
     if not loss.singular:
         return side.table
-    return side.table + (2 * side.square).sqrt() * torch.eye(len(side.table)).to(side.table)
+    table = side.table
+    itself = torch.eye(len(table), dtype=table.dtype, device=table.device)
+    return table + (2 * side.square).sqrt() * itself
 
 
 def loss_spread(loss: Loss, sides: tuple[CoarseSide, ...], weights: Marginals) -> float:

@@ -119,7 +119,7 @@ def without_structure(
         raise InvalidInputError(
             "`alpha=0` needs a linear cost: `M` of shape (n, m), or `features=(F_X, F_Y)`."
         )
-    one = torch.ones(1, dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64, device="cpu")
     source, target = (FactoredDistance(one.new_zeros(size, 1), one) for size in shape)
     return source, target
 

@@ -56,7 +56,7 @@ def _cycle(
     start = float(residual.norm())
     basis = residual.new_zeros(length + 1, len(residual))
     basis[0] = residual / start
-    hessenberg = torch.zeros(length + 1, length, dtype=torch.float64)
+    hessenberg = torch.zeros(length + 1, length, dtype=torch.float64, device="cpu")
     for k in range(length):
         w = operator(basis[k])
         for _ in range(2):
@@ -65,7 +65,7 @@ def _cycle(
             hessenberg[: k + 1, k] += projection.cpu().double()
         norm = float(w.norm())
         hessenberg[k + 1, k] = norm
-        rhs = torch.zeros(k + 2, 1, dtype=torch.float64)
+        rhs = hessenberg.new_zeros(k + 2, 1)
         rhs[0] = start
         small = hessenberg[: k + 2, : k + 1]
         weights = torch.linalg.lstsq(small, rhs, driver="gelsd").solution

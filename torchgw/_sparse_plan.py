@@ -26,7 +26,9 @@ def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Ten
     with warnings.catch_warnings():
         # torch 2.11 says that nobody chose whether to check, which the next line does
         warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
-        return torch.sparse_coo_tensor(places, values, shape, check_invariants=True)
+        return torch.sparse_coo_tensor(
+            places, values, shape, check_invariants=True, device=values.device
+        )
 
 
 class SparsePlan(TransportPlan):

@@ -80,10 +80,12 @@ def write_result(
     if not isinstance(dense, bool):
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)
-    fields = {
-        name: encode(value, name, lambda part: _parts(part, dense), arrays)
-        for name, value in _fields(result).items()
-    }
+    # a differentiable plan is read for its numbers alone
+    with torch.no_grad():
+        fields = {
+            name: encode(value, name, lambda part: _parts(part, dense), arrays)
+            for name, value in _fields(result).items()
+        }
     write_archive(path, {"kind": type(result).__name__, "fields": fields}, arrays)
 
 

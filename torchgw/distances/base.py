@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import resolve_device
+from torchgw._inputs import resolve_device, to_tensor
 from torchgw._options import check_count
 
 __all__ = ["CallableDistance", "DistanceProvider", "Factors", "ScaledDistance"]
@@ -226,7 +226,8 @@ class CallableDistance(DistanceProvider):
         InvalidInputError
             If the columns have another shape than (n, s) or are not finite.
         """
-        block = torch.as_tensor(self.function(index.to(self._index_device)))
+        found = self.function(index.to(self._index_device))
+        block = found if isinstance(found, Tensor) else to_tensor("function", found)
         expected = (self.n, index.shape[0])
         if tuple(block.shape) != expected:
             raise InvalidInputError(

@@ -234,7 +234,7 @@ def _rows_of(
 
     The file may be removed at once where the system keeps what is mapped.
     """
-    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     if not shared or 0 in shape:
         return np.empty(shape, kind)
     return np.memmap(os.path.join(folder, str(number)), kind, mode="w+", shape=shape)

@@ -253,7 +253,7 @@ def _draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.i
     """Return distinct numbers below n."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    return torch.randperm(n, generator=generator)[:count].numpy()
+    return torch.randperm(n, generator=generator, device="cpu")[:count].numpy()
 
 
 def _add_landmarks(
@@ -305,7 +305,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     """Draw distinct vertices in proportion to a power of their distance to the landmarks."""
     # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006);
     # landmarks and their duplicates have weight zero and come last.
-    uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64)
+    uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device="cpu")
     # the power of a small number would underflow
     weight = (closest / closest.max()) ** _SPREAD
     keys = uniform.to(closest.device).log() / weight

@@ -134,8 +134,9 @@ class Relaxation:
     def _solve(self, sources: Tensor) -> Tensor:
         row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
         if self._kernel is None:
-            distance = torch.full((self._rows, len(sources)), torch.inf, dtype=torch.float64)
-            distance = distance.to(self.device)
+            distance = torch.full(
+                (self._rows, len(sources)), torch.inf, dtype=torch.float64, device=self.device
+            )
             distance[row, column] = 0
             while self._relax_(distance):
                 pass
