@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference
@@ -9,10 +11,11 @@ import torch
 from problems import random_weights
 from scipy.spatial.distance import cdist
 
-from torchgw._anchors import Anchors, redraw, sample_categories
+from torchgw._anchors import Anchors, PairPlan, categories_at, places, sample_categories
 from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import DenseGradient, FactoredGradient, Problem
+from torchgw._losses import LOSSES
 from torchgw._plan import StoredPlan, TransportPlan
 from torchgw._sampled_gradient import SampledGradient
 from torchgw._sinkhorn import sinkhorn
@@ -147,14 +150,143 @@ def test_one_anchor_has_no_standard_error(plan):
 
 
 def test_momentum_keeps_its_share_of_anchors(plan):
+    """The others are redrawn where they are, so that every stratum keeps its two anchors."""
     gradient = SampledGradient(problem("table", "table"), 100, 0.3)
     random = generator()
     first = gradient.update(plan, None, random)
     marked = Anchors(first.source + 1000, first.target)
     second = gradient.update(plan, marked, random)
-    assert int((second.source >= 1000).sum()) == 70
-    everything = redraw(marked, first, random)
-    assert int((everything.source >= 1000).sum()) == 0
+    kept = second.source >= 1000
+    assert int(kept.sum()) == 70
+    assert torch.equal(second.source[kept], marked.source[kept])
+    # at equal steps
+    assert (~kept).nonzero()[:, 0].diff().max() <= 4
+
+
+def curve_gradient(n, n_anchors, weights=None):
+    """Points on a line, shuffled, and the plan that matches them with a blur of a few points."""
+    rng = np.random.default_rng(3)
+    shuffle = torch.from_numpy(rng.permutation(n))
+    place = torch.linspace(0, 1, n, dtype=torch.float64)[shuffle]
+    distances = (place[:, None] - place).abs()
+    a = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
+    table = PrecomputedDistance(distances)
+    gradient = SampledGradient(Problem(table, table, Marginals(a, a), 1.0, None), n_anchors, 1.0)
+    matrix = torch.exp(-((distances * n / 2) ** 2)) * a
+    return gradient, StoredPlan(matrix * (a / matrix.sum(1))[:, None])
+
+
+def sampled_costs(gradient, draw, count):
+    """Doubly centred costs at some draws of anchors, (count, n, n)."""
+    a, b = gradient.problem.marginals
+    costs = torch.stack([gradient.linearise(draw()).dense().matrix for _ in range(count)])
+    costs = costs - (a @ costs)[:, None]
+    return costs - (costs @ b)[..., None]
+
+
+def test_strata_lower_the_variance_on_a_curve():
+    gradient, plan = curve_gradient(200, 50)
+    random = generator()
+
+    def independent():
+        source = sample_categories(plan.matrix.sum(1), 50, random)
+        return Anchors(source, sample_categories(plan.matrix[source], 1, random)[:, 0])
+
+    before = sampled_costs(gradient, independent, 100).var(0).mean()
+    after = sampled_costs(gradient, lambda: gradient.update(plan, None, random), 100).var(0).mean()
+    # 96 times on this curve
+    assert after < before / 30
+
+
+def test_noise_of_strata_is_what_the_cost_varies_by():
+    gradient, plan = curve_gradient(200, 51)
+    random = generator()
+    anchors = [gradient.update(plan, None, random) for _ in range(200)]
+    draws = iter(anchors)
+    spread = sampled_costs(gradient, lambda: next(draws), 200).var(0).mean().sqrt()
+    claimed = np.sqrt(np.mean([gradient.noise(drawn).standard_error ** 2 for drawn in anchors]))
+    # a variance over 200 draws of few degrees of freedom
+    assert claimed == pytest.approx(float(spread), rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["lazy", "stored", "pairs"])
+@pytest.mark.parametrize("count", [7, 40])
+def test_places_are_a_sample_of_the_plan(plan, kind, count):
+    """The mean over many draws is the plan, whatever the order and however many at once."""
+    matrix = plan.to_dense()
+    n, m = matrix.shape
+    pairs = Anchors(torch.arange(n).repeat_interleave(m), torch.arange(m).repeat(n))
+    chosen = {
+        "lazy": plan,
+        "stored": StoredPlan(matrix),
+        "pairs": PairPlan(pairs, matrix.flatten(), (n, m)),
+    }[kind]
+    order = torch.from_numpy(np.random.default_rng(0).permutation(n))
+    random, counts, draws = generator(), torch.zeros(n * m), 4000 // count
+    for _ in range(draws):
+        where = places(torch.arange(count), count, random)
+        drawn = chosen.sample_at(where, order, random)
+        counts += torch.bincount(drawn.source * m + drawn.target, minlength=n * m)
+    total = draws * count
+    share, expected = counts / total, matrix.flatten()
+    # six standard deviations of independent draws, the most that those of strata can have
+    assert ((share - expected).abs() < 6 * (expected / total).sqrt() + 1 / total).all()
+    # the same seed, the same draws
+    one, two = (chosen.sample_at(where, order, generator()) for _ in range(2))
+    assert torch.equal(one.source, two.source)
+    assert torch.equal(one.target, two.target)
+
+
+def test_strata_hold_two_places_each():
+    random = generator()
+    for count in (1, 2, 7, 10):
+        where = torch.stack([places(torch.arange(count), count, random) for _ in range(2000)])
+        stratum = (where * count).long() // 2
+        assert torch.equal(stratum, (torch.arange(count) // 2).expand(2000, -1))
+        inside = (where * count - 2 * stratum) / (count - 2 * stratum).clamp(max=2)
+        # uniform in the stratum, by five standard deviations
+        assert (inside.mean(0) - 0.5).abs().max() < 5 / (12 * 2000) ** 0.5
+        assert count == 1 or torch.corrcoef(inside.T).triu(1).abs().max() < 5 / 2000**0.5
+
+
+def test_places_never_meet_a_weight_of_zero():
+    weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0], dtype=torch.float64)
+    ends = torch.tensor([0.0, 0.25, 1 - 2**-53, 1.0 - 2**-30], dtype=torch.float64)
+    assert categories_at(weights, ends).tolist() == [1, 4, 4, 4]
+    part = weights / weights.sum()
+    gradient, plan = curve_gradient(60, 31, torch.cat([part.repeat(9), part]) / 10)
+    used = gradient.problem.marginals.a > 0
+    random, anchors = generator(), None
+    for _ in range(50):
+        anchors = gradient.update(plan, anchors, random)
+        assert used[anchors.source].all()
+        assert used[anchors.target].all()
+        mean = gradient.mean(None, anchors, 0.5, random)
+        assert used[mean.source].all()
+        assert used[mean.target].all()
+
+
+def test_a_cost_in_parts_is_unbiased(plan):
+    """Each part has slots of its own, yet sees all strata."""
+    made = replace(problem("table", "table"), loss=LOSSES["absolute"])
+    gradient, random = SampledGradient(made, 20, 1.0), generator()
+    draws = torch.stack(
+        [gradient.linearise(gradient.update(plan, None, random)).dense().matrix for _ in range(600)]
+    )
+    loss, tables = gradient.problem.loss, (torch.from_numpy(D_X), torch.from_numpy(D_Y))
+    parts = torch.arange(loss.parts)
+    near, far = (
+        loss.part(side, table[..., None], parts) for side, table in enumerate(tables)
+    )  # fmt: skip
+    expected = -4 * torch.einsum("ikr,kl,ljr->ij", near, plan.to_dense(), far) / loss.parts
+    difference = draws - expected
+    # up to terms of rows and columns
+    a, b = MARGINALS
+    difference = difference - (a @ difference)[:, None]
+    difference = difference - (difference @ b)[..., None]
+    deviation = difference.mean(0).abs() / (difference.std(0) / 600**0.5)
+    assert deviation.max() < 5
+    assert 0.5 < deviation.square().mean().sqrt() < 1.5
 
 
 @pytest.mark.parametrize("limit", [2**24, 3])

@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from torchgw._anchors import Anchors, sample_categories
+from torchgw._anchors import Anchors, categories_at, sample_categories
 from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError, PlanTooLargeError
@@ -278,7 +278,24 @@ class TransportPlan:
             On the device of the plan.
         """
         check_draw(count, generator, self.device)
-        source = sample_categories(self.masses.a, count, generator)
+        return self._with_partners(sample_categories(self.masses.a, count, generator), generator)
+
+    def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw pairs whose source points are at places of the cumulative mass along an order.
+
+        Parameters
+        ----------
+        places : Tensor, shape (s,)
+            In [0, 1). Uniform ones make the pairs a sample of the plan.
+        order : Tensor of int64, shape (n,)
+            A permutation of the source points.
+        generator : torch.Generator
+            Draws the targets, independently given their sources.
+        """
+        source = order[categories_at(self.masses.a[order], places)]
+        return self._with_partners(source, generator)
+
+    def _with_partners(self, source: Tensor, generator: torch.Generator) -> Anchors:
         target = self._backend.draw(
             self.cost, self.weights, self.potentials, self.epsilon, source, generator
         )
@@ -388,8 +405,8 @@ class StoredPlan:
         """Return the matrix."""
         return self.matrix
 
-    def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        """Draw pairs from the plan, rows first."""
-        source = sample_categories(self.matrix.sum(1), count, generator)
+    def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw pairs whose source points are at places of the cumulative mass along an order."""
+        source = order[categories_at(self.matrix.sum(1)[order], places)]
         target = sample_categories(self.matrix[source], 1, generator)[:, 0]
         return Anchors(source, target)

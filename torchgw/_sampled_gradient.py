@@ -8,7 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._anchors import Anchors, redraw, sample_categories
+from torchgw._anchors import (
+    Anchors,
+    categories_at,
+    places,
+    replace_slots,
+    sample_categories,
+    spread_slots,
+)
+from torchgw._coarse import choose_points
 from torchgw._cost import Cost, FactoredCost
 from torchgw._gradient import (
     DenseGradient,
@@ -23,12 +31,16 @@ from torchgw._gradient import (
 from torchgw._losses import LOSSES, spread_parts
 from torchgw._moments import mean_columns, own_terms, visible
 from torchgw._plan import TransportPlan
+from torchgw._tiles import block_order
 from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
 
 __all__ = ["CostNoise", "SampledGradient", "make_gradient"]
 
-# Anchors that the noise is estimated from at most.
-_NOISE_ANCHORS = 256
+# Spread-out points whose distances are the coordinates that the source points are ordered by.
+_COORDINATES = 16
+# Strata that the noise is estimated from at most, two anchors each.
+_NOISE_STRATA = 128
 # Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
@@ -50,8 +62,9 @@ class SampledGradient:
 
     give the cost up to terms of rows or columns alone. The means are control variates: without
     them the error of the anchors' own marginals is multiplied by distances as a whole, and is
-    larger than what is to be found. Momentum keeps a share 1 - ``momentum`` of the anchors from one
-    iteration to the next.
+    larger than what is to be found. The source points are drawn from equal strata of their mass,
+    along an order in which neighbours are near, and so are the targets as far as the plan is a map.
+    Momentum keeps a share 1 - ``momentum`` of the anchors from one iteration to the next.
     """
 
     name = "sampled"
@@ -61,6 +74,7 @@ class SampledGradient:
         self.problem = visible(problem, n_anchors)
         self.n_anchors = n_anchors
         self.momentum = momentum
+        self._order = _near_order(problem.source, problem.marginals.a)
         self._means = mean_columns(self.problem, problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
         a, b = problem.marginals
@@ -78,19 +92,17 @@ class SampledGradient:
         left, right = self._means
         left = left / self.problem.loss.parts
         if coupling is not None:
-            near, far = self._centred_columns(coupling)
+            # any number of pairs in a row, so those of any strata too, spread over the parts
+            parts = spread_parts(self.n_anchors, self.problem.loss.parts, self._order.device)
+            near, far = self._centred_columns(coupling, parts)
             left = torch.cat([near / self.n_anchors, left], dim=1)
             right = torch.cat([far, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return add_linear(cost.centred(), self.problem)
 
-    def _centred_columns(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        """Return DX[:, k] - x and DY[:, l] - y, of a cross term in parts in one part for each pair.
-
-        Any number of pairs in a row is spread evenly over the parts.
-        """
+    def _centred_columns(self, anchors: Anchors, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
         loss = self.problem.loss
-        parts = spread_parts(len(anchors.source), loss.parts, anchors.source.device)
         near, far = (
             loss.part(side, provider.columns(index), parts)
             - (mean if loss.parts == 1 else mean[:, parts])
@@ -103,31 +115,48 @@ class SampledGradient:
     def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
         """Redraw a share ``momentum`` of the anchors from the plan."""
         if coupling is None:
-            return plan.sample(self.n_anchors, generator)
+            return self._draw(plan, self._slots(), generator)
         count = max(1, round(self.momentum * self.n_anchors))
-        return redraw(coupling, plan.sample(count, generator), generator)
+        slots = spread_slots(count, self.n_anchors, generator)
+        return replace_slots(coupling, slots, self._draw(plan, slots, generator))
+
+    def _slots(self) -> Tensor:
+        return torch.arange(self.n_anchors, device=self._order.device)
+
+    def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
+        """Return where the anchors of some slots lie in the mass of the source points."""
+        where = places(slots, self.n_anchors, generator)
+        if self.problem.loss.parts > 1:
+            # each part has slots of its own: they must not always be those of the same strata
+            where += torch.rand((), dtype=where.dtype, device=where.device, generator=generator)
+        return where % 1
+
+    def _draw(self, plan: Plan, slots: Tensor, generator: torch.Generator) -> Anchors:
+        return plan.sample_at(self._places(slots, generator), self._order, generator)
 
     def noise(self, coupling: Anchors) -> CostNoise:
         """Return the standard error of the cost at some anchors, and its size, both estimated.
 
         Of the part that depends on rows and columns together; the rest does not move a plan.
         """
-        index = Anchors(*(side[:_NOISE_ANCHORS] for side in coupling))
+        whole, known = max(1, self.n_anchors // 2), self.problem.loss.parts
+        strata = min(whole, _NOISE_STRATA)
+        first = 2 * (torch.arange(strata, device=self._order.device) * whole // strata)
+        chosen = torch.stack([first, first + 1], dim=1).flatten().clamp_(max=self.n_anchors - 1)
+        index = Anchors(*(side[chosen] for side in coupling))
+        # the two draws of a stratum are independent, and compared in one part
+        parts = spread_parts(strata, known, self._order.device).repeat_interleave(2)
         a, b = (weight.to(self.problem.dtype)[:, None] for weight in self.problem.marginals)
-        near, far = self._centred_columns(index)
+        near, far = self._centred_columns(index, parts)
         left, right = (
             torch.cat(pair, dim=1) for pair in zip((near, far), self._means, strict=True)
         )
         left, right = left - (a * left).sum(0), right - (b * right).sum(0)
         # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; those after are known
         gram = ((a * left).T @ left * ((b * right).T @ right)).double()
-        count, known = len(index.source), self.problem.loss.parts
-        parts = spread_parts(count, known, gram.device)
-        # two anchors of one part, which are drawn independently
-        same = (parts[:, None] == parts).double().fill_diagonal_(0)
+        count = len(chosen)
         drawn = gram[:count, :count]
-        together = (same * drawn).sum() / same.sum().clamp_min(1)
-        variance = (drawn.diagonal().mean() - together).clamp_min(0) * (same.sum() > 0)
+        variance = (drawn.diagonal().mean() - drawn.diagonal(1)[::2].mean()).clamp_min(0)
         share = torch.full_like(gram[0], 1 / count)
         share[count:] = 1 / known
         size = (share @ gram @ share - variance / count).clamp_min(0)
@@ -151,17 +180,15 @@ class SampledGradient:
     ) -> Anchors:
         """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
         if coupling is None:
-            coupling = Anchors(
-                *(
-                    sample_categories(weight, self.n_anchors, generator)
-                    for weight in self.problem.marginals
-                )
-            )
+            a, b = self.problem.marginals
+            where = self._places(self._slots(), generator)
+            source = self._order[categories_at(a[self._order], where)]
+            coupling = Anchors(source, sample_categories(b, self.n_anchors, generator))
         # rounded up or down so that the share is met in the mean, however small it is
         chance = torch.rand((), generator=generator, device=generator.device)
         count = int(share * self.n_anchors + float(chance))
-        order = torch.randperm(self.n_anchors, generator=generator, device=generator.device)[:count]
-        return redraw(coupling, Anchors(latest.source[order], latest.target[order]), generator)
+        slots = spread_slots(count, self.n_anchors, generator)
+        return replace_slots(coupling, slots, Anchors(*(side[slots] for side in latest)))
 
     def change(self, coupling: Anchors, previous: Anchors | None) -> Tensor:
         """Return NaN: two samples of one plan differ."""
@@ -177,10 +204,12 @@ class SampledGradient:
         """Estimate the value from fresh anchors.
 
         Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
-        exactly, so the anchors' values are independent and their mean is unbiased. Where the cross
-        term is no product that mean is one over further pairs, the same for all anchors.
+        exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
+        each stratum tell its error. Where the cross term is no product that mean is one over
+        further pairs, the same for all anchors.
         """
-        anchors, loss = plan.sample(self.n_anchors, generator), LOSSES[self.problem.loss.name]
+        loss = LOSSES[self.problem.loss.name]
+        anchors = self._draw(plan, self._slots(), generator)
         left = self.problem.source.columns(anchors.source).double()
         right = self.problem.target.columns(anchors.target).double()
         shared = 0.0
@@ -196,8 +225,16 @@ class SampledGradient:
             values = p @ loss.own[0](left) + q @ loss.own[1](right) - 2 * cross
         if self.n_anchors == 1:
             return QuadraticValue(float(values), float("nan"))
-        error = (float(values.var()) / self.n_anchors + shared) ** 0.5
+        strata = values[: self.n_anchors // 2 * 2].reshape(-1, 2)
+        variance = float(strata.diff(dim=1).square().mean()) / 2
+        error = (variance / self.n_anchors + shared) ** 0.5
         return QuadraticValue(float(values.mean()), error)
+
+
+def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
+    """Return the points in an order in which neighbours are near each other, (n,) int64."""
+    nodes = choose_points(provider, weights, _COORDINATES).points
+    return block_order(provider.columns(nodes), 1).point
 
 
 def make_gradient(name: str, problem: Problem, n_anchors: int, momentum: float) -> Gradient:
