@@ -94,10 +94,11 @@ def capture(
     """
     # torch.cuda.graph would also synchronise and give all cached memory back
     graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with _capturing, torch.cuda.stream(stream):
+        if generator is not None:
+            # seed and offset come to lie on the current device, which is now that of the stream
+            graph.register_generator_state(generator)
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             function()
