@@ -392,6 +392,22 @@ def test_any_provider_that_gives_columns():
     assert len(result.alternatives) >= 2
 
 
+def test_potentials_are_those_of_the_whole_cost():
+    """With them a problem whose linear cost decides begins nearly where it ends."""
+    rng = np.random.default_rng(0)
+    # terms of rows and columns that outweigh all else
+    x, y = (rng.normal(size=(n, 3)) * rng.uniform(1, 9, size=(n, 1)) for n in (30, 25))
+    options = {"M": 100 * rng.uniform(size=(30, 25)), "alpha": 0.1, "epsilon": 0.3, "n_init": 1}
+    options |= {"distances": "euclidean", "scale": None}
+    result = torchgw.solve(x, y, **options)
+    cold = np.zeros(30), np.zeros(25)
+    first = [
+        torchgw.solve(x, y, init=init, **options).history[0].marginal_error
+        for init in (result.potentials, cold)
+    ]
+    assert first[0] < 0.5 * first[1]
+
+
 def test_init_as_matching_and_potentials():
     (x, t_x), (y, t_y) = curve(60), curve(60, 1)
     options = {"distances": "euclidean", "random_state": 0}

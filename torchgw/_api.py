@@ -169,8 +169,9 @@ def solve(
         Where to start instead. A plan, as floating-point numbers of shape (n, m) or an object, is
         continued at the target epsilon. A matching, as integers of shape (n,) (the target of each
         source point, -1 for none) or (pairs, 2), or one of ``result.alternatives`` is a rough plan,
-        refined from a somewhat larger epsilon. Potentials, as a tuple (f, g), make the first
-        Sinkhorn solve faster and nothing else; the plan begins at a x b, at the target epsilon.
+        refined from a somewhat larger epsilon. Potentials, as a tuple (f, g) such as
+        ``result.potentials``, make the first Sinkhorn solve faster and nothing else; the plan
+        begins at a x b, at the target epsilon.
     max_iter, min_iter : int
         Outer iterations at most; ``max(min_iter // 2, 20)`` iterations without progress stop a
         sampled solve.

@@ -170,6 +170,9 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
         coupling = gradient.update(guess.plan, None, setting.generator)
     # potentials of strict marginals are of little use to relaxed ones
     potentials = guess.potentials if setting.relaxation is None else None
+    if potentials is not None and guess.plan is None:
+        # given as a result has them, of the whole cost; those of a plan are of its reduced cost
+        potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)
 
 
