@@ -1,4 +1,6 @@
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -78,6 +80,22 @@ def test_rows_once_computed_are_not_computed_again(cloud, monkeypatch):
     ask(provider, [2, 1, 1])
     with pytest.raises(TypeError):
         ask(provider, [3])
+
+
+def test_threads_share_the_cache(cloud, exact):
+    """No row is overwritten by one while another reads it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    provider = DijkstraDistance(cloud, cache_size=6)
+
+    def right(seed):
+        vertices = torch.randint(12, (4,), generator=torch.Generator().manual_seed(seed))
+        return torch.equal(ask(provider, vertices.tolist()), exact[vertices].T)
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(right, range(600)))
+    sys.setswitchinterval(before)
+    assert all(answers)
 
 
 def test_changing_a_result_does_not_change_the_cache(cloud, exact):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,7 +120,10 @@ class DijkstraDistance(DistanceProvider):
 
 
 class _RowCache:
-    """Rows by vertex, in a ring of slots: the oldest row is overwritten first."""
+    """Rows by vertex, in a ring of slots: the oldest row is overwritten first.
+
+    Threads may share it.
+    """
 
     def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
         self.capacity = capacity
@@ -131,15 +135,18 @@ class _RowCache:
         self._next = 0
         self._hits = 0
         self._misses = 0
+        # a row must not be overwritten between looking up its slot and reading it
+        self._lock = threading.Lock()
 
     def look_up(self, vertices: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.bool_]]:
         """Return rows, shape (s, n), and which of them are missing, whose content is undefined."""
-        slots = self._slot_of[vertices]
-        missing = slots < 0
-        self._misses += int(missing.sum())
-        self._hits += int((~missing).sum())
-        rows = self._rows.new_empty(len(vertices), self._n)
-        rows[self._tensor(~missing)] = self._rows[self._tensor(slots[~missing])]
+        with self._lock:
+            slots = self._slot_of[vertices]
+            missing = slots < 0
+            self._misses += int(missing.sum())
+            self._hits += int((~missing).sum())
+            rows = self._rows.new_empty(len(vertices), self._n)
+            rows[self._tensor(~missing)] = self._rows[self._tensor(slots[~missing])]
         return rows, missing
 
     def store(self, vertices: NDArray[np.int64], rows: Tensor) -> None:
@@ -147,14 +154,15 @@ class _RowCache:
         kept = min(len(vertices), self.capacity)
         if kept == 0:
             return
-        self._grow(min(self.capacity, self._next + kept))
-        slots = np.arange(self._next, self._next + kept) % self.capacity
-        evicted = self._owner_of[slots]
-        self._slot_of[evicted[evicted >= 0]] = -1
-        self._owner_of[slots] = vertices[-kept:]
-        self._slot_of[vertices[-kept:]] = slots
-        self._rows[self._tensor(slots)] = rows[-kept:]
-        self._next = (self._next + kept) % self.capacity
+        with self._lock:
+            self._grow(min(self.capacity, self._next + kept))
+            slots = np.arange(self._next, self._next + kept) % self.capacity
+            evicted = self._owner_of[slots]
+            self._slot_of[evicted[evicted >= 0]] = -1
+            self._owner_of[slots] = vertices[-kept:]
+            self._slot_of[vertices[-kept:]] = slots
+            self._rows[self._tensor(slots)] = rows[-kept:]
+            self._next = (self._next + kept) % self.capacity
 
     def info(self) -> CacheInfo:
         """Return the counts so far."""
