@@ -101,6 +101,18 @@ def test_sorted_plan_is_a_band(permutation):
     np.testing.assert_array_equal(drawn, np.eye(5))
 
 
+def test_results_whose_file_holds_no_distances_are_drawn(tmp_path):
+    """In the order that the points came in."""
+    distances = np.abs(np.subtract.outer(np.arange(9.0), np.arange(9.0)))
+    result = torchgw.solve(D_X=distances, D_Y=distances[::-1, ::-1], epsilon=0.5, n_init=1)
+    result.save(tmp_path / "result.npz")
+    loaded = torchgw.load(tmp_path / "result.npz")
+    assert loaded.extension.source.provider is None
+    drawn = plot_plan(loaded).images[0].get_array()
+    rows = result.plan / result.plan.amax(1, keepdim=True)
+    np.testing.assert_allclose(np.sort(drawn, axis=1), np.sort(rows, axis=1), atol=1e-9)
+
+
 def test_structure_is_found_in_the_distances():
     """Points of a line and of its copy, both in random order."""
     rng = np.random.default_rng(0)

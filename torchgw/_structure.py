@@ -29,8 +29,9 @@ def plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.
                 f"`order` must be 'structure', 'index' or an array of shape ({n},); got {order!r}."
             )
         extension = getattr(result, "extension", None)
+        provider = None if extension is None else extension.source.provider
         # without distances to sort by, the order that the points came in is as good as any
-        keys = np.arange(n) if extension is None else _extent(extension.source.distances)
+        keys = np.arange(n) if provider is None else _extent(provider)
     else:
         keys = np.unique(_numpy(order), return_inverse=True)[1]
         if keys.shape != (n,):
