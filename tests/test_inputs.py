@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import types
 import warnings
 
@@ -684,6 +685,7 @@ def test_numpy_numbers_are_numbers():
     check(result)
     assert result.epsilon == 0.25
     assert type(result.epsilon) is float
+    assert json.loads(json.dumps(result.log)) == result.log
 
 
 def test_alpha_needs_a_linear_cost():

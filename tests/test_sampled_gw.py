@@ -107,6 +107,7 @@ def test_loss_has_gradients():
         ({"multiscale": False}, torchgw.UnsupportedError, "subsample"),
         ({"fgw_alpha": 0.5}, torchgw.InvalidInputError, "C_linear"),
         ({"fgw_alpha": 1.5, "C_linear": LINEAR}, torchgw.InvalidInputError, "fgw_alpha"),
+        ({"fgw_alpha": "1", "C_linear": LINEAR}, torchgw.InvalidInputError, "fgw_alpha"),
         ({"n_neighbors": 5}, torchgw.InvalidTypeError, "no argument"),
     ],
 )

@@ -21,6 +21,7 @@ __all__ = [
     "check_plan",
     "check_magnitude",
     "check_points",
+    "check_tensor",
     "make_generator",
     "resolve_device",
     "to_tensor",
@@ -59,6 +60,15 @@ def to_tensor(name: str, value: Any) -> Tensor:
             "Pass a graph as a SciPy sparse matrix."
         )
     return tensor
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse anything but a tensor where a provider keeps what it is given."""
+    if not isinstance(value, Tensor):
+        raise InvalidTypeError(
+            f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Pass "
+            f"`torch.as_tensor({name})`."
+        )
 
 
 def _real_array(name: str, value: Any) -> NDArray[Any]:

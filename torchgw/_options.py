@@ -7,10 +7,11 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
 import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
@@ -86,6 +87,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            # as results report them, to JSON for one
+            if isinstance(value, np.generic):
+                object.__setattr__(self, item.name, value.item())
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
             check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
         _check_choice("gradient", self.gradient, get_args(GradientName))

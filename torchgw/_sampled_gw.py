@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -125,7 +126,8 @@ def sampled_gw(
             "`multiscale=False` is not available: large problems with factors begin on a subsample."
             " Pass a plan as `init` to `torchgw.solve` to begin elsewhere."
         )
-    if fgw_alpha is not None and not 0 <= fgw_alpha <= 1:
+    known = isinstance(fgw_alpha, Real) and 0 <= fgw_alpha <= 1
+    if fgw_alpha is not None and not known:
         raise InvalidInputError(f"`fgw_alpha` must be in [0, 1]; got {fgw_alpha!r}.")
     if fgw_alpha and C_linear is None:
         raise InvalidInputError(

@@ -197,12 +197,14 @@ def test_filled_distances_are_approximated(two_paths):
         LandmarkDistance(geodesics, 2)
 
 
-@pytest.mark.parametrize("count", [0, -3, 5])
+@pytest.mark.parametrize("count", [0, -3, 5, 2.5])
 def test_refused_number_of_landmarks(count, path_graph):
     with pytest.raises(_errors.InvalidInputError, match=f"`n_landmarks`.*1 and 4.*got {count}"):
         LandmarkDistance(path_graph, count)
 
 
 def test_refused_start(path_graph):
-    with pytest.raises(_errors.InvalidInputError, match="`start` must be within 0 and 3.*got 4"):
+    with pytest.raises(
+        _errors.InvalidInputError, match="`start` must be an integer within 0 and 3.*got 4"
+    ):
         LandmarkDistance(path_graph, start=4)

@@ -9,6 +9,8 @@ from scipy.sparse.csgraph import dijkstra
 
 from torchgw import _errors
 from torchgw.distances import (
+    FactoredDistance,
+    PointDistance,
     PrecomputedDistance,
     connect,
     geodesic_matrices,
@@ -35,9 +37,18 @@ def test_refused_matrices(matrix, message):
         PrecomputedDistance(matrix)
 
 
-def test_an_array_is_refused_by_name():
-    with pytest.raises(_errors.InvalidTypeError, match="torch.as_tensor"):
-        PrecomputedDistance(np.zeros((2, 2)))
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (PrecomputedDistance, "matrix"),
+        (PointDistance, "points"),
+        (lambda array: FactoredDistance(array, torch.ones(2)), "matrix"),
+        (lambda array: FactoredDistance(torch.ones(2, 2), array[0]), "signs"),
+    ],
+)
+def test_an_array_is_refused_by_name(make, name):
+    with pytest.raises(_errors.InvalidTypeError, match=rf"`{name}` .*torch.as_tensor\({name}\)"):
+        make(np.zeros((2, 2)))
 
 
 def test_asymmetry_in_a_later_block_is_found(monkeypatch):

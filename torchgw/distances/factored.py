@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
+from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["FactoredDistance"]
@@ -22,6 +23,8 @@ class FactoredDistance(DistanceProvider):
 
     Raises
     ------
+    InvalidTypeError
+        If either is no tensor.
     InvalidInputError
         If the shapes do not fit.
 
@@ -37,6 +40,8 @@ class FactoredDistance(DistanceProvider):
     capturable = True
 
     def __init__(self, matrix: Tensor, signs: Tensor) -> None:
+        check_tensor("matrix", matrix)
+        check_tensor("signs", signs)
         if matrix.ndim != 2 or signs.shape != matrix.shape[1:]:
             raise InvalidInputError(
                 "`matrix` must have shape (n, r) and `signs` (r,); got "
@@ -57,6 +62,6 @@ class FactoredDistance(DistanceProvider):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistance:
         """Return the same distances on another device or in another dtype."""
-        if (self.device, self.dtype) == (device, dtype):
+        if (self.device, self.dtype) == (resolve_device(device), dtype):
             return self
         return FactoredDistance(*(part.to(device, dtype) for part in self._factors))

@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -235,10 +236,10 @@ class LandmarkDistance(DistanceProvider):
 
 def _check_choice(name: str, value: int, low: int, high: int) -> None:
     """Refuse a number out of its range."""
-    if not low <= value <= high:
+    if not isinstance(value, Integral) or not low <= value <= high:
         raise InvalidInputError(
-            f"`{name}` must be within {low} and {high} for a graph of "
-            f"{high if name == 'n_landmarks' else high + 1} vertices; got {value}."
+            f"`{name}` must be an integer within {low} and {high} for a graph of "
+            f"{high if name == 'n_landmarks' else high + 1} vertices; got {value!r}."
         )
 
 

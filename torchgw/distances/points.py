@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import resolve_device
+from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["PointDistance", "PointMetric", "pairwise_distances"]
@@ -38,6 +38,8 @@ class PointDistance(DistanceProvider):
 
     Raises
     ------
+    InvalidTypeError
+        If the points are no tensor.
     InvalidInputError
         If the points are not a finite (n, d) floating tensor, or one has length zero and the metric
         is "cosine".
@@ -145,6 +147,7 @@ def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
 
 def _check_points(points: Tensor) -> None:
     """Refuse anything but a finite floating (n, d) tensor with n >= 1."""
+    check_tensor("points", points)
     if points.ndim != 2 or points.shape[0] == 0:
         raise InvalidInputError(
             f"`points` must have shape (n, d) with n >= 1; got {tuple(points.shape)}. "

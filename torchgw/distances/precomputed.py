@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import resolve_device
+from torchgw._errors import InvalidInputError
+from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
@@ -50,11 +50,7 @@ class PrecomputedDistance(DistanceProvider):
     capturable = True
 
     def __init__(self, matrix: Tensor) -> None:
-        if not isinstance(matrix, Tensor):
-            raise InvalidTypeError(
-                f"`matrix` must be a torch.Tensor; got {type(matrix).__name__}. "
-                "Pass `torch.as_tensor(matrix)`."
-            )
+        check_tensor("matrix", matrix)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
             raise InvalidInputError(
                 f"`matrix` must have shape (n, n) with n >= 1; got {tuple(matrix.shape)}. "
