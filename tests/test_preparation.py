@@ -149,6 +149,10 @@ def test_keys_tell_content_apart():
     assert content_key("stage", one) != content_key("other", one)
 
 
+def test_keys_know_numbers_of_any_kind():
+    assert content_key("graph", np.int64(5)) == content_key("graph", 5)
+
+
 def test_refused_caches(pair, tmp_path):
     (tmp_path / "file").write_text("text")
     with pytest.raises(InvalidInputError, match="`cache` must be a folder"):

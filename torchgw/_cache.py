@@ -34,7 +34,8 @@ def content_key(stage: str, *content: Any) -> str:
             digest.update(f"|{array.dtype.str}|{array.shape}|".encode())
             digest.update(array.tobytes())
         else:
-            digest.update(f"|{value!r}".encode())
+            plain = value.item() if isinstance(value, np.generic) else value
+            digest.update(f"|{plain!r}".encode())
     return digest.hexdigest()
 
 
