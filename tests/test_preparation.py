@@ -40,10 +40,24 @@ def solve(pair, **options):
     ],
 )
 def test_each_stage_has_its_time(pair, distances, phases):
-    timings = solve(pair, distances=distances).timings
+    # an exact gradient has use for all rows
+    gradient = "sampled" if distances == "dijkstra" else "auto"
+    timings = solve(pair, distances=distances, gradient=gradient).timings
     assert {"graph", "geodesics", "landmarks"} & set(timings) == phases
     assert all(seconds >= 0 for seconds in timings.values())
     assert "distances" in timings
+
+
+def test_few_rows_on_demand_are_all_rows_at_once(monkeypatch):
+    """Unless something asks for a sample."""
+    pair = spiral(30, 0)[0], swiss_roll(35, 0)[0]
+    at_once, all_pairs = (solve(pair, distances=kind) for kind in ("dijkstra", "precomputed"))
+    assert at_once.gradient == "dense"
+    assert torch.equal(at_once.plan, all_pairs.plan)
+    assert solve(pair, distances="dijkstra", n_anchors=32).gradient == "sampled"
+    assert solve(pair, distances="dijkstra", gradient="sampled").gradient == "sampled"
+    monkeypatch.setattr("torchgw._problem._ALL_ROWS_POINTS", 34)
+    assert solve(pair, distances="dijkstra").gradient == "sampled"
 
 
 def test_landmarks_are_reported(pair):

@@ -111,7 +111,8 @@ def solve(
         Non-negative weights of sum 1; uniform by default.
     distances : str, DistanceProvider, or a pair of these
         How distances are made: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or geodesics on
-        the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand),
+        the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand,
+        or all pairs of up to 1,000 points unless ``gradient`` or ``n_anchors`` asks for a sample),
         ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000 points per side and
         ``"landmark"`` above.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
@@ -316,6 +317,7 @@ def solve(
         open_cache(cache),
         bool(verbose),
         factors=kind is SQUARE,
+        exact=gradient == "auto" and n_anchors is None,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
