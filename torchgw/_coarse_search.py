@@ -16,12 +16,15 @@ from torchgw._rounding import round_to_marginals
 from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals
 
-__all__ = ["Batch", "Judged", "carry_over", "refine", "search_all"]
+__all__ = ["Batch", "Judged", "carry_over", "search_all"]
 
-# Sinkhorn iterations of one outer iteration.
-_INNER = {"search": 10, "polish": 20, "compare": 60}
+# Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
+# compare, and where masses differ it takes many iterations to meet them.
+_INNER = {"search": 10, "compare": 60}
 # Over-relaxation of Sinkhorn's iteration.
-_RELAXATION = {"search": 1.5, "polish": 1.7, "compare": 1.7}
+_RELAXATION = {"search": 1.5, "compare": 1.7}
+# Outer iterations that a search ends with, in which the marginals are met.
+_LAST_ITERATIONS = 5
 
 
 class Batch(NamedTuple):
@@ -50,15 +53,9 @@ def search_all(
 ) -> Judged:
     """Solve from all starts."""
     costs = start_costs(coarse, x_axes, y_axes, rotations, count)
-    return _judge(coarse, _from_costs(coarse, costs, epsilons, "search", backend))
-
-
-def refine(
-    backend: Backend, coarse: CoarseProblem, batch: Batch, place: Tensor, epsilons: Tensor
-) -> Judged:
-    """Continue from some of the plans."""
-    some = Batch(batch.plans[place], batch.g[place])
-    return _judge(coarse, _iterate(coarse, some, epsilons, "polish", backend))
+    batch = _from_costs(coarse, costs, epsilons, "search", backend)
+    last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
+    return _judge(coarse, _iterate(coarse, batch, last, "compare", backend))
 
 
 def carry_over(

@@ -14,7 +14,7 @@ from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._capture import Call, Replayer, call_directly, clone, tensors_of
 from torchgw._coarse import Coarsened, CoarseProblem, coarsen, reader_of
 from torchgw._coarse_loss import with_loss
-from torchgw._coarse_search import Judged, carry_over, refine, search_all
+from torchgw._coarse_search import Judged, carry_over, search_all
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
 from torchgw._losses import SQUARE
@@ -29,9 +29,9 @@ DEFAULT_STARTS = 16
 # a few points may favour an optimum that all of them do not.
 _POINTS = 96
 _FINER_POINTS = 256
-# Outer iterations of all starts, and of the distinct optima afterwards.
+# Outer iterations of all starts until their plans are to meet their marginals, and on the finer
+# problem.
 _ITERATIONS = 20
-_POLISH = 10
 _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima.
 _DISTINCT = 0.05
@@ -143,12 +143,6 @@ def find_optima(
     search = partial(search_all, backend, count)
     judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
     found = _distinct(judged, starts.labels)
-    constant = upload[1].new_full((_POLISH, len(found.places)), target)
-    judged = call(
-        f"polish {size}, {len(found.places)}", partial(refine, backend),
-        coarse.problem, judged.batch, found.chosen, constant, in_place=2,
-    )  # fmt: skip
-    found = _distinct(judged, found.labels)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values):
         # copies, as the functions called next may have been recorded over them
