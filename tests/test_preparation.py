@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 import torchgw
-from torchgw import _preparation
+from torchgw import _preparation, _problem
 from torchgw._cache import Cache, content_key
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError
 from torchgw.datasets import spiral, swiss_roll
+from torchgw.distances import connect, geodesic_matrix, knn_graph
 
 FAST = {"epsilon": 5e-2, "max_iter": 3, "tol": 1e-2, "random_state": 0}
 
@@ -81,6 +83,38 @@ def forbid_work(monkeypatch):
             monkeypatch.setattr(_preparation.LandmarkDistance, "__init__", None)
         else:
             monkeypatch.setattr(_preparation, name, None)
+
+
+def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(monkeypatch):
+    monkeypatch.setattr(_problem, "_LANDMARK_POINTS", 300)
+    curves, few = ((spiral(n, 0)[0], swiss_roll(n, 1)[0]) for n in (300, 299))
+    cloud = curves[0], np.random.default_rng(0).normal(size=(300, 3))
+    found = solve(curves, n_init=1)
+    assert found.gradient == "factored"
+    assert max(side["error"] for side in found.log["landmarks"].values()) <= 0.005
+    # the error of one side is enough to take neither, and exact stays what was asked for as exact
+    others = [solve(points, n_init=1) for points in (few, cloud, cloud[::-1])]
+    others += [solve(curves, n_init=1, gradient="dense"), solve(curves, n_init=1, polish=True)]
+    others += [solve(curves, n_init=1, loss="kl")]
+    for other in others:
+        assert other.gradient == "dense"
+        assert "landmarks" not in other.log
+    assert "landmarks" not in solve((curves[0], None), n_init=1, D_Y=1 - np.eye(5)).log
+
+
+def test_accurate_landmarks_keep_the_value(monkeypatch):
+    monkeypatch.setattr(_problem, "_LANDMARK_POINTS", 300)
+    points = spiral(300, 0)[0], swiss_roll(320, 1)[0]
+    graphs = [connect(knn_graph(torch.from_numpy(part)), part) for part in points]
+    tables = [geodesic_matrix(graph).numpy() for graph in graphs]
+    tables = [table / table.max() for table in tables]
+    exact, found = (
+        torchgw.solve(*points, distances=name, epsilon=5e-4) for name in ("precomputed", "auto")
+    )
+    assert found.gradient == "factored"
+    best, value = (reference.gw_value(*tables, result.plan.numpy()) for result in (exact, found))
+    # 0.4% is usual, the sum of both sides' errors 1% at most
+    assert best * 0.999 < value < best * 1.01
 
 
 @pytest.mark.parametrize("distances", ["precomputed", "landmark"])

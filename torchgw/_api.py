@@ -114,7 +114,7 @@ def solve(
         the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand,
         or all pairs of up to 1,000 points unless ``gradient`` or ``n_anchors`` asks for a sample),
         ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000 points per side and
-        ``"landmark"`` above.
+        ``"landmark"`` above; on a CPU from 1,000 points on where landmarks err by 0.5% or less.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
@@ -318,6 +318,8 @@ def solve(
         bool(verbose),
         factors=kind is SQUARE,
         exact=gradient == "auto" and n_anchors is None,
+        # what was asked for as exact is not approximated
+        approximate=kind is SQUARE and gradient in ("auto", "factored") and not polish,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))

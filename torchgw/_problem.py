@@ -44,6 +44,10 @@ _ALL_PAIRS_POINTS = 3_000
 # for nearly every row in the end, so all at once are no more of them, and an exact solve of so many
 # takes no longer: spiral 400x500 on a CPU 0.5 s for 1.1, 1,500x1,800 7.1 s for 4.2.
 _ALL_ROWS_POINTS = 1_000
+# Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
+# the error of each side up to which these do: the value of a plan is too high by about their sum.
+_LANDMARK_POINTS = 1_000
+_SMALL_ERROR = 0.005
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class DistanceOptions:
     progress: bool = False
     factors: bool = True  # whether factors are of use: "auto" is then low-rank for many points
     exact: bool = True  # whether the gradient may be exact: "dijkstra" is all pairs for few points
+    approximate: bool = False  # whether "auto" may take accurate factors where all pairs would fit
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -136,6 +141,11 @@ def build_providers(
         for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True))
         if kind in _GEODESIC
     }
+    accurate: dict[int, LandmarkDistance] = {}
+    automatic = [*zip(names, kinds, strict=True)] == 2 * [("auto", "precomputed")]
+    if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
+        accurate = _accurate_landmarks(graphs, stages)
+        kinds = ["landmark"] * len(kinds) if accurate else kinds
     all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
     tables_made = dict(
         zip(all_pairs, stages.all_pairs([graphs[p] for p in all_pairs]), strict=True)
@@ -151,7 +161,8 @@ def build_providers(
         elif kind == "dijkstra":
             provider = DijkstraDistance(graphs[position].geodesics, device=device)
         elif kind == "landmark":
-            provider = stages.landmarks(graphs[position], options.n_landmarks)
+            made = accurate.get(position)
+            provider = made or stages.landmarks(graphs[position], options.n_landmarks)
         else:
             assert item.points is not None
             provider = PointDistance(item.points, kind)  # type: ignore[arg-type]
@@ -277,6 +288,18 @@ def _resolve(spec: DistanceName, largest: int, options: DistanceOptions) -> Any:
     if largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None:
         return "precomputed"
     return "landmark" if options.factors or options.n_landmarks is not None else "dijkstra"
+
+
+def _accurate_landmarks(
+    graphs: dict[int, Graph], stages: Preparation
+) -> dict[int, LandmarkDistance]:
+    """Return the factors of both sides if they are as good as all pairs; otherwise none."""
+    found: dict[int, LandmarkDistance] = {}
+    for position, graph in graphs.items():
+        found[position] = stages.landmarks(graph, None)
+        if found[position].error > _SMALL_ERROR:
+            return {}
+    return found
 
 
 def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOptions) -> None:
