@@ -83,7 +83,8 @@ class GWResult:
         product plans P x P, which is the same at mass one), mass, penalty (what ``unbalanced``
         marginals cost), objective (value + penalty + epsilon * kl),
         outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn iterations but the
-        last solve's), settle_iterations (the last solve's) and its limit inner_max_iter, n_anchors,
+        last solve's), settle_iterations (the last solve's, zero where the loop's last one is the
+        result) and its limit inner_max_iter, n_anchors,
         polish_steps and polish_gap (``None`` without ``polish``),
         tiles (``None`` where none were skipped; else ``bound``, the
         share of a row's or column's mass that skipping may lose in a half-step, ``kept``, the mean
