@@ -16,9 +16,10 @@ from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import DenseGradient, FactoredGradient, Problem
 from torchgw._losses import LOSSES
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import SampledGradient
 from torchgw._sinkhorn import sinkhorn
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance
 

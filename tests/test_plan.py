@@ -10,11 +10,10 @@ import torch
 from problems import linear_problem
 
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan
-from torchgw import _plan as plan_module
 from torchgw import _sinkhorn as sinkhorn_module
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._plan import StoredPlan
 from torchgw._sinkhorn import sinkhorn
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Potentials
 
 EPSILON = 0.5
@@ -120,6 +119,6 @@ def test_stored_plan_reads_like_the_implicit_one(pair):
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
     plan, _ = pair
-    monkeypatch.setattr(plan_module, "free_memory", lambda device: 100)
+    monkeypatch.setattr("torchgw._memory.free_memory", lambda device: 100)
     with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
         plan.to_dense()

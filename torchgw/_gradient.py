@@ -30,7 +30,8 @@ from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._cross import Cross, MinimumCross, ProductCross
 from torchgw._losses import SQUARE, Loss, sums
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.precomputed import PrecomputedDistance

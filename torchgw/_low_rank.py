@@ -14,14 +14,9 @@ import torch
 from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost
-from torchgw._errors import (
-    InvalidInputError,
-    NumericalError,
-    PlanTooLargeError,
-    UnsupportedError,
-)
+from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
 from torchgw._gradient import Problem
-from torchgw._plan import free_memory
+from torchgw._memory import check_fits
 from torchgw._plan_inputs import as_index, as_points_of, as_values
 from torchgw._storage import stored
 from torchgw._typing import Marginals
@@ -125,13 +120,7 @@ class LowRankPlan:
 
     def to_dense(self) -> Tensor:
         """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
-        needed = len(self.Q) * len(self.R) * self.Q.dtype.itemsize
-        free = free_memory(self.Q.device)
-        if needed > free:
-            raise PlanTooLargeError(
-                f"The dense plan of shape {self.shape} needs {needed:,} bytes and {free:,} are "
-                f"free on {self.Q.device}. Use `plan @ V`, `rows` or `barycentric`."
-            )
+        check_fits(self.shape, self.Q.dtype, self.Q.device, "`plan @ V`, `rows` or `barycentric`")
         return (self.Q / self.g) @ self.R.T
 
     def __repr__(self) -> str:

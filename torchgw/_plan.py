@@ -15,7 +15,8 @@ from torch import Tensor
 from torchgw._anchors import Anchors, categories_at, sample_categories
 from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
-from torchgw._errors import InvalidInputError, PlanTooLargeError
+from torchgw._errors import InvalidInputError
+from torchgw._memory import check_fits
 from torchgw._plan_inputs import (
     as_index,
     as_mass,
@@ -29,7 +30,7 @@ from torchgw._rounding import RoundedPlan, rounding_of
 from torchgw._sinkhorn import Backend, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["StoredPlan", "TransportPlan", "free_memory"]
+__all__ = ["TransportPlan"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -309,14 +310,8 @@ class TransportPlan:
         PlanTooLargeError
             If it would take more than the free memory of its device.
         """
-        needed = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        free = free_memory(self.device)
-        if needed > free:
-            raise PlanTooLargeError(
-                f"The dense plan of shape {self.shape} needs {needed:,} bytes and "
-                f"{free:,} are free on {self.device}. Use `lazy_plan` (`plan @ V`, `topk`, "
-                "`barycentric`) or `lazy_plan.to_sparse(k)`, which never store it."
-            )
+        others = "`lazy_plan` (`plan @ V`, `topk`, `barycentric`) or `lazy_plan.to_sparse(k)`"
+        check_fits(self.shape, self.dtype, self.device, others)
         return self.stored()
 
     @_exactly
@@ -367,46 +362,3 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         return None, ctx.plan.T @ upstream[0]
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
-    if device.type == "cuda":
-        # PyTorch keeps what it has freed, and gives it out again
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable"):
-                    return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass
-    # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
-    return 16 * 2**30
-
-
-class StoredPlan:
-    """A given (n, m) coupling, with the few operations by which a gradient reads a plan."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-
-    @property
-    def T(self) -> StoredPlan:  # noqa: N802 - the name of every array library
-        """The coupling from target to source."""
-        return StoredPlan(self.matrix.T)
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Return plan @ values."""
-        return self.matrix.to(values.dtype) @ values
-
-    def stored(self) -> Tensor:
-        """Return the matrix."""
-        return self.matrix
-
-    def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
-        """Draw pairs whose source points are at places of the cumulative mass along an order."""
-        source = order[categories_at(self.matrix.sum(1)[order], places)]
-        target = sample_categories(self.matrix[source], 1, generator)[:, 0]
-        return Anchors(source, target)

@@ -15,9 +15,10 @@ from torch import Tensor
 from torchgw._cost import DenseCost
 from torchgw._errors import UnsupportedError
 from torchgw._gradient import Gradient
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._rounding import round_to_marginals
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Polished", "check_polish", "polish"]

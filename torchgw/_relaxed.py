@@ -17,10 +17,11 @@ from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost
 from torchgw._gradient import Coupling, Gradient, QuadraticValue
 from torchgw._moments import mean_columns, own_terms
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._sampled_gradient import SampledGradient
 from torchgw._step import PlainStep, Updated
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [

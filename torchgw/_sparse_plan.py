@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchgw._anchors import Anchors, sample_categories
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._errors import PlanTooLargeError, UnsupportedError
-from torchgw._plan import TransportPlan, free_memory
+from torchgw._errors import UnsupportedError
+from torchgw._plan import TransportPlan
 from torchgw._plan_inputs import as_points_of, check_draw, check_entries, check_threshold
 from torchgw._rounding import RoundedPlan
 from torchgw._typing import Marginals, Potentials
@@ -151,16 +151,6 @@ class SparsePlan(TransportPlan):
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
         return Anchors(source, target)
-
-    def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix, or raise PlanTooLargeError."""
-        needed, free = self.shape[0] * self.shape[1] * 8, free_memory(self.device)
-        if needed > free:
-            raise PlanTooLargeError(
-                f"The dense plan of shape {self.shape} needs {needed:,} bytes and {free:,} are "
-                f"free on {self.device}. Use `to_sparse()` or `plan @ V`."
-            )
-        return self.stored()
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""

@@ -16,9 +16,10 @@ from torchgw._inputs import check_plan, to_tensor
 from torchgw._multiscale import Subsample
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
 from torchgw._options import Options
-from torchgw._plan import StoredPlan, TransportPlan
+from torchgw._plan import TransportPlan
 from torchgw._relaxed import RelaxedCoupling
 from torchgw._solver import LoopState, Setting
+from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["PRODUCT", "Guess", "first_guess", "from_alternative", "searchable", "starting_point"]
