@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 from problems import linear_problem
 
-from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan
+from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, _memory
 from torchgw import _sinkhorn as sinkhorn_module
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._sinkhorn import sinkhorn
@@ -115,6 +115,30 @@ def test_stored_plan_reads_like_the_implicit_one(pair):
     places, order = torch.linspace(0, 0.999, 1000, dtype=torch.float64), torch.arange(len(matrix))
     drawn = stored.sample_at(places, order, torch.Generator().manual_seed(0))
     assert (matrix[drawn.source.numpy(), drawn.target.numpy()] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "stat", "total", "free"),
+    [
+        ("1000", "active_file 70\ninactive_file 30\n", "", 700),
+        ("1000", "inactive_file 9\ntotal_inactive_file 30\ntotal_active_file 70\n", "total_", 700),
+        ("max", "", "", 4096),
+        (None, "", "", 4096),
+    ],
+)
+def test_containers_have_less_memory_than_their_machine(
+    tmp_path, monkeypatch, limit, stat, total, free
+):
+    """Their processes are killed beyond the limit, whatever the machine has."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
+    if limit is not None:
+        (tmp_path / "limit").write_text(limit + "\n")
+    (tmp_path / "used").write_text("400\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    monkeypatch.setattr(_memory, "_MACHINE", tmp_path / "meminfo")
+    files = (tmp_path / "limit", tmp_path / "used", total)
+    monkeypatch.setattr(_memory, "_CONTAINER", ((tmp_path / "absent", None, ""), files))
+    assert _memory.free_memory(torch.device("cpu")) == free
 
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import torch
 
 from torchgw._errors import PlanTooLargeError
 
 __all__ = ["check_fits", "free_memory"]
+
+# What Linux says of memory: of the machine; and limit and use of a container, with what stands
+# before the names of its totals, in both versions of control groups.
+_MACHINE = Path("/proc/meminfo")
+_GROUPS = Path("/sys/fs/cgroup")
+_CONTAINER = (
+    (_GROUPS / "memory.max", _GROUPS / "memory.current", ""),
+    (
+        _GROUPS / "memory/memory.limit_in_bytes",
+        _GROUPS / "memory/memory.usage_in_bytes",
+        "total_",
+    ),
+)
 
 
 def free_memory(device: torch.device) -> int:
@@ -15,15 +31,32 @@ def free_memory(device: torch.device) -> int:
         # PyTorch keeps what it has freed, and gives it out again
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable"):
-                    return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass
-    # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
-    return 16 * 2**30
+    return min(_free_on_machine(), _free_in_container())
+
+
+def _free_on_machine() -> int:
+    if not _MACHINE.is_file():
+        # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
+        return 16 * 2**30
+    return 1024 * _field(_MACHINE, "MemAvailable:")
+
+
+def _free_in_container() -> int:
+    """Bytes below the limit of a container, beyond which its processes are killed."""
+    for limit, used, total in _CONTAINER:
+        text = limit.read_text().strip() if limit.is_file() else "max"
+        if text != "max":
+            # pages of files that were read count as used, and go when memory is wanted
+            kinds = (f"{total}inactive_file", f"{total}active_file")
+            cached = sum(_field(used.parent / "memory.stat", kind) for kind in kinds)
+            return int(text) - int(used.read_text()) + cached
+    return sys.maxsize
+
+
+def _field(path: Path, name: str) -> int:
+    """Return the number that follows a name in a table of the system."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return next(int(parts[1]) for parts in lines if parts[0] == name)
 
 
 def check_fits(
