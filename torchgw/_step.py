@@ -223,22 +223,9 @@ class KeptStep:
             known.update(gradient=own, step=CapturedStep(plain, memory))
         for ours, given in zip(known["gradient"].tables(), gradient.tables(), strict=True):
             ours.copy_(given)
-        self._step: CapturedStep = known["step"]
-
-    def linearise(self, coupling: Coupling) -> Cost:
-        """Return the cost at a coupling; the next call overwrites it."""
-        return self._step.linearise(coupling)
-
-    def update(
-        self,
-        cost: Cost,
-        potentials: Potentials,
-        point: Coupling,
-        previous: Coupling,
-        epsilon: float,
-    ) -> Updated:
-        """Return the coupling of a plan."""
-        return self._step.update(cost, potentials, point, previous, epsilon)
+        # this lends them for one solve
+        kept: CapturedStep = known["step"]
+        self.linearise, self.update = kept.linearise, kept.update
 
 
 def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
