@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._inputs import resolve_device
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.base import DerivedDistance, DistanceProvider, ScaledDistance
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = [
@@ -188,7 +187,7 @@ def check_loss(loss: Loss, target: DistanceProvider) -> None:
         )
 
 
-class EntrywiseDistance(DistanceProvider):
+class EntrywiseDistance(DerivedDistance):
     """A function of every distance of another provider; no distances of their own.
 
     Parameters
@@ -198,13 +197,8 @@ class EntrywiseDistance(DistanceProvider):
     """
 
     def __init__(self, provider: DistanceProvider, function: Entrywise) -> None:
-        self.provider = provider
+        super().__init__(provider)
         self.function = function
-        self.n = provider.n
-        self.device = provider.device
-        self.dtype = provider.dtype
-        self.cheap_columns = provider.cheap_columns
-        self.capturable = provider.capturable
         # made once it is asked for
         self._matrix: Tensor | None = None
 
@@ -214,11 +208,9 @@ class EntrywiseDistance(DistanceProvider):
             return self._matrix[index].T
         return self.function(self.provider.columns(index))
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> EntrywiseDistance:
-        """Return the same on another device or in another dtype."""
-        if (resolve_device(device), dtype) == (self.device, self.dtype):
-            return self
-        return EntrywiseDistance(self.provider.to(device, dtype), self.function)
+    def of(self, provider: DistanceProvider) -> EntrywiseDistance:
+        """Return the same function of the distances of another provider."""
+        return EntrywiseDistance(provider, self.function)
 
     def matrix(self) -> Tensor | None:
         """Return the function of D if D is stored."""

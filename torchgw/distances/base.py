@@ -20,7 +20,13 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._inputs import resolve_device, to_tensor
 from torchgw._options import check_count
 
-__all__ = ["CallableDistance", "DistanceProvider", "Factors", "ScaledDistance"]
+__all__ = [
+    "CallableDistance",
+    "DerivedDistance",
+    "DistanceProvider",
+    "Factors",
+    "ScaledDistance",
+]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block.
 _BLOCK_BYTES = 64 * 2**20
@@ -126,17 +132,34 @@ class DistanceProvider(ABC):
         return blocks
 
 
-class ScaledDistance(DistanceProvider):
-    """The distances of another provider, each multiplied by one positive number."""
+class DerivedDistance(DistanceProvider):
+    """Something made of the distances of another provider."""
 
-    def __init__(self, provider: DistanceProvider, scale: float) -> None:
+    def __init__(self, provider: DistanceProvider) -> None:
         self.provider = provider
-        self.scale = scale
         self.n = provider.n
         self.device = provider.device
         self.dtype = provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
+
+    @abstractmethod
+    def of(self, provider: DistanceProvider) -> DerivedDistance:
+        """Return the same made of another provider."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> DerivedDistance:
+        """Return the same on another device or in another dtype."""
+        if (resolve_device(device), dtype) == (self.device, self.dtype):
+            return self
+        return self.of(self.provider.to(device, dtype))
+
+
+class ScaledDistance(DerivedDistance):
+    """The distances of another provider, each multiplied by one positive number."""
+
+    def __init__(self, provider: DistanceProvider, scale: float) -> None:
+        super().__init__(provider)
+        self.scale = scale
         matrix = provider.matrix()
         # Scaling a stored matrix once costs less than scaling what is read from it for ever.
         self._matrix = None if matrix is None else matrix * scale
@@ -147,11 +170,9 @@ class ScaledDistance(DistanceProvider):
             return self._matrix[index].T
         return self.provider.columns(index) * self.scale
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> ScaledDistance:
-        """Return the same distances on another device or in another dtype."""
-        if (resolve_device(device), dtype) == (self.device, self.dtype):
-            return self
-        return ScaledDistance(self.provider.to(device, dtype), self.scale)
+    def of(self, provider: DistanceProvider) -> ScaledDistance:
+        """Return the distances of another provider times the same number."""
+        return ScaledDistance(provider, self.scale)
 
     def matrix(self) -> Tensor | None:
         """Return scale * D if D is stored."""
