@@ -11,8 +11,6 @@ from problems import isometric_copy
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 
-pd = pytest.importorskip("pandas", reason="needs pandas")
-
 from sklearn.base import clone  # noqa: E402
 from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
@@ -55,6 +53,7 @@ def test_every_option_is_a_parameter(estimator):
 
 
 def test_pipeline_names_and_new_points():
+    pd = pytest.importorskip("pandas", reason="needs pandas")
     x, y, answer = isometric_copy(60)
     X = pd.DataFrame(x[:50] * [2, 2, 2] + 7, columns=["a", "b", "c"])
     Y = pd.DataFrame(y, columns=["u", "v", "w"])
