@@ -17,6 +17,8 @@ __all__ = ["level", "partial_sinkhorn"]
 
 # Largest log-scaling of a stored kernel, as for strict marginals.
 _LARGEST_SCALING = 20.0
+# Iterations between two looks at the error.
+_CHECK_EVERY = 10
 # Kernels that may turn out to be too far away before softmins are computed as they are.
 _MOST_FAILURES = 3
 # Column error below which the iteration is near enough to linear to be extrapolated.
@@ -51,7 +53,6 @@ def partial_sinkhorn(
     max_iter: int,
     tol: float,
     mass: float,
-    check_every: int = 10,
 ) -> SinkhornResult:
     """Solve min <C, P> + epsilon KL(P | a x b) over P 1 <= a, P' 1 <= b, |P| = mass.
 
@@ -85,7 +86,7 @@ def partial_sinkhorn(
     acceleration, done, failures = Anderson(), 0, 0
     while True:
         # one exact iteration is enough to make a kernel from
-        count = min(1 if dense is not None and kernel is None else check_every, max_iter - done)
+        count = min(1 if dense is not None and kernel is None else _CHECK_EVERY, max_iter - done)
         found = _iterate(kernel or plain, g, marginals, count, epsilon, mass)
         moved = torch.zeros_like(found.error)
         if kernel is not None:

@@ -70,39 +70,9 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
     ) -> None:
-        self.distances = distances
-        self.alpha = alpha
-        self.loss = loss
-        self.unbalanced = unbalanced
-        self.mass = mass
-        self.n_neighbors = n_neighbors
-        self.n_landmarks = n_landmarks
-        self.disconnected = disconnected
-        self.scale = scale
-        self.epsilon = epsilon
-        self.gradient = gradient
-        self.n_anchors = n_anchors
-        self.momentum = momentum
-        self.n_init = n_init
-        self.feature_metric = feature_metric
-        self.skip_tiles = skip_tiles
-        self.max_iter = max_iter
-        self.min_iter = min_iter
-        self.tol = tol
-        self.objective_tol = objective_tol
-        self.inner_max_iter = inner_max_iter
-        self.inner_tol = inner_tol
-        self.regularization = regularization
-        self.polish = polish
-        self.backend = backend
-        self.device = device
-        self.dtype = dtype
-        self.precision = precision
-        self.storage = storage
-        self.cache = cache
-        self.random_state = random_state
-        self.callback = callback
-        self.verbose = verbose
+        given = locals()
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
 
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
         return solve(X, Y, **self.get_params(deep=False), **data)
