@@ -20,7 +20,8 @@ from torchgw._inputs import check_list, check_points
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._plan import TransportPlan
 from torchgw._storage import stored, write_result
-from torchgw.distances.graph import knn_graph, validate_graph
+from torchgw.distances.adjacency import validate_graph
+from torchgw.distances.graph import knn_graph
 
 __all__ = ["JointEmbedding", "joint_embedding"]
 

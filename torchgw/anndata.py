@@ -13,7 +13,7 @@ from torchgw._api import solve
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._options import check_count
 from torchgw._result import GWResult
-from torchgw.distances.graph import symmetrise
+from torchgw.distances.adjacency import symmetrise
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -4,6 +4,7 @@ Everything here answers for the symmetric (n, n) distances of one space; :class:
 is the contract.
 """
 
+from torchgw.distances.adjacency import symmetrise, validate_graph
 from torchgw.distances.base import CallableDistance, DistanceProvider, Factors, ScaledDistance
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.factored import FactoredDistance
@@ -12,8 +13,6 @@ from torchgw.distances.graph import (
     connect,
     default_n_neighbors,
     knn_graph,
-    symmetrise,
-    validate_graph,
 )
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.points import PointDistance

@@ -1,4 +1,4 @@
-"""Neighbour graphs: build, check, connect."""
+"""Neighbour graphs: build and connect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, issparse
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw._errors import GraphWarning, InvalidInputError
 from torchgw._inputs import to_tensor
+from torchgw.distances.adjacency import symmetrise, validate_graph
 from torchgw.distances.edges import Edges, components, from_csr, symmetric_edges, with_edges
 from torchgw.distances.geodesics import Geodesics, largest_path
 from torchgw.distances.leaves import split
@@ -29,8 +30,6 @@ __all__ = [
     "default_n_neighbors",
     "knn_graph",
     "neighbour_geodesics",
-    "symmetrise",
-    "validate_graph",
 ]
 
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
@@ -41,8 +40,6 @@ ConnectPolicy = Literal["stitch", "fill"]
 _HOST_VERTICES = 16_384
 # Points up to which a GPU finds paths as fast in any order: all are worked on at once.
 _UNORDERED = 768
-# Relative difference of the two weights of an edge that passes for rounding.
-_SYMMETRY_TOLERANCE = 1e-5
 
 
 def default_n_neighbors(n: int) -> int:
@@ -147,66 +144,6 @@ def _neighbour_edges(
     return symmetric_edges(n, source, index.flatten(), length)
 
 
-def symmetrise(graph: Any) -> csr_matrix:
-    """Return the union of a directed graph and its reverse, the larger weight where they differ.
-
-    Unlike ``graph.maximum(graph.T)`` it keeps explicit zeros, the edges between duplicates.
-    """
-    graph = csr_matrix(graph, dtype=np.float64, copy=True)
-    tiny = np.finfo(np.float64).tiny
-    # A stand-in for zero, because sparse maximum drops explicit zeros.
-    graph.data[graph.data == 0] = tiny
-    graph = csr_matrix(graph.maximum(graph.T))
-    graph.data[graph.data == tiny] = 0
-    graph.sort_indices()
-    return graph
-
-
-def validate_graph(graph: Any) -> csr_matrix:
-    """Return a graph given by the user as symmetric float64 CSR.
-
-    Parameters
-    ----------
-    graph : SciPy sparse array or matrix, shape (n, n)
-        Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``. In
-        others an explicit zero is an edge of length zero, as for SciPy. Repeated COO entries are
-        summed, as SciPy does.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is not sparse.
-    InvalidInputError
-        If it is not square, has a negative or non-finite weight, or is directed.
-    """
-    if not issparse(graph):
-        raise InvalidTypeError(
-            f"`graph` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
-            "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
-        )
-    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
-        raise InvalidInputError(
-            f"`graph` must be square, (n, n) with n >= 1; got {graph.shape}. "
-            "Pass the adjacency of one graph, a row and a column for each vertex."
-        )
-    if graph.dtype.kind not in "buif":
-        raise InvalidInputError(f"`graph` must have real weights; got dtype {graph.dtype}.")
-    unweighted = graph.dtype.kind == "b"
-    graph = csr_matrix(graph, dtype=np.float64, copy=True)
-    graph.sum_duplicates()
-    if unweighted:
-        graph.eliminate_zeros()
-        graph.data[:] = 1.0
-    bad = ~np.isfinite(graph.data) | (graph.data < 0)
-    if bad.any():
-        raise InvalidInputError(
-            f"`graph` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
-            f"such as {graph.data[bad][0]}. Leave an edge out rather than give it infinite length; "
-            "turn similarities into distances first."
-        )
-    return _check_symmetric(graph)
-
-
 def connect(
     graph: Any,
     points: Tensor | NDArray[Any] | None = None,
@@ -298,24 +235,6 @@ def _connect(
 def as_geodesics(graph: Any) -> Geodesics:
     """Return what :func:`connect` returned, or a bare graph connected by the policy "fill"."""
     return graph if isinstance(graph, Geodesics) else connect(graph)
-
-
-def _check_symmetric(graph: csr_matrix) -> csr_matrix:
-    """Refuse a directed graph; return the other with its rounding differences averaged."""
-    reverse = csr_matrix(graph.T)
-    reverse.sort_indices()
-    same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
-        graph.indices, reverse.indices
-    )
-    # in any unit: lengths of 1e-9 too may differ
-    if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
-        raise InvalidInputError(
-            "`graph` must be symmetric; got a directed one (a nearest-neighbour graph is directed "
-            "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
-            "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero."
-        )
-    graph.data = (graph.data + reverse.data) / 2
-    return graph
 
 
 def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:

@@ -1,0 +1,93 @@
+"""Adjacency matrices of edge lengths: checked, and made symmetric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["symmetrise", "validate_graph"]
+
+# Relative difference of the two weights of an edge that passes for rounding.
+_SYMMETRY_TOLERANCE = 1e-5
+
+
+def symmetrise(graph: Any) -> csr_matrix:
+    """Return the union of a directed graph and its reverse, the larger weight where they differ.
+
+    Unlike ``graph.maximum(graph.T)`` it keeps explicit zeros, the edges between duplicates.
+    """
+    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    tiny = np.finfo(np.float64).tiny
+    # A stand-in for zero, because sparse maximum drops explicit zeros.
+    graph.data[graph.data == 0] = tiny
+    graph = csr_matrix(graph.maximum(graph.T))
+    graph.data[graph.data == tiny] = 0
+    graph.sort_indices()
+    return graph
+
+
+def validate_graph(graph: Any) -> csr_matrix:
+    """Return a graph given by the user as symmetric float64 CSR.
+
+    Parameters
+    ----------
+    graph : SciPy sparse array or matrix, shape (n, n)
+        Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``. In
+        others an explicit zero is an edge of length zero, as for SciPy. Repeated COO entries are
+        summed, as SciPy does.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is not sparse.
+    InvalidInputError
+        If it is not square, has a negative or non-finite weight, or is directed.
+    """
+    if not issparse(graph):
+        raise InvalidTypeError(
+            f"`graph` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
+            "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
+        )
+    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
+        raise InvalidInputError(
+            f"`graph` must be square, (n, n) with n >= 1; got {graph.shape}. "
+            "Pass the adjacency of one graph, a row and a column for each vertex."
+        )
+    if graph.dtype.kind not in "buif":
+        raise InvalidInputError(f"`graph` must have real weights; got dtype {graph.dtype}.")
+    unweighted = graph.dtype.kind == "b"
+    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    graph.sum_duplicates()
+    if unweighted:
+        graph.eliminate_zeros()
+        graph.data[:] = 1.0
+    bad = ~np.isfinite(graph.data) | (graph.data < 0)
+    if bad.any():
+        raise InvalidInputError(
+            f"`graph` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
+            f"such as {graph.data[bad][0]}. Leave an edge out rather than give it infinite length; "
+            "turn similarities into distances first."
+        )
+    return _check_symmetric(graph)
+
+
+def _check_symmetric(graph: csr_matrix) -> csr_matrix:
+    """Refuse a directed graph; return the other with its rounding differences averaged."""
+    reverse = csr_matrix(graph.T)
+    reverse.sort_indices()
+    same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
+        graph.indices, reverse.indices
+    )
+    # in any unit: lengths of 1e-9 too may differ
+    if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
+        raise InvalidInputError(
+            "`graph` must be symmetric; got a directed one (a nearest-neighbour graph is directed "
+            "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
+            "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero."
+        )
+    graph.data = (graph.data + reverse.data) / 2
+    return graph
