@@ -24,6 +24,7 @@ __all__ = [
     "check_tensor",
     "make_generator",
     "resolve_device",
+    "to_numpy",
     "to_tensor",
 ]
 
@@ -60,6 +61,11 @@ def to_tensor(name: str, value: Any) -> Tensor:
             "Pass a graph as a SciPy sparse matrix."
         )
     return tensor
+
+
+def to_numpy(values: Any) -> NDArray[Any]:
+    """Bring a tensor, wherever it is, or an array-like to NumPy."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def check_tensor(name: str, value: object) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from torchgw._errors import InvalidInputError
+from torchgw._inputs import to_numpy
 from torchgw.distances.base import DistanceProvider
 
 __all__ = ["plan_orders"]
@@ -33,15 +33,15 @@ def plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.
         # without distances to sort by, the order that the points came in is as good as any
         keys = np.arange(n) if provider is None else _extent(provider)
     else:
-        keys = np.unique(_numpy(order), return_inverse=True)[1]
+        keys = np.unique(to_numpy(order), return_inverse=True)[1]
         if keys.shape != (n,):
             raise InvalidInputError(f"`order` must have shape ({n},); got {keys.shape}.")
     by_row = np.argsort(keys, kind="stable")
     rank = np.empty(n)
     rank[by_row] = np.arange(n)
     mean = result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])
-    weight = _numpy(mean)[:, 1]
-    centre = np.divide(_numpy(mean)[:, 0], weight, out=np.zeros(m), where=weight > 0)
+    weight = to_numpy(mean)[:, 1]
+    centre = np.divide(to_numpy(mean)[:, 0], weight, out=np.zeros(m), where=weight > 0)
     return by_row, np.argsort(centre, kind="stable")
 
 
@@ -53,8 +53,4 @@ def _extent(distances: DistanceProvider) -> NDArray[np.float64]:
     square = square - square.mean(dim=0)
     square = square - square.mean(dim=1, keepdim=True)
     coordinates = torch.linalg.svd(square, full_matrices=False)[0]
-    return _numpy(coordinates[:, 0])
-
-
-def _numpy(values: Any) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return to_numpy(coordinates[:, 0])

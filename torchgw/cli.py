@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import torchgw
 from torchgw._commands import (
@@ -29,6 +28,7 @@ from torchgw._completion import add_completion
 from torchgw._console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError
 from torchgw._files import read_array, read_weights
+from torchgw._inputs import to_numpy
 
 if TYPE_CHECKING:
     from torchgw._result import GWResult
@@ -224,7 +224,7 @@ def _demo(options: argparse.Namespace) -> int:
     with progress(options.quiet) as report:
         result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
     seconds = time.perf_counter() - start
-    matched_angle = target_angle[_array(result.lazy_plan.argmax(axis=1))]
+    matched_angle = target_angle[to_numpy(result.lazy_plan.argmax(axis=1))]
     correlation = float(spearmanr(source_angle, matched_angle).statistic)
     plot_demo(result, X, Y, colour=source_angle).savefig(options.output, dpi=130)
     if not options.quiet:
@@ -252,16 +252,16 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
     potentials, marginals = result.potentials, result.marginals
     return {
         "value": np.asarray(float(result.value)),
-        "f": _array(potentials[0]),
-        "g": _array(potentials[1]),
-        "matching": _array(result.lazy_plan.argmax(axis=1)),
+        "f": to_numpy(potentials[0]),
+        "g": to_numpy(potentials[1]),
+        "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
         "epsilon": np.asarray(float(result.epsilon)),
         "converged": np.asarray(bool(result.converged)),
         "status": np.asarray(result.status.name),
         "advice": np.asarray(result.status.advice),
         "marginal_error": np.asarray(float(result.marginal_error)),
-        "marginal_a": _array(marginals[0]),
-        "marginal_b": _array(marginals[1]),
+        "marginal_a": to_numpy(marginals[0]),
+        "marginal_b": to_numpy(marginals[1]),
         "n_iters": np.asarray(int(result.n_iters)),
         "settings": np.asarray(json.dumps(resolved)),
     }
@@ -272,11 +272,11 @@ def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Name
     if options.sparse_topk is not None:
         count = min(options.sparse_topk, result.lazy_plan.shape[1])
         values, indices = result.lazy_plan.topk(count)
-        contents["topk_values"], contents["topk_indices"] = _array(values), _array(indices)
+        contents["topk_values"], contents["topk_indices"] = to_numpy(values), to_numpy(indices)
     if options.plan:
         # The solve may have taken hours: what there is of its result is worth writing.
         try:
-            contents["plan"] = _array(result.plan)
+            contents["plan"] = to_numpy(result.plan)
         except PlanTooLargeError as error:
             print(f"torchgw: the plan is not stored: {error}", file=sys.stderr)
             return False
@@ -291,12 +291,6 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    """Bring a tensor to NumPy."""
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
 
 
 def _number_or_auto(text: str) -> float | str:

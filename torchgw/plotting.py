@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import to_tensor
+from torchgw._inputs import to_numpy, to_tensor
 from torchgw._structure import plan_orders
 
 if TYPE_CHECKING:
@@ -101,12 +100,12 @@ def plot_match(
     _check_result(result)
     n, m = result.lazy_plan.shape
     source, target = _columns(X, "X", n), _columns(Y, "Y", m)
-    source_colour = np.arange(n) if colour is None else _array(colour)
+    source_colour = np.arange(n) if colour is None else to_numpy(colour)
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
-    partner = _array(result.lazy_plan.argmax(axis=0))
+    partner = to_numpy(result.lazy_plan.argmax(axis=0))
     if ax is None:
         ax = _new_pair(len(source), len(target))
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
@@ -146,7 +145,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     columns = by_column[np.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().astype(int)]
     # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
     picture = np.concatenate(
-        [_array(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]
+        [to_numpy(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]
     )
     largest = picture.max(axis=1, keepdims=True)
     picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
@@ -259,15 +258,15 @@ def plot_confusion(
         The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
     _check_result(result)
-    source, by_row = np.unique(_array(source_labels), return_inverse=True)
-    target, by_column = np.unique(_array(target_labels), return_inverse=True)
+    source, by_row = np.unique(to_numpy(source_labels), return_inverse=True)
+    target, by_column = np.unique(to_numpy(target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
     if by_row.shape != (n,) or by_column.shape != (m,):
         raise InvalidInputError(
             f"The labels must have shapes ({n},) and ({m},), one per point; got {by_row.shape} and "
             f"{by_column.shape}."
         )
-    moved = _array(result.lazy_plan @ np.eye(len(target))[by_column])
+    moved = to_numpy(result.lazy_plan @ np.eye(len(target))[by_column])
     mass = np.eye(len(source))[by_row].T @ moved
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
@@ -321,11 +320,6 @@ def _check_result(result: Any, part: str = "lazy_plan") -> None:
         raise InvalidTypeError(
             f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
         )
-
-
-def _array(values: Any) -> NDArray[Any]:
-    """Bring a tensor or an array-like to NumPy."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _columns(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:

@@ -21,6 +21,7 @@ except ImportError as error:
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
+from torchgw._inputs import to_numpy
 from torchgw._losses import LossName
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
@@ -158,13 +159,13 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         """Return where points of the source space go in the target space, shape (q, d')."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
-        return _array(self.result_.transform(X))
+        return to_numpy(self.result_.transform(X))
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return where points of the target space go in the source space, shape (q, d)."""
         check_is_fitted(self)
         X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
-        return _array(self.result_.inverse_transform(X))
+        return to_numpy(self.result_.inverse_transform(X))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the names of the target's columns, ``gwaligner0`` and so on if it had none."""
@@ -257,18 +258,18 @@ class GWTransport(_GWEstimator):
         check_is_fitted(self)
         Xs = check_array(Xs, dtype=[np.float64, np.float32])  # noqa: N806
         if np.array_equal(Xs, self.xs_):
-            return _array(self.result_.lazy_plan.barycentric(self.xt_))
+            return to_numpy(self.result_.lazy_plan.barycentric(self.xt_))
         none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
-        return _array(self.result_.transform(Xs, M_new=none))
+        return to_numpy(self.result_.transform(Xs, M_new=none))
 
     def inverse_transform(self, Xt: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return target points in the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
         Xt = check_array(Xt, dtype=[np.float64, np.float32])  # noqa: N806
         if np.array_equal(Xt, self.xt_):
-            return _array(self.result_.lazy_plan.T.barycentric(self.xs_))
+            return to_numpy(self.result_.lazy_plan.T.barycentric(self.xs_))
         none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
-        return _array(self.result_.inverse_transform(Xt, M_new=none))
+        return to_numpy(self.result_.inverse_transform(Xt, M_new=none))
 
     def transform_labels(self, ys: Any) -> NDArray[Any]:
         """Return the label that most of each target point's mass comes from, shape (m,)."""
@@ -295,10 +296,5 @@ def _transfer(plan: Any, labels: NDArray[Any]) -> NDArray[Any]:
     """Return the label with the largest share of each row."""
     classes, place = np.unique(labels, return_inverse=True)
     shares = plan.barycentric(np.eye(len(classes))[place])
-    chosen: NDArray[Any] = classes[_array(shares).argmax(axis=1)]
+    chosen: NDArray[Any] = classes[to_numpy(shares).argmax(axis=1)]
     return chosen
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array
