@@ -44,7 +44,7 @@ LAYERS = {
         "_eager_sinkhorn",
         "_acceleration",
         "_compiled_sinkhorn",
-        "_coarse_correction",
+        "_block_scaling",
         "_tiles",
         "_tiling",
         "_tiled_sinkhorn",

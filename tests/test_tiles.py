@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._coarse_correction import block_scaling
+from torchgw._block_scaling import block_scaling
 from torchgw._cost import FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import InvalidInputError, UnsupportedError

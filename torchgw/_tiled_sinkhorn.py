@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgw._acceleration import Anderson
 from torchgw._anchors import sample_categories
-from torchgw._coarse_correction import block_scaling
+from torchgw._block_scaling import block_scaling
 from torchgw._cost import Cost, exp_
 from torchgw._eager_sinkhorn import EagerBackend, usable_sums
 from torchgw._sinkhorn import STRICT, Sweep, Sweeper, checked

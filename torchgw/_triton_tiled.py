@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgw import _triton_plan
 from torchgw._acceleration import Anderson
-from torchgw._coarse_correction import block_scaling, grouped
+from torchgw._block_scaling import block_scaling, grouped
 from torchgw._cost import Cost, FactoredCost
 from torchgw._sinkhorn import Sweep, Sweeper, checked
 from torchgw._tiled_sinkhorn import LINEAR, Stagnation, unsure_rows
