@@ -22,7 +22,13 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, InvalidTypeError
 from torchgw.backends import Backend
-from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance
+from torchgw.distances import (
+    CallableDistance,
+    PointDistance,
+    PrecomputedDistance,
+    connect,
+    knn_graph,
+)
 
 RNG = np.random.default_rng(0)
 N, M = 9, 7
@@ -603,6 +609,17 @@ def test_disconnected_graphs_are_filled_and_say_so():
         with pytest.warns(GraphWarning, match=why):
             result = solve(graph, Y, distances=("auto", "euclidean"), disconnected=policy)
         check(result, lengths, D_Y)
+
+
+@pytest.mark.parametrize("distances", ["auto", "dijkstra", "landmark"])
+def test_what_connect_returned_is_a_graph(distances, tmp_path):
+    """As the warning of slow searches advises, for points with approximate neighbours."""
+    graph = knn_graph(X, 4)
+    options = {"distances": (distances, "euclidean"), "cache": tmp_path}
+    result = solve(connect(graph, X), Y, **options)
+    # by columns alone the value is estimated
+    check(result, *(() if distances == "dijkstra" else (dijkstra(graph), D_Y)))
+    assert result.transform(D_new=dijkstra(graph)[:2], values=Y).shape == (2, 2)
 
 
 # -- numbers and names ------------------------------------------------------------------------

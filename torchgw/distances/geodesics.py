@@ -76,6 +76,11 @@ class Geodesics:
         """Number of vertices."""
         return self.edges.n
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, n), as a matrix has it."""
+        return self.n, self.n
+
     @cached_property
     def graph(self) -> csr_matrix:
         """The graph as a SciPy matrix."""
