@@ -51,6 +51,22 @@ def test_an_array_is_refused_by_name(make, name):
         make(np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize(
+    ("matrix", "signs", "message"),
+    [
+        (torch.ones(3), torch.ones(3), r"shape \(n, r\)"),
+        (torch.ones(3, 2), torch.ones(3), r"got \(3, 2\) and \(3,\)"),
+        (torch.ones(3, 2), torch.ones(2, dtype=torch.float64), "float32 and torch.float64"),
+        (torch.ones(3, 2).long(), torch.ones(2).long(), "both float32 or both float64"),
+        (torch.full((3, 2), torch.nan), torch.ones(2), "finite"),
+        (torch.ones(3, 2), torch.tensor([1.0, torch.inf]), "finite"),
+    ],
+)
+def test_refused_factors(matrix, signs, message):
+    with pytest.raises(_errors.InvalidInputError, match=message):
+        FactoredDistance(matrix, signs)
+
+
 def test_asymmetry_in_a_later_block_is_found(monkeypatch):
     monkeypatch.setattr(precomputed, "_BLOCK_BYTES", 3 * 10 * 4)
     matrix = torch.ones(10, 10)

@@ -26,7 +26,7 @@ class FactoredDistance(DistanceProvider):
     InvalidTypeError
         If either is no tensor.
     InvalidInputError
-        If the shapes do not fit.
+        If the shapes or dtypes do not fit, or an entry is not finite.
 
     Examples
     --------
@@ -47,6 +47,13 @@ class FactoredDistance(DistanceProvider):
                 "`matrix` must have shape (n, r) and `signs` (r,); got "
                 f"{tuple(matrix.shape)} and {tuple(signs.shape)}."
             )
+        if matrix.dtype not in (torch.float32, torch.float64) or signs.dtype != matrix.dtype:
+            raise InvalidInputError(
+                "`matrix` and `signs` must be both float32 or both float64; got "
+                f"{matrix.dtype} and {signs.dtype}."
+            )
+        if not bool(matrix.isfinite().all()) or not bool(signs.isfinite().all()):
+            raise InvalidInputError("`matrix` and `signs` must be finite; got NaN or infinity.")
         self._factors = Factors(matrix, signs)
         self.n = matrix.shape[0]
         self.device = matrix.device
