@@ -129,6 +129,23 @@ def test_relaxed_plans_can_be_started_from(curves, tmp_path, relaxed):  # noqa: 
     assert again.value != pytest.approx(solve(*curves, **settings).value, rel=1e-6)
 
 
+@pytest.mark.parametrize("relaxed", [{}, {"mass": 0.4}], ids=str)
+def test_sampled_solves_can_be_started_from(curves, tmp_path, relaxed):  # noqa: F811
+    """By pairs that are drawn from the entries kept."""
+    settings = {"distances": "euclidean", "epsilon": 5e-3, "n_init": 1, **relaxed}
+    loaded = round_trip(solve(*curves, **settings), tmp_path)
+    again = solve(*curves, gradient="sampled", n_anchors=500, init=loaded, **settings)
+    assert again.value == pytest.approx(loaded.value, rel=0.5)
+    order, places = torch.arange(90), torch.linspace(0, 0.999, 500, dtype=torch.float64)
+    drawn = loaded.lazy_plan.sample_at(places, order, torch.Generator().manual_seed(0))
+    assert (loaded.plan[drawn.source, drawn.target] > 0).all()
+    share = torch.bincount(drawn.source, minlength=90) / 500
+    # at even steps of the cumulative mass
+    torch.testing.assert_close(
+        share.double(), loaded.plan.sum(1) / loaded.plan.sum(), rtol=0, atol=2 / 500
+    )
+
+
 def test_polished_results(curves, tmp_path):  # noqa: F811
     X = curves[0]
     result = solve(X, X[::-1] * 2, distances="euclidean", polish=True)

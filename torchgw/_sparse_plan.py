@@ -50,6 +50,13 @@ class SparsePlan(TransportPlan):
         self, entries: Tensor, potentials: Potentials, marginals: Marginals, epsilon: float
     ) -> None:
         self.entries = entries.coalesce()
+        values, places = self.entries.values(), self.entries.indices()
+        self.masses = Marginals(
+            *(
+                values.new_zeros(size).index_add_(0, place, values)
+                for place, size in zip(places, self.shape, strict=True)
+            )
+        )
         self.potentials = potentials
         self.weights = marginals
         self.epsilon = epsilon
@@ -152,6 +159,12 @@ class SparsePlan(TransportPlan):
         source, target = self.entries.indices()[:, drawn]
         return Anchors(source, target)
 
+    def _with_partners(self, source: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw a target point for each source point, among its entries."""
+        parts = source.split(self._height)
+        drawn = [sample_categories(self._block(part), 1, generator)[:, 0] for part in parts]
+        return Anchors(source, torch.cat(drawn))
+
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""
         dense: Tensor = self.entries.to_dense()
@@ -176,6 +189,11 @@ class SparsePlan(TransportPlan):
             "result with `result.save(path, dense=True)`."
         )
 
+    @property
+    def _height(self) -> int:
+        """Rows of a dense block."""
+        return max(1, 2**22 // self.shape[1])
+
     def _blocks(self) -> list[Tensor]:
-        step = max(1, 2**22 // self.shape[1])
+        step = self._height
         return [self._block(slice(start, start + step)) for start in range(0, self.shape[0], step)]
