@@ -268,6 +268,19 @@ def test_tiny_problems():
                 assert attempt(points, Y[:m], distances=distances, **QUICK) is not None
 
 
+@pytest.mark.parametrize(
+    "distances", ["auto", "euclidean", "sqeuclidean", "cosine", "landmark", "dijkstra"]
+)
+def test_all_weight_on_one_point(distances):
+    """There is one plan; what factors leave of a distance of zero is no unit for epsilon."""
+    b = np.zeros(len(Y))
+    b[3] = 1
+    result = torchgw.solve(X, Y, b=b, distances=distances, random_state=0)
+    assert result.converged
+    assert result.epsilon > 1e-4
+    np.testing.assert_allclose(result.plan[:, 3], 1 / len(X), rtol=1e-9)
+
+
 def test_duplicated_and_constant_points():
     for distances in ("auto", "euclidean", "sqeuclidean", "landmark", "dijkstra"):
         assert attempt(np.ones((8, 2)), Y, distances=distances, **QUICK) is not None
