@@ -153,7 +153,7 @@ def solve(
     gradient : {"auto", "dense", "factored", "sampled"}
         Exact by stored matrices, exact by factors, or from sampled anchor pairs.
     n_anchors : int, optional
-        Anchor pairs of the sampled gradient. By default 8 sqrt(max(n, m)), between 256 and 1,024,
+        Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024,
         and more, up to 4,096, where the cost is less than ten times its standard error
         (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again.
     momentum : float in (0, 1]

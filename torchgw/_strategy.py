@@ -43,7 +43,7 @@ COARSE_ENTRIES = 9_000_000
 # Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
 # the product of the deviations where one is four times the other.
 _OWN_SHARE = 0.25
-# Anchor pairs to begin with: about 8 sqrt(n), within these.
+# Anchor pairs to begin with: about 4 sqrt(n), within these.
 _ANCHORS = (256, 1024)
 # Points whose distances the scale of another loss than the square one is taken from.
 _SCALE_POINTS = 64
@@ -167,7 +167,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         problem = replace(problem, linear=problem.linear.scaled(torch.tensor(1 / mass)))
     precision, steps = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
-    n_anchors = options.n_anchors or min(most, max(fewest, 8 * math.isqrt(max(n, m))))
+    n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
     spread = natural_scale(
         visible(problem, n_anchors) if gradient == "sampled" else problem,
         relaxed=options.relaxation is not None,
