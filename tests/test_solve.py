@@ -178,6 +178,28 @@ def test_sampled_gradient_is_close_to_the_exact_one(distances):
     assert sampled.marginal_error < 1e-6
 
 
+def test_the_last_cost_has_more_anchors():
+    """Unless their number is given, or nothing is left of the budget."""
+    angles = torch.linspace(0, 3, 24, dtype=torch.float64)
+    x = torch.stack([angles.cos(), angles.sin()], dim=1)
+    options = {"distances": "euclidean", "gradient": "sampled", "epsilon": 2e-2, "n_init": 1}
+    result = torchgw.solve(x, x[:20], random_state=0, **options)
+    given = torchgw.solve(x, x[:20], random_state=0, n_anchors=256, **options)
+    assert result.log["n_anchors"] == 1024
+    assert given.log["n_anchors"] == 256
+    assert result.status is given.status is Status.STATIONARY
+    assert result.n_iters == given.n_iters + 1
+    # four times as many would have half the error without strata
+    assert result.log["cost_standard_error"] < 0.6 * given.log["cost_standard_error"]
+    with pytest.warns(ConvergenceWarning):
+        short = torchgw.solve(x, x[:20], random_state=0, max_iter=9, **options)
+    assert short.log["n_anchors"] == 256
+    assert short.n_iters == 9
+    options |= {"callback": lambda entry: entry.iteration == given.n_iters}
+    with pytest.warns(ConvergenceWarning):
+        assert torchgw.solve(x, x[:20], random_state=0, **options).status is Status.STOPPED
+
+
 @pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
 def test_same_seed_same_bits(gradient):
     x, y, _ = isometric_copy(40, noise=0.1)

@@ -155,7 +155,8 @@ def solve(
     n_anchors : int, optional
         Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024,
         and more, up to 4,096, where the cost is less than ten times its standard error
-        (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again.
+        (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again;
+        four times as many, up to 1,024, for the last cost.
     momentum : float in (0, 1]
         Share of the anchors redrawn in each iteration.
     n_init : int, optional

@@ -93,9 +93,10 @@ class SampledGradient:
         left = left / self.problem.loss.parts
         if coupling is not None:
             # any number of pairs in a row, so those of any strata too, spread over the parts
-            parts = spread_parts(self.n_anchors, self.problem.loss.parts, self._order.device)
+            count = len(coupling.source)
+            parts = spread_parts(count, self.problem.loss.parts, self._order.device)
             near, far = self._centred_columns(coupling, parts)
-            left = torch.cat([near / self.n_anchors, left], dim=1)
+            left = torch.cat([near / count, left], dim=1)
             right = torch.cat([far, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
         return add_linear(cost.centred(), self.problem)
@@ -113,8 +114,8 @@ class SampledGradient:
         return near, far
 
     def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
-        """Redraw a share ``momentum`` of the anchors from the plan."""
-        if coupling is None:
+        """Redraw a share ``momentum`` of the anchors from the plan; all if there are to be more."""
+        if coupling is None or len(coupling.source) != self.n_anchors:
             return self._draw(plan, self._slots(), generator)
         count = max(1, round(self.momentum * self.n_anchors))
         slots = spread_slots(count, self.n_anchors, generator)

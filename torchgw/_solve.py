@@ -43,6 +43,9 @@ _COARSE_POINTS = 1_500
 # Size of a sampled cost over its standard error below which anchors are added, up to so many.
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
+# How many times the anchors of the iterations the last cost has, and how many at most.
+_REFINING = 4
+_REFINED_ANCHORS = 1024
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64.
 _HANDOVER_TOLERANCE = 1e-3
 
@@ -147,7 +150,7 @@ def run(
     options, steps = strategy.options, strategy.steps
     state = iterate(setting, state)
     if isinstance(setting.gradient, SampledGradient) and options.n_anchors is None:
-        setting, state = grow_anchors(setting, state, guess)
+        setting, state = refine_anchors(*grow_anchors(setting, state, guess))
     if steps.settle == steps.loop:
         return setting, state
     if not setting.gradient.exact:
@@ -202,6 +205,24 @@ def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Sett
         setting = replace(setting, gradient=gradient, anneal=anneal)
         state = iterate(setting, starting_point(setting, guess))
     return setting, state
+
+
+def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
+    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
+
+    Many iterations with few columns and one with many take fewer of them than many with many.
+    """
+    gradient, done = setting.gradient, len(setting.recorder.history)
+    assert isinstance(gradient, SampledGradient)
+    count = min(_REFINING * gradient.n_anchors, _REFINED_ANCHORS)
+    left = setting.options.max_iter - done
+    if count <= gradient.n_anchors or left <= 0 or setting.anneal.proximal:
+        return setting, state
+    setting = replace(setting, gradient=gradient.with_anchors(count))
+    once = replace(setting, options=replace(setting.options, max_iter=done + 1))
+    refined = iterate(once, state)
+    status = refined.status if refined.status is Status.STOPPED else state.status
+    return setting, refined._replace(status=status)
 
 
 def can_subsample(strategy: Strategy) -> bool:
