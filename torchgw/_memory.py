@@ -35,16 +35,14 @@ def free_memory(device: torch.device) -> int:
 
 
 def _free_on_machine() -> int:
-    if not _MACHINE.is_file():
-        # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
-        return 16 * 2**30
-    return 1024 * _field(_MACHINE, "MemAvailable:")
+    # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
+    return 1024 * _field(_MACHINE, "MemAvailable:") or 16 * 2**30
 
 
 def _free_in_container() -> int:
     """Bytes below the limit of a container, beyond which its processes are killed."""
     for limit, used, total in _CONTAINER:
-        text = limit.read_text().strip() if limit.is_file() else "max"
+        text = limit.read_text().strip() if limit.is_file() and used.is_file() else "max"
         if text != "max":
             # pages of files that were read count as used, and go when memory is wanted
             kinds = (f"{total}inactive_file", f"{total}active_file")
@@ -54,9 +52,9 @@ def _free_in_container() -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number that follows a name in a table of the system."""
-    lines = (line.split() for line in path.read_text().splitlines())
-    return next(int(parts[1]) for parts in lines if parts[0] == name)
+    """Return the number that follows a name in a table of the system, zero if there is none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
 def check_fits(
