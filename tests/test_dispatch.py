@@ -46,6 +46,14 @@ def test_the_measured_best(n, m, rank, stored):
     assert store("auto", CUDA, n, m, rank) is stored
 
 
+# CPU seconds on a curve / on a cloud, see OPTIMIZATION_LOG.md: 0.6 for 0.8 and 10 for 2 at 1,200
+@pytest.mark.parametrize(("n", "stored"), [(1200, True), (1700, False), (4500, False)])
+@pytest.mark.parametrize("rank", [50, 90])
+def test_small_problems_do_without_tiles(n, rank, stored):
+    steps = choose_precision("auto", CPU, n * n)[1]
+    assert store_cost("auto", CPU, steps, (n, n), rank, tiled=True) is stored
+
+
 def test_a_matrix_that_does_not_fit_is_streamed(free):
     assert store("auto", CUDA, 5000, 5000)
     # cost, kernel and one in the making, in float64

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchgw
+from torchgw import _dispatch
 from torchgw._block_scaling import block_scaling
 from torchgw._cost import FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
@@ -418,12 +419,20 @@ def test_refused_values() -> None:
         torchgw.solve(x[:50], y[:50], skip_tiles="yes")
 
 
-def test_annealing_of_all_points_is_stored():
+def test_annealing_of_all_points_is_stored(monkeypatch):
     """From a large epsilon most tiles are kept for many iterations, which storing does faster."""
+    # as if this were a larger problem
+    monkeypatch.setattr(_dispatch, "_TILED_SECONDS", 0.0)
     points = spiral(1100, 0)[0], swiss_roll(1100, 1)[0]
     options = {"distances": "landmark", "random_state": 0, "max_iter": 3, "device": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
         searched, annealed = (torchgw.solve(*points, n_init=n, **options) for n in (None, 1))
+        # of five dimensions a few points say nothing: there is nothing to search among
+        generator = torch.Generator().manual_seed(0)
+        clouds = [torch.randn(1100, 5, generator=generator) for _ in points]
+        cloud = torchgw.solve(*clouds, **options)
     assert searched.log["tiles"] is not None
     assert annealed.log["tiles"] is None
+    assert cloud.alternatives == ()
+    assert cloud.log["tiles"] is None

@@ -31,7 +31,7 @@ from torchgw._solver import (
     settle,
 )
 from torchgw._starts import Guess, first_guess, searchable, starting_point
-from torchgw._strategy import COARSE_ENTRIES, Strategy, choose_strategy
+from torchgw._strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
 from torchgw._typing import Potentials
 
 __all__ = ["Ending", "Outcome", "solve_problem"]
@@ -92,6 +92,8 @@ def solve_problem(
         guess, search = first_guess(
             strategy.problem, sample, init, options, strategy.search_epsilon
         )
+    if guess.patient and options.skip_tiles == "auto":
+        strategy = annealed(strategy)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, sample, guess, generator, recorder)
     recorder.time("setup", clock)

@@ -32,7 +32,7 @@ from torchgw._schedule import Annealing
 from torchgw._solver import Recorder, Setting
 from torchgw._tiling import Tiling
 
-__all__ = ["COARSE_ENTRIES", "Strategy", "choose_strategy"]
+__all__ = ["COARSE_ENTRIES", "Strategy", "annealed", "choose_strategy"]
 
 # epsilon="auto" as a share of natural_scale().
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
@@ -178,14 +178,9 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         epsilon = float(options.epsilon) / mass
 
     rank = cost_rank(gradient, problem, n_anchors)
-    matrix = isinstance(problem.linear, DenseCost)
-    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
-    # relaxed problems have no sweeps over tiles, which is what makes streaming fast
-    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
-    # annealing all points from a large epsilon keeps most tiles for many iterations
-    tiled &= options.n_init != 1 or n * m > COARSE_ENTRIES
-    store = store_cost(options.storage, device, steps, (n, m), rank, tiled=tiled)
-    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
+    store, tiling = _choose_storage(
+        problem, options, gradient, steps, rank, annealed=options.n_init == 1
+    )
     return Strategy(
         problem=problem,
         options=options,
@@ -197,8 +192,34 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         epsilon=epsilon,
         mass=mass,
         store=store,
-        tiling=choose_tiling(options.skip_tiles, (n, m), device, reason),
+        tiling=tiling,
     )
+
+
+def annealed(strategy: Strategy) -> Strategy:
+    """Return the strategy for a search that had nothing to choose from: a single start."""
+    problem, options = strategy.problem, strategy.options
+    rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
+    store, tiling = _choose_storage(
+        problem, options, strategy.gradient, strategy.steps, rank, annealed=True
+    )
+    return replace(strategy, store=store, tiling=tiling)
+
+
+def _choose_storage(
+    problem: Problem, options: Options, gradient: str, steps: Steps, rank: int, *, annealed: bool
+) -> tuple[bool, Tiling | None]:
+    """Return whether costs are stored, and the tiling if tiles of them are skipped."""
+    shape, device = (problem.source.n, problem.target.n), problem.source.device
+    matrix = isinstance(problem.linear, DenseCost)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
+    # relaxed problems have no sweeps over tiles, which is what makes streaming fast
+    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
+    # annealing all points from a large epsilon keeps most tiles for many iterations
+    tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
+    store = store_cost(options.storage, device, steps, shape, rank, tiled=tiled)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
+    return store, choose_tiling(options.skip_tiles, shape, device, reason)
 
 
 def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
