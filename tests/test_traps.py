@@ -394,6 +394,24 @@ def test_an_averaging_weight_of_zero_switches_the_stopping_off():
     assert [on.update(1.0) for _ in range(4)] == [False, False, False, True]
 
 
+def test_noise_is_no_progress():
+    """Records of a noisy average come by chance and would put off the end; a fall is seen in it."""
+    noise = torch.randn(100, 200, generator=torch.Generator().manual_seed(0)).tolist()
+
+    def stops(values):
+        average = MovingAverage(weight=0.2, improvement=0.005, patience=20)
+        return next((i for i, value in enumerate(values) if average.update(value)), 200)
+
+    flat = np.array([stops(2.0 + value for value in values) for values in noise])
+    # 25.5 here, and 34 if every record counts
+    assert flat.mean() < 28
+    falling = [
+        stops(2.0 - 0.5 * step + value for step, value in enumerate(values)) for values in noise
+    ]
+    assert min(falling) == 200
+    assert stops(1.0 - 0.01 * step for step in range(200)) == 200
+
+
 @pytest.mark.parametrize("gradient", ["dense", "sampled"])
 def test_inputs_that_require_gradients_leave_no_graph_behind(gradient):
     """A graph that grows over the outer iterations fills the memory."""

@@ -13,6 +13,8 @@ __all__ = ["Annealing", "Descent", "MovingAverage", "Report", "Status"]
 # plans are still close to the product plan, and slow from there on.
 _PATIENT_FROM = 0.02
 _PATIENT_DECAYS = 0.5, 0.9
+# Standard deviations of a moving average that count as progress at least.
+_NOISE = 2.0
 # Iterations over which the decrease of the objective is averaged.
 _WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
@@ -76,6 +78,9 @@ class Annealing:
 class MovingAverage:
     """Early stopping: an exponential moving average that has stopped improving.
 
+    A decrease within the noise of the average is none: it would come by chance, again and again.
+    The noise is estimated from how successive values differ, which a steady fall hardly changes.
+
     Attributes
     ----------
     weight : float
@@ -92,6 +97,9 @@ class MovingAverage:
     _average: float = field(default=float("nan"), init=False)
     _best: float = field(default=float("inf"), init=False)
     _stalled: int = field(default=0, init=False)
+    _last: float = field(default=float("nan"), init=False)
+    _squares: float = field(default=0.0, init=False)
+    _count: int = field(default=0, init=False)
 
     def update(self, value: float) -> bool:
         """Take a value; return whether to stop."""
@@ -99,7 +107,13 @@ class MovingAverage:
             return False
         first = not math.isfinite(self._average)
         self._average = value if first else self._average + self.weight * (value - self._average)
-        if self._average < self._best - self.improvement * abs(self._best) or first:
+        if not first:
+            self._squares += (value - self._last) ** 2 / 2
+            self._count += 1
+        self._last = value
+        variance = self._squares / max(1, self._count) * self.weight / (2 - self.weight)
+        least = max(self.improvement * abs(self._best), _NOISE * math.sqrt(variance))
+        if first or self._average < self._best - least:
             self._best = self._average
             self._stalled = 0
         else:
