@@ -151,12 +151,12 @@ class Geodesics:
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return close_(table.fill_diagonal_(0)).nan_to_num_(posinf=unreachable)
 
-    def farthest(self) -> float:
+    def farthest(self, sweeps: int = 4) -> float:
         """Return a lower bound of the largest distance, exact on trees.
 
         It is at least half of it. See :func:`largest_path`.
         """
-        return max(largest_path(self.graph), self.unreachable or 0.0)
+        return max(largest_path(self.graph, sweeps), self.unreachable or 0.0)
 
 
 def largest_path(graph: csr_matrix, sweeps: int = 4) -> float:
