@@ -41,8 +41,9 @@ _POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 _ALL_PAIRS_POINTS = 3_000
 # Points per side up to which "dijkstra" does so too. A sampled solve of some thousand points asks
-# for nearly every row in the end, so all at once are no more of them, and an exact solve of so many
-# takes no longer: spiral 400x500 on a CPU 0.5 s for 1.1, 1,500x1,800 7.1 s for 4.2.
+# for nearly every row in the end, so all at once are no more of them, and the exact solve takes a
+# CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of 1,800
+# it would be 7 s for 4.
 _ALL_ROWS_POINTS = 1_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
 # the error of each side up to which these do: the value of a plan is too high by about their sum.
