@@ -9,6 +9,7 @@ import torch
 from problems import linear_problem
 
 from torchgw._compiled_sinkhorn import CompiledBackend
+from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._sinkhorn import next_relaxation, sinkhorn, softmin_sweep
 from torchgw._typing import Marginals, Potentials
@@ -137,6 +138,17 @@ def test_over_relaxation_pays_at_small_epsilon():
     # same fixed point, up to the constant that moves between f and g
     shift = (relaxed.potentials.f - plain.potentials.f).mean()
     torch.testing.assert_close(relaxed.potentials.f - shift, plain.potentials.f, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("epsilon", [5e-3, 1e-3])
+def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
+    """The error stays 1/3 for some hundred iterations, which is no rounding."""
+    cost = DenseCost(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0]], dtype=torch.float64))
+    marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
+    options = {"backend": backend, "max_iter": 2000}
+    assert sinkhorn(cost, marginals, None, epsilon, tol=1e-8, **options).converged
+    # what rounding leaves is still noticed
+    assert sinkhorn(cost, marginals, None, 0.1, tol=0.0, **options).n_iters < 1000
 
 
 def test_next_relaxation_follows_young():

@@ -36,6 +36,9 @@ __all__ = [
 _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 # Increases of the error after which what is left of it is taken to be rounding.
 _MOST_RESTARTS = 5
+# Errors above which it is not: the error of a plan that has yet to change partners may stay the
+# same for as long as potentials take to get there.
+_MOST_ROUNDING = 0.05
 # Multiple of the machine epsilon below which a marginal error is noise.
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
@@ -313,7 +316,7 @@ def sinkhorn(
             sweeper = backend.sweeper(cost, marginals, sweep.state, epsilon, tau=tau)
         done += count
         current = sweep.state
-        restarts += error >= previous
+        restarts += previous <= error < _MOST_ROUNDING
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break

@@ -164,7 +164,8 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     mass = (options.relaxation and options.relaxation.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
-        problem = replace(problem, linear=problem.linear.scaled(torch.tensor(1 / mass)))
+        share = torch.tensor(1 / mass, device=device)
+        problem = replace(problem, linear=problem.linear.scaled(share))
     precision, steps = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
