@@ -432,7 +432,7 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
             "n_anchors": outcome.n_anchors,
             "cost_standard_error": outcome.noise.standard_error if outcome.noise else None,
             "cost_size": outcome.noise.size if outcome.noise else None,
-            **sides.log,
+            "landmarks": sides.landmarks or None,
             "polish_steps": polished.steps if polished else None,
             "polish_gap": polished.gap if polished else None,
             "tiles": tiles._asdict() if tiles else None,

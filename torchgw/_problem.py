@@ -108,7 +108,7 @@ class Sides(NamedTuple):
 
     providers: tuple[DistanceProvider, DistanceProvider]
     spaces: tuple[Space, Space]
-    log: dict[str, Any]  # "landmarks": count, rank and error of each side that has them
+    landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
 
 
 def build_providers(
@@ -189,7 +189,7 @@ def build_providers(
     return Sides(
         (scaled[0][0], scaled[1][0]),
         (spaces[0].to(device), spaces[1].to(device)),
-        {"landmarks": landmarks} if landmarks else {},
+        landmarks,
     )
 
 

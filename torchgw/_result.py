@@ -78,17 +78,18 @@ class GWResult:
         Seconds by phase: of the preparation "graph", "geodesics", "landmarks" and "distances" (all
         else before the solve), then of the solve.
     log : dict
-        "loss" (its name), "landmarks" (count, rank and estimated error of each side that has them),
-        value_standard_error, kl (KL of the plan to a x b; with ``unbalanced`` half of that of the
-        product plans P x P, which is the same at mass one), mass, penalty (what ``unbalanced``
-        marginals cost), objective (value + penalty + epsilon * kl),
-        outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn iterations but the
-        last solve's), settle_iterations (the last solve's, zero where the loop's last one is the
-        result) and its limit inner_max_iter, n_anchors,
-        polish_steps and polish_gap (``None`` without ``polish``),
-        tiles (``None`` where none were skipped; else ``bound``, the
-        share of a row's or column's mass that skipping may lose in a half-step, ``kept``, the mean
-        share of tiles computed, ``lists``, how often they were chosen, and their ``width``).
+        loss (its name), landmarks (count, rank and estimated error of each side that has them,
+        ``None`` if neither has), value_standard_error, kl (KL of the plan to a x b; with
+        ``unbalanced`` half of that of the product plans P x P, which is the same at mass one),
+        mass, penalty (what ``unbalanced`` marginals cost), objective (value + penalty +
+        epsilon * kl), outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn
+        iterations but the last solve's), settle_iterations (the last solve's, zero where the loop's
+        last one is the result) and its limit inner_max_iter; n_anchors, cost_standard_error and
+        cost_size (``None`` without a sampled gradient); polish_steps and polish_gap (``None``
+        without ``polish``); tiles (``None`` where none were skipped; else ``bound``, the share of a
+        row's or column's mass that skipping may lose in a half-step, ``kept``, the mean share of
+        tiles computed, ``lists``, how often they were chosen, and their ``width``). Every key is
+        always there.
     extension : Extension or None
         What :meth:`transform` maps new points by.
     loss : Tensor or None, shape (), float64
