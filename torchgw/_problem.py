@@ -40,15 +40,15 @@ _GEODESIC = ("dijkstra", "precomputed", "landmark")
 _POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 _ALL_PAIRS_POINTS = 3_000
-# Points per side up to which "dijkstra" does so too. A sampled solve of some thousand points asks
-# for nearly every row in the end, so all at once are no more of them, and the exact solve takes a
-# CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of 1,800
-# it would be 7 s for 4.
-_ALL_ROWS_POINTS = 1_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
 # the error of each side up to which these do: the value of a plan is too high by about their sum.
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
+# Points per side up to which "dijkstra" is all pairs too. A sampled solve of some thousand points
+# asks for nearly every row in the end, so all at once are no more of them, and the exact solve
+# takes a CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of
+# 1,800 it would be 7 s for 4.
+_ALL_ROWS_POINTS = 1_000
 
 
 @dataclass(frozen=True)
@@ -148,25 +148,17 @@ def build_providers(
         accurate = _accurate_landmarks(graphs, stages)
         kinds = ["landmark"] * len(kinds) if accurate else kinds
     all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
-    tables_made = dict(
-        zip(all_pairs, stages.all_pairs([graphs[p] for p in all_pairs]), strict=True)
-    )
+    made = dict(zip(all_pairs, stages.all_pairs([graphs[p] for p in all_pairs]), strict=True))
     providers: list[DistanceProvider] = []
     landmarks: dict[str, dict[str, float]] = {}
     for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True)):
         provider: DistanceProvider
-        if item.provider is not None:
-            provider = item.provider
+        if position in accurate:
+            provider = accurate[position]
         elif kind == "precomputed":
-            provider = PrecomputedDistance.unchecked(tables_made.pop(position))
-        elif kind == "dijkstra":
-            provider = DijkstraDistance(graphs[position].geodesics, device=device)
-        elif kind == "landmark":
-            made = accurate.get(position)
-            provider = made or stages.landmarks(graphs[position], options.n_landmarks)
+            provider = PrecomputedDistance.unchecked(made.pop(position))
         else:
-            assert item.points is not None
-            provider = PointDistance(item.points, kind)  # type: ignore[arg-type]
+            provider = _provider(item, kind, graphs.get(position), options, stages, device)
         if isinstance(provider, LandmarkDistance):
             landmarks[item.name] = {
                 "count": len(provider.landmarks),
@@ -191,6 +183,25 @@ def build_providers(
         (spaces[0].to(device), spaces[1].to(device)),
         landmarks,
     )
+
+
+def _provider(
+    item: _Input,
+    kind: Any,
+    graph: Graph | None,
+    options: DistanceOptions,
+    stages: Preparation,
+    device: torch.device,
+) -> DistanceProvider:
+    """Build the provider of one side, but for all pairs, which are found for both sides at once."""
+    if item.provider is not None:
+        return item.provider
+    if graph is None:
+        assert item.points is not None
+        return PointDistance(item.points, kind)
+    if kind == "dijkstra":
+        return DijkstraDistance(graph.geodesics, device=device)
+    return stages.landmarks(graph, options.n_landmarks)
 
 
 def _space(
