@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from problems import distance_matrices
 from reference import gw_value
+from sklearn.neighbors import kneighbors_graph
 
 import torchgw
 from torchgw._acceleration import Momentum
@@ -21,6 +23,8 @@ from torchgw._sinkhorn import sinkhorn
 from torchgw._step import PlainStep
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
+
+SNARE = Path(__file__).resolve().parents[2] / "shared" / "data" / "snare.npz"
 
 EPSILON = 0.02
 
@@ -138,3 +142,23 @@ def test_random_clouds_end_with_a_flat_objective():
         long = torchgw.solve(x, y, objective_tol=0, max_iter=100, tol=1e-12, **options)
     # what is left to gain from more than twice the iterations
     assert short.log["objective"] < 1.004 * long.log["objective"]
+
+
+def test_momentum_ends_where_steps_grow():
+    weights = torch.full((2,), 0.5)
+    momentum = Momentum(Marginals(weights, weights), wanted=True)
+    assert [momentum.wanted(change) for change in (math.inf, 0.3, 0.1, 0.2, 0.29)] == 5 * [True]
+    assert [momentum.wanted(change) for change in (0.31, 0.1, 0.09)] == 3 * [False]
+
+
+@pytest.mark.skipif(not SNARE.is_file(), reason="needs ../shared/data/snare.npz")
+def test_cells_do_not_go_round_in_circles():
+    """With momentum for good, plans that are far apart follow one another for 500 iterations."""
+    data = np.load(SNARE)
+    kept = np.random.default_rng(1).choice(1047, 524, replace=False)
+    graphs = []
+    for name in ("atac", "rna"):
+        graph = kneighbors_graph(data[name][kept], 55, metric="correlation", include_self=True)
+        graphs.append(graph.maximum(graph.T))
+    result = torchgw.solve(*graphs, epsilon=1e-3, random_state=0, max_iter=100)
+    assert result.status is Status.CONVERGED

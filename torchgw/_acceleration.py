@@ -25,6 +25,8 @@ _CONTRACTIONS = 3
 _LARGEST_MOMENTUM = 0.9
 # Share of the last change from which on plain steps are slow enough for it.
 _SLOW = 0.5
+# Multiple of the least change at which it has led away from where plain steps go.
+_ASTRAY = 3.0
 
 
 class Momentum:
@@ -56,14 +58,21 @@ class Momentum:
     def __init__(self, marginals: Marginals, *, wanted: bool) -> None:
         self._marginals = marginals
         self._wanted = wanted
-        self._change = float("inf")
+        self._change = self._least = float("inf")
+        self._astray = False
         self._steps: Tensor | None = None
 
     def wanted(self, change: float) -> bool:
-        """Return whether the next step should have it, given the change by one at the target."""
+        """Return whether the next step should have it, given the change by one at the target.
+
+        Where the steps grow, as between plans that are far apart, it goes round them for ever while
+        plain iteration would settle: from then on there is none.
+        """
         self._wanted = self._wanted or change > _SLOW * self._change
+        self._least = min(self._least, change)
+        self._astray = self._astray or change > _ASTRAY * self._least
         self._change = change
-        return self._wanted
+        return self._wanted and not self._astray
 
     def next(self, point: Tensor, image: Tensor, previous: Tensor) -> Tensor:
         """Return the next point, given the last one, its image, and the image before that."""
