@@ -359,6 +359,20 @@ def test_level_fills_to_the_mass(mass):
     assert float(filled.sum()) == pytest.approx(mass, rel=1e-12)
 
 
+@pytest.mark.parametrize("options", [{"mass": 0.5}, {"unbalanced": (0, INF)}])
+def test_slow_relaxed_iterations_are_extrapolated_to_the_same_plan(options, monkeypatch):
+    # a uniform line along one that is not: most of a plan slides before it settles
+    line = np.linspace(0, 1, 40)[:, None], np.linspace(0, 1, 50)[:, None] ** 1.5
+    call = {"distances": "euclidean", "n_init": 1, "random_state": 0, **options}
+    found = torchgw.solve(*line, **call)
+    monkeypatch.setattr("torchgw._relaxed.RelaxedStep.extrapolate", lambda *given: given[-1])
+    plain = torchgw.solve(*line, **call)
+    assert found.converged
+    assert found.n_iters < 0.85 * plain.n_iters
+    assert found.log["objective"] == pytest.approx(plain.log["objective"], rel=1e-7)
+    assert float((found.plan - plain.plan).abs().sum()) < 1e-3
+
+
 def test_bad_values_are_refused():
     for options, message in (
         ({"mass": 0}, "`mass`"),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._acceleration import Anderson
 from torchgw._anchors import PairPlan
 from torchgw._cost import Cost, DenseCost
 from torchgw._gradient import Coupling, Gradient, QuadraticValue
@@ -135,6 +136,8 @@ class RelaxedStep(PlainStep):
     """
 
     gradient: RelaxedGradient
+    # above, partial plans pass saddle points, and steps in float32 are noise
+    linear_below = 3e-4
     _share = 1.0
     _direction: Tensor | None = None
 
@@ -150,14 +153,24 @@ class RelaxedStep(PlainStep):
         normalised, masses, total = normalise(plan)
         base = self.gradient.base
         coupling = RelaxedCoupling(base.update(normalised, previous.base, self.generator), masses)
-        change = self.gradient.change(coupling, previous)
+        change = self.gradient.change(coupling, point)
         f, g = potentials
         value = masses.a @ f + masses.b @ g - plan.epsilon * total.log()
-        share = self._next_share(coupling.base, previous.base)
+        share = self._next_share(coupling.base, point.base)
         if share < 1:
-            coupling = self.gradient.mean(previous, coupling, share, self.generator)
+            coupling = self.gradient.mean(point, coupling, share, self.generator)
         unknown = torch.full_like(change, torch.nan)
         return Updated(coupling, torch.stack([change, value, unknown, unknown, unknown]))
+
+    def extrapolate(
+        self, acceleration: Anderson, point: RelaxedCoupling, image: RelaxedCoupling
+    ) -> RelaxedCoupling:
+        """Return the next point and its marginals, extrapolated while steps are not shortened."""
+        if self._share < 1 or not self.gradient.exact:
+            return image
+        whole = acceleration.next(*(_joined(coupling) for coupling in (point, image)))
+        base, p, q = whole.split([part.numel() for part in (image.base, *image.masses)])
+        return RelaxedCoupling(base.view_as(image.base), Marginals(p.double(), q.double()))
 
     def _next_share(self, base: Coupling, previous: Coupling) -> float:
         """Return the length of this step: half the last one's if it turns back."""
@@ -170,6 +183,12 @@ class RelaxedStep(PlainStep):
             self._share = max(self._share / 2, _SHORTEST) if back else longer
         self._direction = direction
         return self._share
+
+
+def _joined(coupling: RelaxedCoupling) -> Tensor:
+    """Return the numbers of an exact gradient's coupling as one vector."""
+    dtype = coupling.base.dtype
+    return torch.cat([part.flatten().to(dtype) for part in (coupling.base, *coupling.masses)])
 
 
 def normalise(plan: TransportPlan) -> tuple[TransportPlan, Marginals, Tensor]:

@@ -187,6 +187,8 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             coupling = gradient.mean(state.coupling, latest, share, setting.generator)
         elif isinstance(coupling, torch.Tensor) and at_target and change < accelerated:
             coupling = acceleration.next(state.coupling, coupling)
+        elif isinstance(step, RelaxedStep) and at_target and change < step.linear_below:
+            coupling = step.extrapolate(acceleration, state.coupling, coupling)
         elif (
             isinstance(gradient, DenseGradient)
             and met
