@@ -114,7 +114,8 @@ def solve(
         the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand,
         or all pairs of up to 1,000 points unless ``gradient`` or ``n_anchors`` asks for a sample),
         ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000 points per side and
-        ``"landmark"`` above; on a CPU from 1,000 points on where landmarks err by 0.5% or less.
+        ``"landmark"`` above; with the square loss on a CPU from 1,000 points on where landmarks of
+        both sides err by 0.5% or less, unless ``gradient="dense"`` or ``polish`` wants exact ones.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
@@ -156,7 +157,8 @@ def solve(
         Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024,
         and more, up to 4,096, where the cost is less than ten times its standard error
         (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again;
-        four times as many, up to 1,024, for the last cost.
+        four times as many, up to 1,024, for the last cost. Relaxed problems keep the number that
+        they begin with. Without effect where the gradient is exact.
     momentum : float in (0, 1]
         Share of the anchors redrawn in each iteration.
     n_init : int, optional

@@ -169,7 +169,8 @@ def barycenter(
     distances, scale, epsilon, device
         As in :func:`torchgw.solve`; but ``scale`` is ``None`` by default, because dividing each
         space by its own maximum would average shapes instead of spaces. ``epsilon="auto"`` is
-        chosen in the first iteration and kept.
+        chosen in the first iteration and kept, and ``distances="auto"`` is all pairs of up to 3,000
+        points on every device.
     init : array-like of shape (n, n), optional
         Distances to start from; by default those among n points drawn from the space of largest
         weight, which also give the features.

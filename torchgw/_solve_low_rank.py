@@ -133,7 +133,8 @@ def solve_low_rank(
     X, Y, a, b, distances, D_X, D_Y, M, features, feature_metric, alpha, n_neighbors, n_landmarks, \
 scale, device
         As in :func:`torchgw.solve`. Linear time needs distances with factors ("sqeuclidean",
-        "cosine", "landmark") and features instead of ``M``.
+        "cosine", "landmark") and features instead of ``M``; ``"auto"`` is all pairs of up to 3,000
+        points on every device.
     rank : int
         Number of groups, at most the smaller of n and m.
     init : GWResult or LowRankResult, optional
