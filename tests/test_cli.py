@@ -115,6 +115,19 @@ def test_weights_are_the_marginals(files, tmp_path):
     np.testing.assert_allclose(stored["marginal_b"], expected[::-1], rtol=1e-4)
 
 
+def test_relaxed_marginals(files, capsys):
+    align = ["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", *SOLVE]
+    main([*align, "--mass", "0.4"])
+    assert load()["marginal_a"].sum() == pytest.approx(0.4, abs=1e-6)
+    main([*align, "--unbalanced", "inf,0"])
+    stored = load()
+    np.testing.assert_allclose(stored["marginal_a"], 1 / 30, rtol=1e-5)
+    assert np.abs(stored["marginal_b"] - 1 / 30).max() > 1e-5
+    assert json.loads(str(stored["settings"]))["unbalanced"] == "(inf, 0.0)"
+    assert main([*align, "--unbalanced", "1,2,3"]) == 2
+    assert "unbalanced" in capsys.readouterr().err
+
+
 def test_not_converged_is_written_and_told(files, capsys):
     code = main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--max-iter", "1", *SOLVE])
     assert code == 1

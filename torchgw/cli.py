@@ -156,6 +156,13 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
     add("--disconnected", help="stitch or fill")
     add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
+    add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
+    add(
+        "--unbalanced",
+        type=_penalties,
+        metavar="RHO[,RHO]",
+        help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
+    )
     add("--loss", help="square, kl or absolute: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
@@ -240,6 +247,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
     """Return what every output file holds."""
+    if "unbalanced" in settings:
+        # JSON has no infinity
+        settings = {**settings, "unbalanced": str(settings["unbalanced"])}
     resolved = {
         **settings,
         "random_state": result.random_state,
@@ -296,6 +306,12 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
 def _number_or_auto(text: str) -> float | str:
     """Read a number, or the word auto."""
     return text if text == "auto" else float(text)
+
+
+def _penalties(text: str) -> float | tuple[float, ...]:
+    """Read one number, or some joined by commas."""
+    numbers = tuple(float(part) for part in text.split(","))
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _pair(text: str) -> str | tuple[str, str]:
