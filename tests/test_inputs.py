@@ -792,3 +792,13 @@ def test_duplicated_points_share_their_partners(distances):
     plan = result.plan.numpy()
     # Nystrom factors of duplicates agree to the rounding of an eigenvalue problem
     np.testing.assert_allclose(plan[::2], plan[1::2], rtol=1e-6)
+
+
+def test_warnings_point_at_the_caller():
+    """However deep inside, and through wrappers, the line to change is the user's."""
+    points = np.concatenate([np.eye(3), np.eye(3) + 9])
+    with pytest.warns(torchgw.GraphWarning) as caught:
+        torchgw.solve(points, points, n_neighbors=1)
+    with pytest.warns(torchgw.GraphWarning) as wrapped:
+        torchgw.sampled_gw(points, points, k=1)
+    assert {entry.filename for entry in [*caught, *wrapped]} == {__file__}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import torch
 from torchgw._autograd import attach
 from torchgw._cache import open_cache
 from torchgw._console import verbose_progress
-from torchgw._errors import ConvergenceWarning, InvalidTypeError
+from torchgw._errors import ConvergenceWarning, InvalidTypeError, warn_user
 from torchgw._extension import Extension
 from torchgw._features import (
     FeatureMetric,
@@ -397,7 +396,7 @@ def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWRe
     quadratic = problem.alpha * found.quadratic.value
     value_linear = (1 - problem.alpha) * found.linear
     if not ending.status.converged:
-        warnings.warn(ending.status.advice, ConvergenceWarning, stacklevel=4)
+        warn_user(ending.status.advice, ConvergenceWarning)
     return GWResult(
         lazy_plan=ending.plan,
         potential_a=outcome.potentials.f,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw._api import solve
-from torchgw._errors import ConvergenceWarning, InvalidInputError
+from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._inputs import (
     as_weights,
     check_distances,
@@ -275,12 +275,11 @@ def barycenter(
     converged = settled and all(item.converged for item in results)
     if not converged:
         advice = next((item.status.advice for item in results if not item.converged), None)
-        warnings.warn(
+        warn_user(
             advice
             or f"The barycenter still moved after {max_iter} updates: raise `max_iter`, or "
             "loosen `tol`.",
             ConvergenceWarning,
-            stacklevel=3,
         )
     return BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._archive import decode, encode, read_archive, write_archive
-from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError
+from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError, warn_user
 
 __all__ = ["Cache", "content_key", "open_cache"]
 
@@ -64,10 +63,9 @@ class Cache:
             try:
                 tree, arrays = read_archive(path)
             except InvalidInputError as error:
-                warnings.warn(
+                warn_user(
                     f"a cached result is not usable and is computed again: {error}",
                     CacheWarning,
-                    stacklevel=2,
                 )
             else:
                 parts: Parts = decode(tree, arrays, device, _no_types)

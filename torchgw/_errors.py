@@ -11,6 +11,10 @@ TorchGWError
 
 from __future__ import annotations
 
+import sys
+import warnings
+from types import FrameType
+
 __all__ = [
     "BackendUnavailableError",
     "CacheWarning",
@@ -24,6 +28,7 @@ __all__ = [
     "TorchGWError",
     "TorchGWWarning",
     "UnsupportedError",
+    "warn_user",
 ]
 
 
@@ -73,3 +78,15 @@ class GraphWarning(TorchGWWarning):
 
 class PerformanceWarning(TorchGWWarning):
     """Something will take long, and the message says what would be faster."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside the package that called it, however deep inside this is."""
+    frame: FrameType | None = sys._getframe(1)
+    level = outside = 2
+    while frame is not None:
+        level += 1
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "torchgw":
+            outside = level
+        frame = frame.f_back
+    warnings.warn(message, category, stacklevel=outside)

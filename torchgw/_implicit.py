@@ -12,14 +12,13 @@ Unknown are v and the coupling of Z, which is all that C'(Z) needs; u follows fr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from torchgw._cost import exp_
-from torchgw._errors import ConvergenceWarning
+from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradient import Gradient
 from torchgw._krylov import gmres
 from torchgw._plan import TransportPlan
@@ -187,11 +186,10 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     tol = _TOLERANCE[plan.dtype]
     x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
     if reached > _WORRYING:
-        warnings.warn(
+        warn_user(
             f"The implicit derivative of the plan has a relative residual of {reached:.1e}. "
             "Raise `epsilon`, or lower `tol` and `inner_tol`.",
             ConvergenceWarning,
-            stacklevel=2,
         )
     v, coupling = unpack(x)
     curve = curvature(coupling)

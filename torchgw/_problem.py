@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw._cache import Cache
-from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._graph_inputs import as_graph
 from torchgw._inputs import check_distances, check_points
 from torchgw._preparation import Graph, Preparation
@@ -275,12 +274,11 @@ def _recognise(name: str, value: Any, table: Any, spec: Any) -> _Input:
                 f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
                 f"given matrix as `{table_name}`."
             )
-        warnings.warn(
+        warn_user(
             f"{what}, and is taken as points. Pass a matrix of distances as `{table_name}`, or as "
             "torchgw.distances.PrecomputedDistance(matrix); --distance-matrices on the command "
             "line.",
             TorchGWWarning,
-            stacklevel=2,
         )
     return _Input(name, points, None, None)
 

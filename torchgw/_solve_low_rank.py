@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._cost import Cost
-from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError
+from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._features import FeatureMetric, check_alpha, check_features, linear_cost
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
@@ -209,10 +209,9 @@ scale, device
         plan = LowRankPlan(*(part.exp() for part in outcome.plan))
         masses = plan.marginals()
     if not outcome.converged:
-        warnings.warn(
+        warn_user(
             f"The objective still fell after {max_iter} steps: raise `max_iter`, or loosen `tol`.",
             ConvergenceWarning,
-            stacklevel=3,
         )
     error = max(
         float((mass - weight).abs().sum()) for mass, weight in zip(masses, marginals, strict=True)

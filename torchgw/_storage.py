@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, replace
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from torch import Tensor
 from torchgw._anchors import Anchors
 from torchgw._archive import RESERVED, decode, encode, read_archive, write_archive
 from torchgw._cost import DenseCost, FactoredCost
-from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._extension import Extension, Side
 from torchgw._inputs import resolve_device
 from torchgw._losses import LOSSES, Levels, Loss
@@ -212,12 +211,11 @@ def _shorten(plan: TransportPlan) -> SparsePlan:
     total = float(plan.marginals()[0].sum())
     missing = 1 - float(kept.entries.values().sum()) / total
     if missing > _MISSING_MASS:
-        warnings.warn(
+        warn_user(
             f"The file keeps {_ENTRIES_PER_ROW} entries of each row of the plan, which leave out "
             f"{missing:.2g} of its mass. Pass `dense=True` to store all of it "
             f"({8 * plan.shape[0] * plan.shape[1]:,} bytes).",
             TorchGWWarning,
-            stacklevel=8,
         )
     return kept
 

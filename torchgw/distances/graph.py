@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from torchgw._errors import GraphWarning, InvalidInputError
+from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw._inputs import to_tensor
 from torchgw.distances.adjacency import symmetrise, validate_graph
 from torchgw.distances.edges import Edges, components, from_csr, symmetric_edges, with_edges
@@ -213,21 +212,19 @@ def _connect(
         bridges = shortest_bridges(embedded, labels.to(embedded.device))
         source, target = (end.to(labels.device) for end in (bridges.source, bridges.target))
         length = _edge_length(bridges.length, metric).to(labels.device)
-        warnings.warn(
+        warn_user(
             f"{found}: joined them by the {len(length)} shortest edges that do so, the longest of "
             f"length {float(length.max()):.6g}. Raise `n_neighbors` if they should be joined by "
             "more.",
             GraphWarning,
-            stacklevel=3,
         )
         return Geodesics(with_edges(edges, source, target, length))
     value = fill * (largest_path(edges.csr()) or 1.0)
     why = "" if policy == "fill" else " and no points to join them by"
-    warnings.warn(
+    warn_user(
         f"{found}{why}: pairs without a path get the distance {value:.6g}, {fill:g} times the "
         "largest path length found. Raise `n_neighbors` or pass a connected graph to avoid it.",
         GraphWarning,
-        stacklevel=3,
     )
     return Geodesics(edges, value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._errors import GraphWarning, InvalidInputError
+from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw._inputs import resolve_device
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.edges import components
@@ -174,12 +173,11 @@ class LandmarkDistance(DistanceProvider):
             return
         n_components = components(self.geodesics.edges)[0]
         if n_components > n_landmarks:
-            warnings.warn(
+            warn_user(
                 f"{n_landmarks} landmarks cannot tell the {n_components} components of the graph "
                 f"apart. Pass `n_landmarks={n_components}` or more, or join the components with "
                 "`connect(graph, points)`.",
                 GraphWarning,
-                stacklevel=3,
             )
 
     @property

@@ -7,7 +7,6 @@ matrix units, which choose candidates that exact distances then confirm.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
@@ -17,7 +16,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from torchgw._errors import PerformanceWarning
+from torchgw._errors import PerformanceWarning, warn_user
 from torchgw.distances._approximate import nearest_approximate
 from torchgw.distances.leaves import Leaves, gaps, split, squares
 
@@ -76,13 +75,12 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     if not base.is_cuda:
         by_tree = base.shape[1] <= _TREE_DIMENSIONS
         if not by_tree and len(base) * len(query) > _MANY_PAIRS:
-            warnings.warn(
+            warn_user(
                 f"an exact search among {len(base)} points in {base.shape[1]} dimensions compares "
                 "all pairs, which takes long on a CPU. Use a GPU, fewer dimensions, or pass as X "
                 "`connect(knn_graph(points, search='approximate'), points)` from "
                 "torchgw.distances.",
                 PerformanceWarning,
-                stacklevel=2,
             )
         search = _nearest_by_tree if by_tree else _nearest_by_tiles
         return search(base, query, n_neighbors)
