@@ -75,6 +75,7 @@ LAYERS = {
         "_starts",
         "_schedule",
         "_step",
+        "_next_point",
         "_solver",
         "_strategy",
         "_evaluation",

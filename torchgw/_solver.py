@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchgw._acceleration import Anderson, Momentum
 from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
-from torchgw._gradient import Coupling, DenseGradient, FactoredGradient, Gradient
+from torchgw._gradient import Coupling, FactoredGradient, Gradient
+from torchgw._next_point import NextPoint
 from torchgw._options import Options
 from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
@@ -156,10 +156,9 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
-    acceleration = Anderson()
-    momentum = Momentum(setting.marginals, wanted=setting.anneal.patient)
+    step = make_step(setting)
+    follow = NextPoint(gradient, step, setting.anneal, setting.marginals, setting.generator)
     descent = Descent(options.objective_tol, _dual_excess(setting))
-    step, accelerated = make_step(setting), gradient.problem.loss.linear_below
     while (iteration := len(recorder.history)) < options.max_iter:
         epsilon = setting.anneal(iteration)
         at_target = epsilon <= setting.anneal.target
@@ -180,21 +179,9 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         report = Report(*told.tolist())
         change = report.change
         check_finite(report.dual, inner.error, epsilon)
-        coupling, share = latest, setting.anneal.share(iteration)
         # objectives can be compared, and steps followed, of plans with both marginals
         met = not at_target or inner.error <= _MET
-        if share < 1:
-            coupling = gradient.mean(state.coupling, latest, share, setting.generator)
-        elif isinstance(coupling, torch.Tensor) and at_target and change < accelerated:
-            coupling = acceleration.next(state.coupling, coupling)
-        elif isinstance(step, RelaxedStep) and at_target and change < step.linear_below:
-            coupling = step.extrapolate(acceleration, state.coupling, coupling)
-        elif (
-            isinstance(gradient, DenseGradient)
-            and met
-            and momentum.wanted(change if at_target else math.inf)
-        ):
-            coupling = momentum.next(state.coupling, coupling, state.latest)
+        coupling = follow(state.coupling, latest, state.latest, change, iteration, met=met)
         start = _look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
         point = state.coupling
         state = LoopState(coupling, latest, inner.potentials, start)
@@ -209,29 +196,33 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         if settled and inner.error <= reachable:
-            plan = TransportPlan(
-                cost, inner.potentials, setting.marginals, epsilon, setting.backend
-            )
+            solved = None
             # graphs would overwrite the cost
-            keep = type(step) is PlainStep and _is_result(setting, plan, inner)
-            solved = Solved(plan, point, latest) if keep else None
+            if type(step) is PlainStep and _is_result(setting, cost, inner, epsilon):
+                solved = Solved(_plan(setting, cost, inner, epsilon), point, latest)
             return state._replace(status=Status.CONVERGED, solved=solved)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
-        if at_target and share == 1 and descent.update(report, met=met):
+        falling = at_target and setting.anneal.share(iteration) == 1
+        if falling and descent.update(report, met=met):
             return state._replace(status=Status.FLAT)
     return state
 
 
-def _is_result(setting: Setting, plan: TransportPlan, inner: SinkhornResult) -> bool:
+def _is_result(setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float) -> bool:
     """Whether solving one more linear problem would not change what a loop has converged to.
 
     Stored costs are left alone: what a plan keeps is factors. Proximal ones are those of a mean.
     """
     if not isinstance(setting.gradient, FactoredGradient) or setting.anneal.proximal:
         return False
-    precise = inner.error <= inner_tolerance(setting, plan.epsilon)
-    return isinstance(plan.cost, FactoredCost) and precise and inner.n_iters >= _SETTLE_ITERATIONS
+    precise = inner.error <= inner_tolerance(setting, epsilon)
+    return isinstance(cost, FactoredCost) and precise and inner.n_iters >= _SETTLE_ITERATIONS
+
+
+def _plan(setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float) -> TransportPlan:
+    """Return the plan of a linear problem."""
+    return TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
 
 
 def solve_linear(
@@ -308,7 +299,7 @@ def settle(
         setting.recorder.settle_iterations = inner.n_iters
         if not inner.converged:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
-        plan = TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
+        plan = _plan(setting, cost, inner, epsilon)
     potentials = _reach_unused(plan.cost, plan.potentials, setting, epsilon)
     setting.recorder.time("settle", clock)
     return TransportPlan(plan.cost, potentials, setting.marginals, epsilon, setting.backend), state
