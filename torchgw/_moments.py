@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._anchors import categories_at
 from torchgw._coarse import choose_points
 from torchgw._gradient import Problem
 from torchgw._losses import Entrywise, Levels, Loss, identity, sums
@@ -67,9 +68,7 @@ def _largest(provider: DistanceProvider, weights: Tensor) -> float:
 def _spaced(weights: Tensor, count: int) -> Tensor:
     """Return points at equal steps of the cumulative weight."""
     steps = torch.arange(count, dtype=weights.dtype, device=weights.device) + 0.5
-    cumulative = weights.cumsum(0)
-    index = torch.searchsorted(cumulative, steps / count * cumulative[-1], right=True)
-    return index.clamp_(max=len(weights) - 1)
+    return categories_at(weights, steps / count)
 
 
 def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._anchors import categories_at
 from torchgw._cost import FactoredCost
 from torchgw._gradient import FactoredGradient, Problem
 from torchgw._multistart import Search
@@ -82,11 +83,9 @@ def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.G
     """
     widest = int(factors.var(dim=0).argmax())
     order = factors[:, widest].argsort()
-    cumulative = weights[order].cumsum(0)
     offset = torch.rand((), dtype=weights.dtype, device=weights.device, generator=generator)
     steps = torch.arange(count, device=weights.device, dtype=weights.dtype) + offset
-    position = torch.searchsorted(cumulative, steps / count * cumulative[-1], right=True)
-    return order[position.clamp_(max=len(weights) - 1)]
+    return order[categories_at(weights[order], steps / count)]
 
 
 def extend(
