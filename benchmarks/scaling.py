@@ -32,7 +32,9 @@ _EPSILON = 5e-4
 _TOTALS = ("seconds", "cpu_seconds", "peak_mib")
 
 
-def measure(n: int, device: torch.device, repeat: int) -> dict[str, Any]:
+def measure(
+    n: int, device: torch.device, repeat: int, *, all_tiles: bool = False
+) -> dict[str, Any]:
     """Return what whole calls of one size take, and how good the last result is."""
     (x, angle_x), (y, angle_y) = spiral(n, random_state=0), swiss_roll(n, random_state=1)
     probe = MemoryProbe(device)
@@ -45,7 +47,14 @@ def measure(n: int, device: torch.device, repeat: int) -> dict[str, Any]:
         begin, busy = time.perf_counter(), time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torchgw.GraphWarning)
-            result = torchgw.solve(x, y, epsilon=_EPSILON, device=device, random_state=0)
+            result = torchgw.solve(
+                x,
+                y,
+                epsilon=_EPSILON,
+                device=device,
+                random_state=0,
+                skip_tiles=False if all_tiles else "auto",
+            )
         synchronize(device)
         busy = time.process_time() - busy
         calls.append((time.perf_counter() - begin, busy, result.timings))
@@ -111,17 +120,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="1000,10000,100000,1000000")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeat", type=int, default=2, help="calls after the first one")
+    parser.add_argument("--all-tiles", action="store_true", help="skip no tile")
     parser.add_argument("--output", type=Path, help="file that the JSON lines are added to")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     sizes = [int(size) for size in options.sizes.split(",")]
     if options.inside:
-        print(json.dumps(measure(sizes[0], torch.device(options.device), options.repeat)))
+        device = torch.device(options.device)
+        record = measure(sizes[0], device, options.repeat, all_tiles=options.all_tiles)
+        print(json.dumps(record))
         return 0
     records = []
     for n in sizes:
         command = [sys.executable, "-m", "benchmarks.scaling", "--inside", "--sizes", str(n)]
         command += ["--device", options.device, "--repeat", str(options.repeat)]
+        command += ["--all-tiles"] * options.all_tiles
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             print(f"{n}: {done.stderr}", file=sys.stderr)

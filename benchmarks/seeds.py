@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, str]] = {
     "precomputed": {"distances": "precomputed"},
     "landmark": {"distances": "landmark"},
     "dijkstra": {"distances": "dijkstra"},
+    "dijkstra, sampled": {"distances": "dijkstra", "gradient": "sampled"},
     "precomputed, sampled": {"distances": "precomputed", "gradient": "sampled"},
     "landmark, sampled": {"distances": "landmark", "gradient": "sampled"},
 }

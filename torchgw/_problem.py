@@ -47,7 +47,7 @@ _SMALL_ERROR = 0.005
 # asks for nearly every row in the end, so all at once are no more of them, and the exact solve
 # takes a CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of
 # 1,800 it would be 7 s for 4.
-_ALL_ROWS_POINTS = 1_000
+_ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 1_000}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def build_providers(
     ]
     largest = max(item.n for item in inputs)
     kinds = [
-        _resolve(spec, largest, options) if item.provider is None else "given"
+        _resolve(spec, largest, device, options) if item.provider is None else "given"
         for item, spec in zip(inputs, names, strict=True)
     ]
     _refuse_unused(inputs, kinds, options)
@@ -289,9 +289,11 @@ def _looks_like_distances(points: Tensor) -> bool:
     return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
-def _resolve(spec: DistanceName, largest: int, options: DistanceOptions) -> Any:
+def _resolve(
+    spec: DistanceName, largest: int, device: torch.device, options: DistanceOptions
+) -> Any:
     """Choose what "auto" and "dijkstra" mean for problems of this size."""
-    if spec == "dijkstra" and options.exact and largest <= _ALL_ROWS_POINTS:
+    if spec == "dijkstra" and options.exact and largest <= _ALL_ROWS_POINTS.get(device.type, 0):
         return "precomputed"
     if spec != "auto":
         return spec
