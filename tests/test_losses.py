@@ -384,7 +384,11 @@ def test_losses_on_a_gpu(loss, gradient, options):
         pytest.skip("polishing needs an exact gradient")
     given = {"loss": loss, "gradient": gradient, "epsilon": 0.1, "n_anchors": 2000, **options}
     here, there = (solve(**given, device=device) for device in ("cpu", "cuda"))
-    error = 6 * max(here.log["value_standard_error"], there.log["value_standard_error"])
-    assert there.value == pytest.approx(here.value, rel=1e-4, abs=error + 1e-9)
+    # sampled plans differ by their own noise, which an error of the value says nothing of
+    for result in (here, there):
+        exact = value_of(loss, result.plan.cpu().numpy())
+        error = 6 * result.log["value_standard_error"]
+        assert result.value == pytest.approx(exact, rel=1e-4, abs=error + 1e-9)
     if gradient == "dense":
+        assert there.value == pytest.approx(here.value, rel=1e-4)
         assert float((there.plan.cpu() - here.plan).abs().sum()) < 1e-2
