@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._gradient import FactoredGradient, Gradient, Problem, QuadraticValue
@@ -22,7 +21,7 @@ from torchgw._relaxed import (
 )
 from torchgw._schedule import Status
 from torchgw._sinkhorn import row_blocks
-from torchgw._solver import check_finite
+from torchgw._solver import Solved, check_finite
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
@@ -53,22 +52,24 @@ def evaluate(
     plan: TransportPlan,
     epsilon: float,
     generator: torch.Generator,
-    coupling: Tensor | None = None,
+    solved: Solved | None = None,
 ) -> Evaluation:
     """Compute the numbers of a plan; NumericalError if they are not finite.
 
-    ``coupling`` is that of the plan with a factored gradient, if it is known.
+    ``solved`` is the linear problem of the plan, if the loop has ended with it.
     """
     masses = Marginals(*plan.marginals())
-    if coupling is not None and isinstance(gradient, FactoredGradient):
-        quadratic = gradient.value(coupling, masses)
+    if solved is not None and isinstance(gradient, FactoredGradient):
+        quadratic = gradient.value(solved.coupling, masses)
+        linear = _factored_linear(plan, gradient.problem.linear)
+        kl = _known_entropy(gradient, plan, solved, masses, linear)
     else:
         quadratic = gradient.evaluate(plan, masses, generator)
+        kl, linear = _entropy_and_linear(plan, gradient.problem, masses)
     error = max(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, gradient.problem.marginals, strict=True)
     )
-    kl, linear = _entropy_and_linear(plan, gradient.problem, masses)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
@@ -199,10 +200,25 @@ def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals
     return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
-def _factored_linear(plan: TransportPlan, linear: FactoredCost | None) -> float:
+def _known_entropy(
+    gradient: FactoredGradient,
+    plan: TransportPlan,
+    solved: Solved,
+    masses: Marginals,
+    linear: float,
+) -> float:
+    """Return the same from the coupling of the plan, without a product."""
+    alpha = gradient.problem.alpha
+    cost = gradient.pairing(plan.cost, solved.point, solved.coupling) + (1 - alpha) * linear
+    duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
+    return float((sum(duals) - cost) / plan.epsilon)
+
+
+def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
     """Return <M, P> from one product with the plan."""
     if linear is None:
         return 0.0
+    assert isinstance(linear, FactoredCost)
     left, right, row, column = linear.to(torch.float64)
     ones = torch.ones_like(right[:, :1])
     sums = plan @ torch.cat([right, column[:, None], ones], dim=1)

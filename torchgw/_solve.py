@@ -170,9 +170,9 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     gradient, generator, relaxation = setting.gradient, setting.generator, setting.relaxation
     epsilon, polished, unpolished = plan.epsilon, None, None
-    coupling = state.solved and state.solved.coupling
+    solved = state.solved
     if strategy.options.polish:
-        unpolished, coupling = plan, None
+        unpolished, solved = plan, None
         polished = polish(gradient, plan, relaxation, generator)
         plan, epsilon = polished.plan, 0.0
         if status is not Status.STOPPED:
@@ -181,7 +181,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     if isinstance(gradient, RelaxedGradient) and relaxation is not None:
         plan, evaluation = evaluate_relaxed(gradient, plan, relaxation, generator)
     else:
-        evaluation = evaluate(gradient, plan, epsilon, generator, coupling)
+        evaluation = evaluate(gradient, plan, epsilon, generator, solved)
     # what the iteration believes is checked against the plan itself
     tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
     status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)
