@@ -111,10 +111,11 @@ def solve(
     distances : str, DistanceProvider, or a pair of these
         How distances are made: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or geodesics on
         the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand,
-        or all pairs of up to 1,000 points unless ``gradient`` or ``n_anchors`` asks for a sample),
-        ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000 points per side and
-        ``"landmark"`` above; with the square loss on a CPU from 1,000 points on where landmarks of
-        both sides err by 0.5% or less, unless ``gradient="dense"`` or ``polish`` wants exact ones.
+        or all pairs of up to 1,000 points, 6,000 on a GPU, unless ``gradient`` or ``n_anchors``
+        asks for a sample), ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000
+        points per side and ``"landmark"`` above; with the square loss on a CPU from 1,000 points on
+        where landmarks of both sides err by 0.5% or less, unless ``gradient="dense"`` or ``polish``
+        wants exact ones.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
