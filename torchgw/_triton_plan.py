@@ -220,9 +220,8 @@ def apply(
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
-    # exponents, their two parts and the accumulators share the registers
     walk = walk or whole(own.device)
-    blocks = walk.fit(blocks or Blocks(64, 64, 4, 2))
+    blocks = walk.fit(blocks or _product_blocks(cost, block_c))
     splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
     bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
@@ -239,6 +238,12 @@ def apply(
         **launch_options(blocks),
     )  # fmt: skip
     return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
+
+
+def _product_blocks(cost: Operands, block_c: int) -> Blocks:
+    """Return the tiles of a product: exponents, their two parts and the sums share registers."""
+    narrow = cost.dtype == torch.float32 and 0 < cost.rank <= 32 and 1 < block_c <= 32
+    return Blocks(128 if narrow else 64, 64, 4, 2)
 
 
 def topk(
