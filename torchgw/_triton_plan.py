@@ -221,7 +221,7 @@ def apply(
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
     walk = walk or whole(own.device)
-    blocks = walk.fit(blocks or _product_blocks(cost, block_c))
+    blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))
     splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
     bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
@@ -240,10 +240,10 @@ def apply(
     return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
 
 
-def _product_blocks(cost: Operands, block_c: int) -> Blocks:
+def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
     """Return the tiles of a product: exponents, their two parts and the sums share registers."""
     narrow = cost.dtype == torch.float32 and 0 < cost.rank <= 32 and 1 < block_c <= 32
-    return Blocks(128 if narrow else 64, 64, 4, 2)
+    return Blocks(128 if narrow and walk.width else 64, 64, 4, 2)
 
 
 def topk(
