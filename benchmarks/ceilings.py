@@ -13,9 +13,9 @@ from benchmarks.measure import synchronize
 from benchmarks.phases import Work
 from benchmarks.report import seconds
 from torchgw import BackendUnavailableError
+from torchgw._backend import Backend
 from torchgw._cost import Cost, FactoredCost
 from torchgw._dispatch import choose_backend
-from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Ceilings", "compare_widths", "measure_ceilings"]

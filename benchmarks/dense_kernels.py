@@ -12,7 +12,8 @@ from torchgw import _triton_dense
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Sweep, softmin
+from torchgw._backend import Sweep
+from torchgw._sinkhorn import softmin
 from torchgw._triton_dense import SweepPlan
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials

@@ -18,7 +18,7 @@ from benchmarks.registry import (
 )
 from torchgw._cost import Cost, FactoredCost
 from torchgw._dispatch import choose_backend
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
@@ -99,11 +99,8 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
         def call(seed: int) -> Solved:
             del seed
             inner = sinkhorn(
-                cost,
-                marginals,
+                LinearProblem(cost, marginals, epsilon, backend),
                 None,
-                epsilon,
-                backend=backend,
                 max_iter=count,
                 tol=0.0,
                 check_every=count,

@@ -34,10 +34,10 @@ from torchgw import (
     _step,
     _strategy,
 )
+from torchgw._backend import Sweep, Sweeper
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Sweep, Sweeper
 from torchgw._typing import Potentials
 from torchgw.distances import dijkstra, landmark
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.measure import synchronize
 from torchgw._cost import FactoredCost
 from torchgw._dispatch import choose_backend
-from torchgw._sinkhorn import sinkhorn, softmin
+from torchgw._sinkhorn import LinearProblem, sinkhorn, softmin
 from torchgw._tiles import skipped_share
 from torchgw._tiling import Tiling
 from torchgw._typing import Marginals
@@ -101,10 +101,12 @@ def measure(
     tiling = Tiling.of(cost.shape, device)
     tiled = choose_backend("auto", device, torch.float32, tiling)
     whole = choose_backend("auto", device, torch.float32)
-    solved = sinkhorn(cost, marginals, None, epsilon, backend=tiled, max_iter=60, tol=1e-4)
+    solved = sinkhorn(LinearProblem(cost, marginals, epsilon, tiled), None, max_iter=60, tol=1e-4)
     counts = [f"{solved.n_iters} ({solved.error:.0e})"]
     if plain:
-        other = sinkhorn(cost, marginals, None, epsilon, backend=whole, max_iter=200, tol=1e-4)
+        other = sinkhorn(
+            LinearProblem(cost, marginals, epsilon, whole), None, max_iter=200, tol=1e-4
+        )
         counts.append(f"{other.n_iters} ({other.error:.0e})")
     f, g = solved.potentials
     rows = torch.arange(0, n, max(1, n // _CHECKED), device=device)

@@ -19,7 +19,7 @@ from torchgw._dispatch import choose_backend
 from torchgw._gradient import Problem, stored_matrix
 from torchgw._sampled_gradient import make_gradient
 from torchgw._schedule import Annealing, Descent, Report, Status
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._step import PlainStep
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
@@ -61,7 +61,7 @@ def test_the_objective_is_known_an_iteration_later(name, alpha):
     for _ in range(4):
         cost = step.linearise(coupling)
         solved = sinkhorn(
-            cost, problem.marginals, None, EPSILON, backend=backend, max_iter=3000, tol=1e-13
+            LinearProblem(cost, problem.marginals, EPSILON, backend), None, max_iter=3000, tol=1e-13
         )
         coupling, told = step.update(cost, solved.potentials, coupling, coupling, EPSILON)
         descent.update(Report(*told.tolist()))

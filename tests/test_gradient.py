@@ -18,7 +18,7 @@ from torchgw._gradient import DenseGradient, FactoredGradient, Problem
 from torchgw._losses import LOSSES
 from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import SampledGradient
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance
@@ -55,7 +55,10 @@ def plan():
     cost = torch.from_numpy(RNG.normal(size=(24, 19)))
     start = Potentials(*map(torch.zeros_like, MARGINALS))
     solved = sinkhorn(
-        DenseCost(cost), MARGINALS, start, 0.5, backend=EagerBackend(), max_iter=500, tol=1e-14
+        LinearProblem(DenseCost(cost), MARGINALS, 0.5, EagerBackend()),
+        start,
+        max_iter=500,
+        tol=1e-14,
     )
     return TransportPlan(DenseCost(cost), solved.potentials, MARGINALS, 0.5)
 

@@ -39,6 +39,7 @@ LAYERS = {
     },
     2: {"distances", "_cost", "_features", "_losses"},
     3: {
+        "_backend",
         "_sinkhorn",
         "_batch_sinkhorn",
         "_eager_sinkhorn",

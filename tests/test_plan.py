@@ -12,7 +12,7 @@ from problems import linear_problem
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, _memory
 from torchgw import _sinkhorn as sinkhorn_module
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Potentials
 
@@ -27,7 +27,10 @@ def pair(request, monkeypatch):
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     solved = sinkhorn(
-        cost, problem.marginals, start, EPSILON, backend=EagerBackend(), max_iter=500, tol=1e-12
+        LinearProblem(cost, problem.marginals, EPSILON, EagerBackend()),
+        start,
+        max_iter=500,
+        tol=1e-12,
     )
     plan = TransportPlan(cost, solved.potentials, problem.marginals, EPSILON)
     a, b = (w.numpy() for w in problem.marginals)

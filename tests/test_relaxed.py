@@ -16,7 +16,7 @@ from torchgw import InvalidInputError, UnsupportedError
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._partial import level, partial_sinkhorn
-from torchgw._sinkhorn import sinkhorn, softmin_sweep
+from torchgw._sinkhorn import LinearProblem, sinkhorn, softmin_sweep
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Potentials
 
@@ -276,9 +276,11 @@ def test_relaxed_sinkhorn_solves_the_relaxed_problem():
     cost, epsilon, rho = problem.dense, 0.5, (0.8, 2.0)
     tau = tuple(weight / (weight + epsilon) for weight in rho)
     result = sinkhorn(
-        cost, problem.marginals, None, epsilon, backend=EagerBackend(), max_iter=3000, tol=1e-13,
-        tau=tau,
-    )  # fmt: skip
+        LinearProblem(cost, problem.marginals, epsilon, EagerBackend(), tau),
+        None,
+        max_iter=3000,
+        tol=1e-13,
+    )
     assert result.converged
     a, b = (weight.numpy() for weight in problem.marginals)
     plan = reference.plan(
@@ -326,8 +328,10 @@ def test_a_stored_kernel_gives_the_softmins_of_a_partial_problem(dtype, epsilon,
     problem = linear_problem(40, 50, 3, zero_weights=True)
     generator = torch.Generator().manual_seed(3)
     noise = torch.rand(40, generator=generator, dtype=torch.float64)
-    options = {"backend": EagerBackend(), "max_iter": 2000, "tol": 1e-12, "mass": 0.6}
-    plain = partial_sinkhorn(problem.factored, problem.marginals, None, epsilon, **options)
+    options = {"max_iter": 2000, "tol": 1e-12, "mass": 0.6}
+    plain = partial_sinkhorn(
+        LinearProblem(problem.factored, problem.marginals, epsilon, EagerBackend()), None, **options
+    )
     assert plain.converged
     f, g = plain.potentials
     start = {
@@ -336,7 +340,9 @@ def test_a_stored_kernel_gives_the_softmins_of_a_partial_problem(dtype, epsilon,
         "far": Potentials(f + 500 * noise, g - 500 * noise[:1]),
     }[warm]
     cost = problem.dense.to(dtype)
-    found = partial_sinkhorn(cost, problem.marginals, start, epsilon, **options)
+    found = partial_sinkhorn(
+        LinearProblem(cost, problem.marginals, epsilon, EagerBackend()), start, **options
+    )
     assert found.converged
     plans = [
         EagerBackend().dense(problem.dense, problem.marginals, result.potentials, epsilon)

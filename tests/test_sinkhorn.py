@@ -11,7 +11,7 @@ from problems import linear_problem
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import DenseCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import next_relaxation, sinkhorn, softmin_sweep
+from torchgw._sinkhorn import LinearProblem, next_relaxation, sinkhorn, softmin_sweep
 from torchgw._typing import Marginals, Potentials
 
 CPU = torch.device("cpu")
@@ -93,11 +93,8 @@ def test_marginals_and_reported_error(backend, kind, epsilon):
     problem = linear_problem(30, 20, 2, zero_weights=True)
     cost = problem.cost(kind)
     result = sinkhorn(
-        cost,
-        problem.marginals,
+        LinearProblem(cost, problem.marginals, epsilon, backend),
         Potentials(*map(torch.zeros_like, problem.marginals)),
-        epsilon,
-        backend=backend,
         max_iter=5000,
         tol=1e-10,
     )
@@ -130,8 +127,8 @@ def test_over_relaxation_pays_at_small_epsilon():
             return self.sweep(start, count, 1.0)
 
     options = {"max_iter": 20_000, "tol": 1e-9}
-    plain = sinkhorn(cost.dense(), uniform, start, 1e-3, backend=Plain(), **options)
-    relaxed = sinkhorn(cost.dense(), uniform, start, 1e-3, backend=EagerBackend(), **options)
+    plain = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, Plain()), start, **options)
+    relaxed = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, EagerBackend()), start, **options)
     assert plain.converged
     assert relaxed.converged
     assert relaxed.n_iters < plain.n_iters / 3
@@ -145,10 +142,14 @@ def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
     """The error stays 1/3 for some hundred iterations, which is no rounding."""
     cost = DenseCost(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0]], dtype=torch.float64))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
-    options = {"backend": backend, "max_iter": 2000}
-    assert sinkhorn(cost, marginals, None, epsilon, tol=1e-8, **options).converged
+    assert sinkhorn(
+        LinearProblem(cost, marginals, epsilon, backend), None, max_iter=2000, tol=1e-8
+    ).converged
     # what rounding leaves is still noticed
-    assert sinkhorn(cost, marginals, None, 0.1, tol=0.0, **options).n_iters < 1000
+    assert (
+        sinkhorn(LinearProblem(cost, marginals, 0.1, backend), None, max_iter=2000, tol=0.0).n_iters
+        < 1000
+    )
 
 
 def test_next_relaxation_follows_young():
@@ -170,7 +171,10 @@ def test_underflow_of_a_sweep_is_redone_safely():
     assert not bool(sweep.check[0])
     for start in (far, zero):
         result = sinkhorn(
-            cost, problem.marginals, start, 0.05, backend=EagerBackend(), max_iter=3000, tol=1e-5
+            LinearProblem(cost, problem.marginals, 0.05, EagerBackend()),
+            start,
+            max_iter=3000,
+            tol=1e-5,
         )
         assert result.converged
 

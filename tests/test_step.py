@@ -18,7 +18,7 @@ from torchgw._cost import DenseCost
 from torchgw._dispatch import choose_backend
 from torchgw._gradient import Problem
 from torchgw._sampled_gradient import make_gradient
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._step import CapturedStep, KeptStep, PlainStep, choose_step
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
@@ -49,7 +49,7 @@ def make_step(name, device, *, store=True, alpha=1.0, backend="auto", turn=0):
 
 def solved(plain, cost):
     return sinkhorn(
-        cost, plain.marginals, None, EPSILON, backend=plain.backend, max_iter=50, tol=1e-12
+        LinearProblem(cost, plain.marginals, EPSILON, plain.backend), None, max_iter=50, tol=1e-12
     ).potentials
 
 

@@ -16,7 +16,7 @@ from torchgw._block_scaling import block_scaling
 from torchgw._cost import FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._sinkhorn import sinkhorn, softmin
+from torchgw._sinkhorn import LinearProblem, sinkhorn, softmin
 from torchgw._tiled_sinkhorn import TiledEagerBackend
 from torchgw._tiles import (
     TileLists,
@@ -186,7 +186,7 @@ def test_sweeps_end_in_half_steps(n: int, m: int, width: int, epsilon: float, ma
 def test_two_levels_converge_faster_than_one() -> None:
     cost, marginals, _ = curve_cost(160, 130)
     results = [
-        sinkhorn(cost, marginals, None, 2e-3, backend=backend, max_iter=400, tol=1e-9)
+        sinkhorn(LinearProblem(cost, marginals, 2e-3, backend), None, max_iter=400, tol=1e-9)
         for backend in (EagerBackend(), TiledEagerBackend(Tiling((160, 130), 4)))
     ]
     assert all(result.converged for result in results)
@@ -209,7 +209,7 @@ def test_a_second_level_that_does_not_help_is_given_up(
     monkeypatch.setattr(f"{module}.block_scaling", worse)
     cost, marginals, _ = make.to(curve_cost(60, 50))
     backend = make((60, 50), 16)
-    result = sinkhorn(cost, marginals, None, 1e-2, backend=backend, max_iter=200, tol=1e-8)
+    result = sinkhorn(LinearProblem(cost, marginals, 1e-2, backend), None, max_iter=200, tol=1e-8)
     assert result.converged
 
 

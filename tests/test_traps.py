@@ -28,9 +28,10 @@ from torchgw import (
 from torchgw._anchors import sample_categories
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._dispatch import _why_not, choose_backend
+from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._graph_inputs import as_graph
 from torchgw._schedule import Annealing, MovingAverage
-from torchgw._sinkhorn import sinkhorn
+from torchgw._sinkhorn import LinearProblem, sinkhorn
 from torchgw._typing import Potentials
 from torchgw.distances import (
     CallableDistance,
@@ -94,22 +95,26 @@ def test_the_scale_of_potentials_is_that_of_the_cost():
     """Potentials kept as f / epsilon are wrong once epsilon changes."""
     problem = linear_problem(20, 15, 3)
     zero = Potentials(*map(torch.zeros_like, problem.marginals))
-    options = {
-        "backend": choose_backend("eager", CPU, torch.float64),
-        "max_iter": 5000,
-        "tol": 1e-13,
-    }
+    options = {"max_iter": 5000, "tol": 1e-13}
+    backend = EagerBackend()
     cost = problem.cost("dense")
-    coarse = sinkhorn(cost, problem.marginals, zero, 1.0, **options).potentials
+    coarse = sinkhorn(
+        LinearProblem(cost, problem.marginals, 1.0, backend), zero, **options
+    ).potentials
     scaled = sinkhorn(
-        cost._replace(matrix=1000 * cost.matrix), problem.marginals, zero, 1000.0, **options
+        LinearProblem(cost._replace(matrix=1000 * cost.matrix), problem.marginals, 1000.0, backend),
+        zero,
+        **options,
     )
     torch.testing.assert_close(scaled.potentials.f, 1000 * coarse.f, rtol=1e-8, atol=1e-8)
     # a start at another epsilon is near, in cost units only
     few = {**options, "max_iter": 10, "tol": 1e-300}
-    units = sinkhorn(cost, problem.marginals, coarse, 0.9, **few)
+    units = sinkhorn(LinearProblem(cost, problem.marginals, 0.9, backend), coarse, **few)
     ratios = Potentials(*(part / 1.0 * 0.3 for part in coarse))
-    assert units.error < sinkhorn(cost, problem.marginals, ratios, 0.9, **few).error
+    assert (
+        units.error
+        < sinkhorn(LinearProblem(cost, problem.marginals, 0.9, backend), ratios, **few).error
+    )
 
 
 # -- what is reported -------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from test_triton_sinkhorn import (
 )
 
 from torchgw import _triton_dense
+from torchgw._backend import Sweep
 from torchgw._cost import Cost, DenseCost
-from torchgw._sinkhorn import Sweep, checked, softmin, softmin_sweep
+from torchgw._sinkhorn import checked, softmin, softmin_sweep
 from torchgw._triton_dense import SweepPlan
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials

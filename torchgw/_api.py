@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from torchgw._autograd import attach
+from torchgw._backend import Backend
 from torchgw._cache import open_cache
 from torchgw._console import verbose_progress
 from torchgw._errors import ConvergenceWarning, InvalidTypeError, warn_user
@@ -38,7 +39,6 @@ from torchgw._options import (
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, Sides, build_providers
 from torchgw._relaxation import check_relaxation
 from torchgw._result import GWResult
-from torchgw._sinkhorn import Backend
 from torchgw._solve import Outcome, solve_problem
 from torchgw._solver import Iteration, Recorder
 from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs

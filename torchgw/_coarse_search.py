@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._backend import Backend
 from torchgw._candidates import start_costs
 from torchgw._coarse import CoarseProblem, cross_terms, side_by_side
 from torchgw._rounding import round_to_marginals
-from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals
 
 __all__ = ["Batch", "Judged", "carry_over", "search_all"]

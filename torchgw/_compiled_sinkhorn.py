@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
+from torchgw._backend import STRICT, Backend, Sweep, Sweeper
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import STRICT, Backend, Sweep, Sweeper, row_blocks, softmin, softmin_sweep
+from torchgw._sinkhorn import row_blocks, softmin, softmin_sweep
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["CompiledBackend", "SoftminSweeper"]

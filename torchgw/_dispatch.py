@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from torchgw._backend import Backend
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._errors import BackendUnavailableError, UnsupportedError
 from torchgw._gradient import Problem
 from torchgw._memory import free_memory
 from torchgw._options import BackendName, GradientName, Precision, Storage
-from torchgw._sinkhorn import Backend
 from torchgw._tiled_sinkhorn import TiledEagerBackend
 from torchgw._tiling import Tiling
 

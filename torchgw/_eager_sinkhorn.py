@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import sample_categories
+from torchgw._backend import STRICT, Sweep, Sweeper
 from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, exp_
-from torchgw._sinkhorn import STRICT, Sweep, Sweeper, checked, row_blocks, softmin
+from torchgw._sinkhorn import checked, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["EagerBackend", "plan_rows", "usable_sums"]

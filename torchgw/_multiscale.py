@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import categories_at
+from torchgw._backend import Backend
 from torchgw._cost import FactoredCost
 from torchgw._gradient import FactoredGradient, Problem
 from torchgw._multistart import Search
-from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 

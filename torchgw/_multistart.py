@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._backend import Backend
 from torchgw._candidates import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._capture import Call, Replayer, call_directly, clone, tensors_of
 from torchgw._coarse import Coarsened, CoarseProblem, coarsen, reader_of
@@ -19,7 +20,6 @@ from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._gradient import Problem
 from torchgw._losses import SQUARE
 from torchgw._schedule import Annealing
-from torchgw._sinkhorn import Backend
 
 __all__ = ["DEFAULT_STARTS", "Alternative", "Search", "find_optima", "represent"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgw._acceleration import Anderson
-from torchgw._cost import Cost, DenseCost, exp_
-from torchgw._sinkhorn import Backend, SinkhornResult
+from torchgw._cost import DenseCost, exp_
+from torchgw._sinkhorn import LinearProblem, SinkhornResult
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["level", "partial_sinkhorn"]
@@ -44,17 +44,14 @@ class _Round(NamedTuple):
 
 
 def partial_sinkhorn(
-    cost: Cost,
-    marginals: Marginals,
+    problem: LinearProblem,
     start: Potentials | None,
-    epsilon: float,
     *,
-    backend: Backend,
+    mass: float,
     max_iter: int,
     tol: float,
-    mass: float,
 ) -> SinkhornResult:
-    """Solve min <C, P> + epsilon KL(P | a x b) over P 1 <= a, P' 1 <= b, |P| = mass.
+    """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass.
 
     Dual coordinate ascent in closed form, which is Dykstra's method with the projections of [1]_ in
     another order: P = a x b exp((f + g + level - C) / epsilon) with f, g <= 0, and
@@ -76,7 +73,7 @@ def partial_sinkhorn(
     .. [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
        for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
     """
-    plain = _Plain(backend, cost, marginals, epsilon)
+    cost, marginals, epsilon, *_ = problem
     dense = cost if isinstance(cost, DenseCost) else None
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
     kernel: _Kernel | None = None
@@ -87,7 +84,7 @@ def partial_sinkhorn(
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if dense is not None and kernel is None else _CHECK_EVERY, max_iter - done)
-        found = _iterate(kernel or plain, g, marginals, count, epsilon, mass)
+        found = _iterate(kernel or problem, g, marginals, count, epsilon, mass)
         moved = torch.zeros_like(found.error)
         if kernel is not None:
             moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
@@ -124,19 +121,6 @@ def _iterate(
     masses = [_masses(part, columns, b, epsilon) for part in (g, g_next + rise)]
     error = (masses[0] - masses[1]).abs().sum(dtype=torch.float64)
     return _Round(Potentials(f, g), g_next, error)
-
-
-class _Plain:
-    """Softmins by a backend."""
-
-    def __init__(self, backend: Backend, cost: Cost, marginals: Marginals, epsilon: float) -> None:
-        self.backend, self.cost, self.marginals, self.epsilon = backend, cost, marginals, epsilon
-
-    def rows(self, g: Tensor) -> Tensor:
-        return self.backend.softmin(self.cost, self.marginals.log_b, g, self.epsilon, axis=1)
-
-    def columns(self, f: Tensor) -> Tensor:
-        return self.backend.softmin(self.cost, self.marginals.log_a, f, self.epsilon, axis=0)
 
 
 class _Kernel:

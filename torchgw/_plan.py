@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors, categories_at, sample_categories
+from torchgw._backend import Backend
 from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError
@@ -27,7 +28,7 @@ from torchgw._plan_inputs import (
     check_threshold,
 )
 from torchgw._rounding import RoundedPlan, rounding_of
-from torchgw._sinkhorn import Backend, row_blocks
+from torchgw._sinkhorn import row_blocks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TransportPlan"]

@@ -2,28 +2,25 @@
 
 A backend supplies ``softmin``; relaxation and stopping are written once, here, so no two backends
 can solve different problems. A sweep (several full iterations) is a second primitive that must
-equal the softmins it replaces, and whose ``ok`` tells when it cannot.
+equal the softmins it replaces, and whose ``check`` tells when it cannot.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._batch_sinkhorn import BatchPlans
+from torchgw._backend import STRICT, Backend, Sweep, Sweeper
 from torchgw._cost import Cost, exp_
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
-    "STRICT",
-    "Backend",
+    "LinearProblem",
     "SinkhornResult",
-    "Sweep",
-    "Sweeper",
     "checked",
     "row_blocks",
     "sinkhorn",
@@ -48,105 +45,6 @@ _SMALLEST_GAP = 1e-6
 _TWO_LEVEL_CHECK = 1
 # What is left of the factor's excess over one after a sweep that shows it to be too large.
 _BACK_OFF = 0.97
-
-
-# Factors of the half-steps of f and g under strict marginals.
-STRICT = (1.0, 1.0)
-
-
-class Sweep(NamedTuple):
-    """Potentials after some full Sinkhorn iterations."""
-
-    f: Tensor  # (n,) softmin of g: the rows of the plan (f, g) have mass a
-    g: Tensor  # (m,)
-    g_next: Tensor  # (m,) softmin of f; its distance to g measures the column error
-    state: Potentials  # where the iteration goes on
-    check: Tensor  # (2,) float64: one if no sum over- or underflowed, else zero; the column error
-
-
-class Sweeper(Protocol):
-    """Runs sweeps of one linear problem; what they share is prepared once.
-
-    A sweeper of ``two_level`` also removes slow errors, between its iterations, by a small problem
-    of its own. It needs no over-relaxation, and few iterations.
-    """
-
-    @property
-    def two_level(self) -> bool:
-        """Whether it does."""
-
-    def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
-        """Run ``count`` full iterations from ``start``, as :func:`softmin_sweep` defines them."""
-
-
-class Backend(Protocol):
-    """What a way of computing must offer."""
-
-    name: str
-
-    def softmin(
-        self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
-    ) -> Tensor:
-        """Compute the half-step defined by :func:`softmin`."""
-
-    def sweeper(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        *,
-        tau: tuple[float, float] = STRICT,
-    ) -> Sweeper:
-        """Prepare sweeps that begin at or near ``start``, with half-steps tau * softmin."""
-
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._batch_sinkhorn.solve_batch`."""
-
-    def apply(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        values: Tensor,
-    ) -> Tensor:
-        """Return plan @ values, shape (n, c)."""
-
-    def dense(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
-    ) -> Tensor:
-        """Return the plan as a matrix, shape (n, m)."""
-
-    def transposed(self) -> Backend:
-        """Return the backend for costs with source and target exchanged."""
-
-    def topk(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the k largest entries of each row, values (n, k), and their columns (n, k).
-
-        A row of weight zero has the columns of its conditional plan.
-        """
-
-    def draw(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        rows: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Draw one column from each of ``rows``, shape (s,); none may have weight zero."""
 
 
 def row_blocks(cost: Cost) -> Iterator[slice]:
@@ -192,6 +90,36 @@ def softmin(cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, a
     return torch.cat(blocks).to(potential.dtype) * -epsilon
 
 
+class LinearProblem(NamedTuple):
+    """min <C, P> + epsilon KL(P | a x b), and what computes its half-steps."""
+
+    cost: Cost  # (n, m)
+    marginals: Marginals
+    epsilon: float
+    backend: Backend
+    # Factors of the half-steps of f and g, rho / (rho + epsilon) for a marginal held by rho KL.
+    tau: tuple[float, float] = STRICT
+
+    def rows(self, g: Tensor) -> Tensor:
+        """Return tau[0] * softmin of each row, (n,)."""
+        log_b = self.marginals.log_b
+        return self.tau[0] * self.backend.softmin(self.cost, log_b, g, self.epsilon, axis=1)
+
+    def columns(self, f: Tensor) -> Tensor:
+        """Return tau[1] * softmin of each column, (m,)."""
+        log_a = self.marginals.log_a
+        return self.tau[1] * self.backend.softmin(self.cost, log_a, f, self.epsilon, axis=0)
+
+    def half_steps(self, g: Tensor) -> Potentials:
+        """Return potentials after an exact half-step each way: sweeps can start from almost any."""
+        f = self.rows(g)
+        return Potentials(f, self.columns(f))
+
+    def sweeper(self, start: Potentials) -> Sweeper:
+        """Return the sweeps of the backend, prepared near ``start``."""
+        return self.backend.sweeper(self.cost, self.marginals, start, self.epsilon, tau=self.tau)
+
+
 def softmin_sweep(
     backend: Backend,
     cost: Cost,
@@ -211,22 +139,15 @@ def softmin_sweep(
     over-relaxation. Relaxed potentials have no exact marginal, so a relaxed sweep ends with a plain
     iteration that is read off and not continued from.
     """
-
-    def half_f(g: Tensor) -> Tensor:
-        return tau[0] * backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
-
-    def half_g(f: Tensor) -> Tensor:
-        return tau[1] * backend.softmin(cost, marginals.log_a, f, epsilon, axis=0)
-
+    problem = LinearProblem(cost, marginals, epsilon, backend, tau)
     f, g = start
     for _ in range(count - (relaxation == 1)):
-        f = f + relaxation * (half_f(g) - f)
-        g = g + relaxation * (half_g(f) - g)
-    f_exact = half_f(g)
-    g_next = half_g(f_exact)
-    state = Potentials(f_exact, g_next) if relaxation == 1 else Potentials(f, g)
-    ok = torch.isfinite(g_next).all()
-    return Sweep(f_exact, g, g_next, state, checked(ok, g, g_next, marginals.b, epsilon))
+        f = f + relaxation * (problem.rows(g) - f)
+        g = g + relaxation * (problem.columns(f) - g)
+    exact = problem.half_steps(g)
+    state = exact if relaxation == 1 else Potentials(f, g)
+    ok = torch.isfinite(exact.g).all()
+    return Sweep(exact.f, g, exact.g, state, checked(ok, g, exact.g, marginals.b, epsilon))
 
 
 class SinkhornResult(NamedTuple):
@@ -239,17 +160,13 @@ class SinkhornResult(NamedTuple):
 
 
 def sinkhorn(
-    cost: Cost,
-    marginals: Marginals,
+    problem: LinearProblem,
     start: Potentials | None,
-    epsilon: float,
     *,
-    backend: Backend,
     max_iter: int,
     tol: float,
     check_every: int = 10,
     min_iter: int = 0,
-    tau: tuple[float, float] = STRICT,
 ) -> SinkhornResult:
     """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met.
 
@@ -261,12 +178,11 @@ def sinkhorn(
 
     Parameters
     ----------
-    cost : DenseCost or FactoredCost, shape (n, m)
-    marginals : Marginals
+    problem : LinearProblem
+        With ``tau`` below one the error is the distance to the fixed point, up to the mass of the
+        plan.
     start : Potentials or None
         Warm start in cost units; ``None`` begins with an exact half-step each way.
-    epsilon : float
-    backend : Backend
     max_iter : int
         Full iterations at most; one is a row and a column update.
     tol : float
@@ -275,9 +191,6 @@ def sinkhorn(
     check_every : int
     min_iter : int
         Full iterations at least, unless the error rises.
-    tau : tuple of float
-        Factors of the half-steps of f and g, rho / (rho + epsilon) for a marginal held by rho KL.
-        The error is then the distance to the fixed point, up to the mass of the plan.
 
     Returns
     -------
@@ -290,30 +203,29 @@ def sinkhorn(
     .. [2] A. Thibault, L. Chizat, C. Dossal, N. Papadakis. Overrelaxed Sinkhorn-Knopp algorithm for
        regularized optimal transport. Algorithms 2021.
     """
-    current = start or stabilise(
-        cost, marginals, torch.zeros_like(marginals.b), epsilon, backend, tau
-    )
-    tol = max(tol, _ROUNDING * torch.finfo(cost.dtype).eps)
-    sweeper = backend.sweeper(cost, marginals, current, epsilon, tau=tau)
+    current = start or problem.half_steps(torch.zeros_like(problem.marginals.b))
+    tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
+    sweeper = problem.sweeper(current)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if sweeper.two_level else check_every
         count = min(every, max_iter - done)
         previous = error
         sweep = sweeper(current, count, relaxation)
-        ok, error = read(sweep, marginals.b, epsilon, tau)
+        ok, error = read(sweep, problem)
         if not ok:
-            current = stabilise(cost, marginals, current.g, epsilon, backend, tau)
+            current = problem.half_steps(current.g)
             # the old kernel goes before the new one comes: either may be as large as the cost
             del sweeper
-            sweeper = backend.sweeper(cost, marginals, current, epsilon, tau=tau)
+            sweeper = problem.sweeper(current)
             sweep = sweeper(current, count, 1.0)
-            ok, error = read(sweep, marginals.b, epsilon, tau)
+            ok, error = read(sweep, problem)
         if not ok:
+            cost, marginals, epsilon, backend, tau = problem
             sweep = softmin_sweep(backend, cost, marginals, current, epsilon, count, tau=tau)
-            error = read(sweep, marginals.b, epsilon, tau)[1]
+            error = read(sweep, problem)[1]
             del sweeper
-            sweeper = backend.sweeper(cost, marginals, sweep.state, epsilon, tau=tau)
+            sweeper = problem.sweeper(sweep.state)
         done += count
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING
@@ -323,19 +235,6 @@ def sinkhorn(
         if not sweeper.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
-
-
-def stabilise(
-    cost: Cost,
-    marginals: Marginals,
-    g: Tensor,
-    epsilon: float,
-    backend: Backend,
-    tau: tuple[float, float] = STRICT,
-) -> Potentials:
-    """Return potentials after an exact half-step each way: sweeps can start from almost any."""
-    f = tau[0] * backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
-    return Potentials(f, tau[1] * backend.softmin(cost, marginals.log_a, f, epsilon, axis=0))
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:
@@ -367,15 +266,16 @@ def checked(ok: Tensor, g: Tensor, g_next: Tensor, b: Tensor, epsilon: float) ->
     return torch.stack([ok.to(torch.float64), error])
 
 
-def read(sweep: Sweep, b: Tensor, epsilon: float, tau: tuple[float, float]) -> tuple[bool, float]:
+def read(sweep: Sweep, problem: LinearProblem) -> tuple[bool, float]:
     """Return whether a sweep is usable, and its column error, in one read of the device.
 
     Relaxed potentials settle to their constants slowly, at a rate of tau[0] * tau[1]. Constants
     change the mass of the plan and nothing else, so the error is then taken without them.
     """
     check = sweep.check
-    if tau != STRICT:
-        change = (sweep.g - sweep.g_next).double() / epsilon
+    if problem.tau != STRICT:
+        b = problem.marginals.b
+        change = (sweep.g - sweep.g_next).double() / problem.epsilon
         change = torch.where(b > 0, change - torch.dot(b.double(), change) / b.sum(), 0.0)
         error = torch.dot(b.double(), change.expm1().abs())
         check = torch.stack([check[0].to(error.dtype), error])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchgw._backend import Backend
 from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
 from torchgw._gradient import Coupling, FactoredGradient, Gradient
@@ -21,7 +22,7 @@ from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._relaxed import RelaxedGradient, RelaxedStep
 from torchgw._schedule import Annealing, Descent, MovingAverage, Report, Status
-from torchgw._sinkhorn import STRICT, Backend, SinkhornResult, sinkhorn
+from torchgw._sinkhorn import LinearProblem, SinkhornResult, sinkhorn
 from torchgw._step import PlainStep, Step, choose_step, dual_value
 from torchgw._typing import Marginals, Potentials
 
@@ -236,18 +237,13 @@ def solve_linear(
     min_iter: int = 0,
 ) -> SinkhornResult:
     """Solve the linear problem at a cost, whatever its marginals have to be."""
-    relaxation, backend = setting.relaxation, setting.backend
-    marginals = setting.marginals
+    problem = LinearProblem(cost, setting.marginals, epsilon, setting.backend)
+    relaxation = setting.relaxation
     if relaxation is not None and relaxation.mass is not None:
-        return partial_sinkhorn(
-            cost, marginals, start, epsilon,
-            backend=backend, max_iter=max_iter, tol=tol, mass=relaxation.mass,
-        )  # fmt: skip
-    tau = STRICT if relaxation is None else relaxation.tau(epsilon)
-    return sinkhorn(
-        cost, marginals, start, epsilon,
-        backend=backend, max_iter=max_iter, min_iter=min_iter, tol=tol, tau=tau,
-    )  # fmt: skip
+        return partial_sinkhorn(problem, start, mass=relaxation.mass, max_iter=max_iter, tol=tol)
+    if relaxation is not None:
+        problem = problem._replace(tau=relaxation.tau(epsilon))
+    return sinkhorn(problem, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
 def _dual_excess(setting: Setting) -> float:
@@ -316,9 +312,10 @@ def _reach_unused(
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials
     f, g = potentials
-    f_all = setting.backend.softmin(cost, setting.marginals.log_b, g, epsilon, axis=1)
-    g_all = setting.backend.softmin(cost, setting.marginals.log_a, f, epsilon, axis=0)
-    return Potentials(torch.where(a > 0, f, f_all), torch.where(b > 0, g, g_all))
+    problem = LinearProblem(cost, setting.marginals, epsilon, setting.backend)
+    return Potentials(
+        torch.where(a > 0, f, problem.rows(g)), torch.where(b > 0, g, problem.columns(f))
+    )
 
 
 def _next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:

@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgw._backend import Backend
 from torchgw._capture import Captured, GraphMemory, borrow_memory, clone
 from torchgw._cost import Cost
 from torchgw._gradient import Coupling, DenseGradient, Gradient, Problem
 from torchgw._plan import TransportPlan
-from torchgw._sinkhorn import Backend
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["CapturedStep", "KeptStep", "PlainStep", "Step", "Updated", "choose_step", "dual_value"]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from torchgw._acceleration import Anderson
 from torchgw._anchors import sample_categories
+from torchgw._backend import STRICT, Sweep, Sweeper
 from torchgw._block_scaling import block_scaling
 from torchgw._cost import Cost, exp_
 from torchgw._eager_sinkhorn import EagerBackend, usable_sums
-from torchgw._sinkhorn import STRICT, Sweep, Sweeper, checked
+from torchgw._sinkhorn import checked
 from torchgw._tiles import TileLists, skipped_share
 from torchgw._tiling import SLACK, Tiling
 from torchgw._typing import Marginals, Potentials

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from torchgw import _triton_batch, _triton_dense, _triton_dense_plan, _triton_plan
+from torchgw._backend import Sweeper
 from torchgw._batch_sinkhorn import BatchPlans, solve_batch
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import Sweeper, softmin
+from torchgw._sinkhorn import softmin
 from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
 from torchgw._triton_softmin import log_sum_exp, padded
 from torchgw._triton_sweeps import Linear, dense_sweeper, factored_sweeper

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._backend import Sweep
 from torchgw._capture import capture
 from torchgw._cost import DenseCost
-from torchgw._sinkhorn import Sweep
 from torchgw._triton_dense import StoredKernel, SweepPlan
 from torchgw._triton_operands import Operands, scale_of
 from torchgw._triton_softmin import Rule, Side, half_step_, padded_size

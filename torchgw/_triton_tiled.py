@@ -13,9 +13,10 @@ from torch import Tensor
 
 from torchgw import _triton_plan
 from torchgw._acceleration import Anderson
+from torchgw._backend import Sweep, Sweeper
 from torchgw._block_scaling import block_scaling, grouped
 from torchgw._cost import Cost, FactoredCost
-from torchgw._sinkhorn import Sweep, Sweeper, checked
+from torchgw._sinkhorn import checked
 from torchgw._tiled_sinkhorn import LINEAR, Stagnation, unsure_rows
 from torchgw._tiles import TileLists, TileProblem
 from torchgw._tiling import SLACK, Tiling

@@ -19,13 +19,13 @@ except ImportError as error:
     ) from error
 
 from torchgw._api import solve
+from torchgw._backend import Backend
 from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
 from torchgw._inputs import to_numpy
 from torchgw._losses import LossName
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
-from torchgw._sinkhorn import Backend
 from torchgw._solver import Iteration
 
 __all__ = ["GWAligner", "GWTransport"]
