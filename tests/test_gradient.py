@@ -13,8 +13,10 @@ from scipy.spatial.distance import cdist
 
 from torchgw._anchors import Anchors, PairPlan, categories_at, places, sample_categories
 from torchgw._cost import DenseCost
+from torchgw._dense_gradient import DenseGradient
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._gradient import DenseGradient, FactoredGradient, Problem
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Problem
 from torchgw._losses import LOSSES
 from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import SampledGradient

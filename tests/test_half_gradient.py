@@ -7,7 +7,8 @@ import torch
 from problems import distance_matrices, random_weights
 
 from torchgw._cost import DenseCost
-from torchgw._gradient import DenseGradient, Problem
+from torchgw._dense_gradient import DenseGradient
+from torchgw._gradient import Problem
 from torchgw._half_gradient import HalfGradient, product, split
 from torchgw._typing import Marginals
 from torchgw.distances import PrecomputedDistance

@@ -15,7 +15,8 @@ from problems import LargestTensor, distance_matrices, isometric_copy, random_we
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
 from torchgw._cross import MinimumCross
-from torchgw._gradient import DenseGradient, Problem
+from torchgw._dense_gradient import DenseGradient
+from torchgw._gradient import Problem
 from torchgw._losses import LOSSES
 from torchgw._plan import TransportPlan
 from torchgw._sampled_gradient import SampledGradient

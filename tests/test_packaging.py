@@ -56,6 +56,8 @@ LAYERS = {
         "_sparse_plan",
         "_anchors",
         "_gradient",
+        "_dense_gradient",
+        "_factored_gradient",
         "_half_gradient",
         "_coarse",
         "_coarse_loss",

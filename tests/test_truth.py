@@ -15,8 +15,9 @@ import torchgw
 from torchgw import ConvergenceWarning, Status
 from torchgw._compiled_sinkhorn import CompiledBackend
 from torchgw._cost import DenseCost
+from torchgw._dense_gradient import DenseGradient
 from torchgw._evaluation import Evaluation, judge
-from torchgw._gradient import DenseGradient, Problem, QuadraticValue
+from torchgw._gradient import Problem, QuadraticValue
 from torchgw._plan import TransportPlan
 from torchgw._rounding import round_to_marginals
 from torchgw._typing import Marginals

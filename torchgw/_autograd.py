@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from torchgw._anchors import Anchors
+from torchgw._dense_gradient import DenseGradient
 from torchgw._errors import UnsupportedError
-from torchgw._gradient import DenseGradient, FactoredGradient, Problem
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Problem
 from torchgw._implicit import Response, Upstream, respond
 from torchgw._options import Differentiable
 from torchgw._plan import TransportPlan

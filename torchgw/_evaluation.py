@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
-from torchgw._gradient import FactoredGradient, Gradient, Problem, QuadraticValue
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Gradient, Problem, QuadraticValue
 from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._relaxed import (

@@ -33,17 +33,17 @@ from torchgw._losses import SQUARE, Loss, sums
 from torchgw._plan import TransportPlan
 from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider, Factors
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.base import DistanceProvider
 
 __all__ = [
-    "DenseGradient",
-    "FactoredGradient",
+    "Coupling",
     "Gradient",
     "Plan",
     "Problem",
     "QuadraticValue",
     "add_linear",
+    "exact_own_terms",
+    "own_value",
     "product_value",
     "stored_matrix",
 ]
@@ -140,23 +140,23 @@ class Gradient(Protocol):
         """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
 
 
-def own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
+def _own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
     """Return DX^2 p and DY^2 q, or the same of another loss, in the dtype of the distances."""
     p, q = (mass.to(problem.dtype) for mass in masses)
     source, target = problem.loss.own
     return sums(problem.source, source, p), sums(problem.target, target, q)
 
 
-def _own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
+def exact_own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return 2 alpha DX^2 a and 2 alpha DY^2 b, float64."""
-    source, target = own_sums(problem, problem.marginals)
+    source, target = _own_sums(problem, problem.marginals)
     return 2 * problem.alpha * source.double(), 2 * problem.alpha * target.double()
 
 
-def _own_value(problem: Problem, masses: Marginals) -> float:
+def own_value(problem: Problem, masses: Marginals) -> float:
     """Return p' DX^2 p + q' DY^2 q."""
     p, q = (mass.to(problem.dtype) for mass in masses)
-    source, target = own_sums(problem, masses)
+    source, target = _own_sums(problem, masses)
     return float((p @ source + q @ target).double())
 
 
@@ -181,200 +181,9 @@ def add_linear(cost: Cost, problem: Problem) -> Cost:
     return DenseCost(cost.dense().matrix.add(linear.dense().matrix, alpha=weight))
 
 
-def _total(matrix: Tensor) -> Tensor:
-    """Return the sum of a matrix in float64, without a float64 copy of it."""
-    return matrix.sum(1).sum(dtype=torch.float64)
-
-
-class DenseGradient:
-    """Exact, by matrix products of stored tables."""
-
-    name = "dense"
-    exact = True
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._cross = problem.cross()
-        self.row, self.column = _own_terms(problem)
-        total = self._cross.total(*(weight.to(problem.dtype) for weight in problem.marginals))
-        self.product = product_value(problem, (self.row, self.column), total)
-
-    def copy(self) -> DenseGradient:
-        """Return the same linearisation on tables of its own, as one of the square loss."""
-        source, target = (
-            PrecomputedDistance.unchecked(part.clone()) for part in self._cross.tables()
-        )
-        problem = self.problem
-        marginals, linear = Marginals(*map(Tensor.clone, problem.marginals)), problem.linear
-        # costs of either kind are named tuples of tensors
-        linear = None if linear is None else type(linear)(*map(Tensor.clone, linear))
-        return DenseGradient(Problem(source, target, marginals, problem.alpha, linear))
-
-    def tables(self) -> tuple[Tensor, ...]:
-        """Return all that linearising reads, and the vectors that its costs leave out."""
-        rest = self.problem.linear or ()
-        return (
-            *self._cross.tables(), self.row, self.column, *self.problem.marginals, *rest
-        )  # fmt: skip
-
-    def start(self) -> Tensor:
-        """Return a x b."""
-        a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
-        return torch.outer(a, b)
-
-    def linearise(self, coupling: Tensor | None) -> Cost:
-        """Return the stored cost at a plan of shape (n, m)."""
-        assert coupling is not None
-        alpha = self.problem.alpha
-        matrix = self._cross(coupling.to(self.problem.dtype)).mul_(-4 * alpha)
-        return add_linear(DenseCost(matrix), self.problem)
-
-    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return the plan as a matrix."""
-        return plan.stored()
-
-    def mean(
-        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
-        """Return the mean itself, which is as large as either."""
-        return torch.lerp(coupling.to(latest.dtype), latest, share)
-
-    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
-        """Return the L1 distance of two plans, which have mass one."""
-        assert previous is not None
-        return _total((coupling - previous).abs_())
-
-    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
-        """Return <C(X) - (1 - alpha) M, P> by one pass over both matrices."""
-        whole = _total(cost.dense().matrix * coupling)
-        linear = self.problem.linear
-        if linear is None:
-            return whole
-        share = _total(linear.dense().matrix * coupling)
-        return whole - (1 - self.problem.alpha) * share
-
-    def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
-    ) -> QuadraticValue:
-        """Return the value by matrix products."""
-        dense = plan.stored().to(self.problem.dtype)
-        own = _own_value(self.problem, masses)
-        cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
-        return QuadraticValue(own - 2 * float(cross), 0.0)
-
-
 def stored_matrix(provider: DistanceProvider) -> Tensor:
     """Return the whole table of a provider, building it if need be."""
     matrix = provider.matrix()
     if matrix is None:
         return provider.columns(torch.arange(provider.n, device=provider.device))
     return matrix
-
-
-class _Side(NamedTuple):
-    """One factor of DX P DY: D = decode(metric . encode), with or without factors of D."""
-
-    provider: DistanceProvider
-    factors: Factors | None
-
-    def encode(self, values: Tensor) -> Tensor:
-        """Return A' V, or V where D has no factors."""
-        # a polished plan is double precision in any solve
-        return values if self.factors is None else self.factors.matrix.T.to(values.dtype) @ values
-
-    def metric(self, encoded: Tensor) -> Tensor:
-        """Return diag(s) W, or D W where D has no factors."""
-        if self.factors is None:
-            return self.provider.apply(encoded)
-        return self.factors.signs[:, None] * encoded
-
-    def decode(self, measured: Tensor) -> Tensor:
-        """Return A W, or W where D has no factors."""
-        return measured if self.factors is None else self.factors.matrix @ measured
-
-
-class FactoredGradient:
-    """Exact, from factors D = A diag(s) A' of at least one side.
-
-    With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
-    factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
-    """
-
-    name = "factored"
-    exact = True
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        both = problem.sides()
-        assert both is not None
-        self.row, self.column = _own_terms(problem)
-        a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)
-        total = (a * both[0].apply(a)).sum() * (b * both[1].apply(b)).sum()
-        self.product = product_value(problem, (self.row, self.column), total)
-        source, target = (side.factors() for side in both)
-        # The side of smaller rank carries the streamed products, whose cost is its rank.
-        ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]
-        self._swapped = ranks[0] < ranks[1]
-        sides = _Side(both[0], source), _Side(both[1], target)
-        self._left, self._right = sides[::-1] if self._swapped else sides
-        assert self._right.factors is not None
-
-    def _oriented(self, plan: Plan) -> Plan:
-        return plan.T if self._swapped else plan
-
-    def start(self) -> Tensor:
-        """Return the coupling of a x b."""
-        a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
-        left, right = (b, a) if self._swapped else (a, b)
-        return self._left.encode(torch.outer(left, right @ self._factors.matrix))
-
-    @property
-    def _factors(self) -> Factors:
-        factors = self._right.factors
-        assert factors is not None
-        return factors
-
-    def linearise(self, coupling: Tensor | None) -> Cost:
-        """Return the factored cost at a coupling."""
-        assert coupling is not None
-        measured = self._left.metric(coupling.to(self.problem.dtype)) * self._factors.signs
-        left = 4 * self.problem.alpha * self._left.decode(measured)
-        cost = FactoredCost.of_products(left, self._factors.matrix)
-        cost = cost.transpose() if self._swapped else cost
-        return add_linear(cost.centred(), self.problem)
-
-    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return the coupling of a plan, by one streamed product."""
-        return self._left.encode(self._oriented(plan) @ self._factors.matrix)
-
-    def mean(
-        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
-        """Return the mean itself, which is as large as either."""
-        return torch.lerp(coupling.to(latest.dtype), latest, share)
-
-    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
-        """Return the relative change in the Frobenius norm."""
-        assert previous is not None
-        size = coupling.norm().clamp_min(torch.finfo(coupling.dtype).tiny)
-        relative: Tensor = (coupling - previous).norm() / size
-        return relative.double()
-
-    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
-        """Return -4 alpha <DX X DY, P>, from the couplings alone."""
-        measured = self._left.metric(point.to(self.problem.dtype)) * self._factors.signs
-        return -4 * self.problem.alpha * torch.sum(measured.double() * coupling.double())
-
-    def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
-    ) -> QuadraticValue:
-        """Return the value from one streamed product."""
-        return self.value(self.update(plan, None, generator), masses)
-
-    def value(self, coupling: Tensor, masses: Marginals) -> QuadraticValue:
-        """Return the value of the plan that has a coupling."""
-        own = _own_value(self.problem, masses)
-        coupling = coupling.to(self.problem.dtype)
-        measured = self._left.metric(coupling) * self._factors.signs
-        cross = torch.sum(measured.double() * coupling.double())
-        return QuadraticValue(own - 2 * float(cross), 0.0)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchgw._cost import Cost, DenseCost
-from torchgw._gradient import DenseGradient, Problem, add_linear, stored_matrix
+from torchgw._dense_gradient import DenseGradient
+from torchgw._gradient import Problem, add_linear, stored_matrix
 
 __all__ = ["HalfGradient"]
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torchgw._anchors import categories_at
 from torchgw._backend import Backend
 from torchgw._cost import FactoredCost
-from torchgw._gradient import FactoredGradient, Problem
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Problem
 from torchgw._multistart import Search
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance

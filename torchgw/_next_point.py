@@ -7,7 +7,8 @@ import math
 import torch
 
 from torchgw._acceleration import Anderson, Momentum
-from torchgw._gradient import Coupling, DenseGradient, Gradient
+from torchgw._dense_gradient import DenseGradient
+from torchgw._gradient import Coupling, Gradient
 from torchgw._relaxed import RelaxedStep
 from torchgw._schedule import Annealing
 from torchgw._step import Step

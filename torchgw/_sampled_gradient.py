@@ -18,16 +18,9 @@ from torchgw._anchors import (
 )
 from torchgw._coarse import choose_points
 from torchgw._cost import Cost, FactoredCost
-from torchgw._gradient import (
-    DenseGradient,
-    FactoredGradient,
-    Gradient,
-    Plan,
-    Problem,
-    QuadraticValue,
-    add_linear,
-    product_value,
-)
+from torchgw._dense_gradient import DenseGradient
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Gradient, Plan, Problem, QuadraticValue, add_linear, product_value
 from torchgw._losses import LOSSES, spread_parts
 from torchgw._moments import mean_columns, own_terms, visible
 from torchgw._plan import TransportPlan

@@ -12,7 +12,8 @@ import torch
 
 from torchgw._cost import DenseCost
 from torchgw._evaluation import Evaluation, evaluate, evaluate_relaxed, judge
-from torchgw._gradient import Coupling, FactoredGradient, Problem
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Coupling, Problem
 from torchgw._multiscale import Subsample, draw_subsample, extend
 from torchgw._multistart import Search
 from torchgw._options import Options

@@ -14,7 +14,8 @@ import torch
 from torchgw._backend import Backend
 from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
-from torchgw._gradient import Coupling, FactoredGradient, Gradient
+from torchgw._factored_gradient import FactoredGradient
+from torchgw._gradient import Coupling, Gradient
 from torchgw._next_point import NextPoint
 from torchgw._options import Options
 from torchgw._partial import partial_sinkhorn

@@ -18,7 +18,8 @@ from torch import Tensor
 from torchgw._backend import Backend
 from torchgw._capture import Captured, GraphMemory, borrow_memory, clone
 from torchgw._cost import Cost
-from torchgw._gradient import Coupling, DenseGradient, Gradient, Problem
+from torchgw._dense_gradient import DenseGradient
+from torchgw._gradient import Coupling, Gradient, Problem
 from torchgw._plan import TransportPlan
 from torchgw._typing import Marginals, Potentials
 
