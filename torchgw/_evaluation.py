@@ -10,6 +10,7 @@ import torch
 from torchgw._cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._factored_gradient import FactoredGradient
 from torchgw._gradient import Gradient, Problem, QuadraticValue
+from torchgw._loop_state import Solved
 from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._relaxed import (
@@ -22,7 +23,7 @@ from torchgw._relaxed import (
 )
 from torchgw._schedule import Status
 from torchgw._sinkhorn import row_blocks
-from torchgw._solver import Solved, check_finite
+from torchgw._solver import check_finite
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]

@@ -16,10 +16,11 @@ from torchgw._coarse_loss import coarse_table
 from torchgw._cost import DenseCost
 from torchgw._evaluation import Evaluation, evaluate_relaxed
 from torchgw._gradient import Problem
+from torchgw._loop_state import Recorder
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima, represent
 from torchgw._relaxed import RelaxedGradient
 from torchgw._schedule import Annealing
-from torchgw._solver import Recorder, iterate, settle
+from torchgw._solver import iterate, settle
 from torchgw._starts import PRODUCT, Guess, from_alternative, starting_point
 from torchgw._strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import scipy.sparse
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._extension import Extension
-from torchgw._inputs import check_points
+from torchgw._extension import Extension, map_new
+from torchgw._loop_state import Iteration
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
-from torchgw._solver import Iteration
 from torchgw._storage import stored, write_result
 
 __all__ = ["GWResult"]
@@ -218,7 +215,7 @@ class GWResult:
         >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
         True
         """
-        return _map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new, F_new), values)
+        return map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new, F_new), values)
 
     def inverse_transform(
         self,
@@ -235,7 +232,7 @@ class GWResult:
         (q, n).
         """
         turned = None if self.extension is None else self.extension.T
-        return _map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new, F_new), values)
+        return map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new, F_new), values)
 
     def save(
         self,
@@ -324,35 +321,3 @@ class GWResult:
             f"\n  Ambiguous: another optimum is nearly as good (ambiguity {self.ambiguity:.2f}). "
             "See `alternatives`; pass one as `init`."
         )
-
-
-def _map_new(
-    extension: Extension | None, plan: TransportPlan, given: tuple[Any, ...], values: Any
-) -> Tensor:
-    """Map new points of the source side of a plan."""
-    if extension is None:
-        raise UnsupportedError(
-            "This result does not hold what new points are mapped by: it was written by a version "
-            "of torchgw that did not keep it for relaxed marginals. Solve again."
-        )
-    if values is None:
-        values = extension.target.space.points
-        if values is None:
-            raise InvalidInputError(
-                f"{extension.target.name} was not given as points: pass `values` of shape "
-                f"({plan.shape[1]}, c), one row per point of {extension.target.name}."
-            )
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
-        table = check_values(values, plan.shape[1]).to(plan.device)
-        return extension.map(plan, extension.new_points(*given), table)
-
-
-def check_values(values: Any, count: int) -> Tensor:
-    """Return values to average, shape (count, c), finite."""
-    table = check_points("values", values)
-    if table.shape[0] != count:
-        raise InvalidInputError(
-            f"`values` must have shape ({count}, c), one row per point of the side mapped to; got "
-            f"{tuple(table.shape)}."
-        )
-    return table

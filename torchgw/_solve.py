@@ -14,6 +14,7 @@ from torchgw._cost import DenseCost
 from torchgw._evaluation import Evaluation, evaluate, evaluate_relaxed, judge
 from torchgw._factored_gradient import FactoredGradient
 from torchgw._gradient import Coupling, Problem
+from torchgw._loop_state import LoopState, Recorder, Setting
 from torchgw._multiscale import Subsample, draw_subsample, extend
 from torchgw._multistart import Search
 from torchgw._options import Options
@@ -23,14 +24,7 @@ from torchgw._relaxed import RelaxedGradient
 from torchgw._relaxed_search import search_relaxed
 from torchgw._sampled_gradient import CostNoise, SampledGradient
 from torchgw._schedule import Annealing, Status
-from torchgw._solver import (
-    LoopState,
-    Recorder,
-    Setting,
-    inner_tolerance,
-    iterate,
-    settle,
-)
+from torchgw._solver import inner_tolerance, iterate, settle
 from torchgw._starts import Guess, first_guess, searchable, starting_point
 from torchgw._strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
 from torchgw._typing import Potentials

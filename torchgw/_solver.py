@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from torchgw._backend import Backend
 from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
 from torchgw._factored_gradient import FactoredGradient
-from torchgw._gradient import Coupling, Gradient
+from torchgw._loop_state import Iteration, LoopState, Setting, Solved
 from torchgw._next_point import NextPoint
-from torchgw._options import Options
 from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
-from torchgw._relaxation import Relaxation
 from torchgw._relaxed import RelaxedGradient, RelaxedStep
 from torchgw._schedule import Annealing, Descent, MovingAverage, Report, Status
 from torchgw._sinkhorn import LinearProblem, SinkhornResult, sinkhorn
 from torchgw._step import PlainStep, Step, choose_step, dual_value
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Potentials
 
-__all__ = [
-    "Iteration",
-    "LoopState",
-    "Recorder",
-    "Setting",
-    "check_finite",
-    "inner_tolerance",
-    "iterate",
-    "settle",
-]
+__all__ = ["check_finite", "inner_tolerance", "iterate", "settle"]
 
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals.
@@ -58,8 +42,6 @@ _INNER_ITERATIONS = {True: 50, False: 20}
 # Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
 # large for anything but float32.
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-
-
 # What becomes of a status when the last linear problem is not solved.
 _INNER_FAILED = {
     Status.CONVERGED: Status.INNER_LIMIT,
@@ -67,81 +49,6 @@ _INNER_FAILED = {
     Status.STATIONARY: Status.INNER_LIMIT,
     Status.OUTER_LIMIT: Status.BOTH_LIMITS,
 }
-
-
-class Iteration(NamedTuple):
-    """What the callback and the history see of one outer iteration."""
-
-    iteration: int
-    epsilon: float
-    objective: float  # dual value of the linearised entropic problem, free of charge
-    marginal_error: float  # L1 distance of the column marginal to b
-    change: float  # of the coupling, relative; NaN for sampled gradients
-    inner_iterations: int
-    shape: tuple[int, int]  # (n, m), or that of the subsample which a large solve begins with
-
-
-@dataclass
-class Recorder:
-    """What is collected along the way: history, seconds by phase, the callback."""
-
-    callback: Callable[[Iteration], Any] | None = None
-    history: list[Iteration] = field(default_factory=list)
-    timings: dict[str, float] = field(default_factory=dict)
-    settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
-
-    def add(self, entry: Iteration) -> bool:
-        """Record an iteration; return whether the callback asks to stop."""
-        self.history.append(entry)
-        answer = None if self.callback is None else self.callback(entry)
-        return isinstance(answer, (bool, np.bool_)) and bool(answer)
-
-    def time(self, phase: str, since: float) -> float:
-        """Add the seconds since a moment to a phase; return the present moment."""
-        now = perf_counter()
-        self.timings[phase] = self.timings.get(phase, 0.0) + now - since
-        return now
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What stays the same throughout a solve."""
-
-    gradient: Gradient
-    marginals: Marginals
-    anneal: Annealing
-    options: Options
-    backend: Backend
-    generator: torch.Generator
-    recorder: Recorder
-    store: bool  # build the (n, m) cost of an iteration: scaling a stored kernel is faster
-    tol: float  # change of the coupling and marginal error at which the loop ends
-    scale: float  # natural scale of the cost
-    dtype: torch.dtype  # of the exponents
-    relaxation: Relaxation | None = None  # of the marginals; the gradient is then a RelaxedGradient
-
-    def rounding(self, epsilon: float) -> float:
-        """Return the rounding of the exponents of the plan."""
-        return 4 * self.scale / epsilon * torch.finfo(self.dtype).eps
-
-
-class Solved(NamedTuple):
-    """The last linear problem of a loop, solved as well as that of a result has to be."""
-
-    plan: TransportPlan
-    point: Coupling  # where its cost is linearised
-    coupling: Coupling  # of the plan
-
-
-class LoopState(NamedTuple):
-    """What flows through the loop."""
-
-    coupling: Coupling  # where the next cost is linearised
-    latest: Coupling  # of the last plan
-    potentials: Potentials | None  # of the last plan, cost units; None before there is one
-    start: Potentials | None  # where the next linear problem begins
-    status: Status = Status.OUTER_LIMIT
-    solved: Solved | None = None  # what the result can be, if the loop has reached it
 
 
 def iterate(setting: Setting, state: LoopState) -> LoopState:

@@ -13,12 +13,12 @@ from torchgw._dispatch import choose_backend
 from torchgw._errors import InvalidInputError
 from torchgw._gradient import Coupling, Plan, Problem
 from torchgw._inputs import check_plan, to_tensor
+from torchgw._loop_state import LoopState, Setting
 from torchgw._multiscale import Subsample
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._relaxed import RelaxedCoupling
-from torchgw._solver import LoopState, Setting
 from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 

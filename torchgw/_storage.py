@@ -23,14 +23,15 @@ from torchgw._anchors import Anchors
 from torchgw._archive import RESERVED, decode, encode, read_archive, write_archive
 from torchgw._cost import DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
-from torchgw._extension import Extension, Side
+from torchgw._extension import Extension
 from torchgw._inputs import resolve_device
+from torchgw._loop_state import Iteration
 from torchgw._losses import LOSSES, Levels, Loss
 from torchgw._moments import MeanDistances
 from torchgw._multistart import Alternative
+from torchgw._new_points import Side
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
-from torchgw._solver import Iteration
 from torchgw._sparse_plan import SparsePlan, sparse_tensor
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance

@@ -22,6 +22,7 @@ from torchgw._dispatch import (
 from torchgw._features import spread as linear_spread
 from torchgw._gradient import Gradient, Problem
 from torchgw._half_gradient import HalfGradient
+from torchgw._loop_state import Recorder, Setting
 from torchgw._losses import SQUARE
 from torchgw._moments import distance_spread, visible
 from torchgw._options import Options, Precision
@@ -29,7 +30,6 @@ from torchgw._polish import check_polish
 from torchgw._relaxed import RelaxedGradient
 from torchgw._sampled_gradient import make_gradient
 from torchgw._schedule import Annealing
-from torchgw._solver import Recorder, Setting
 from torchgw._tiling import Tiling
 
 __all__ = ["COARSE_ENTRIES", "Strategy", "annealed", "choose_strategy"]
