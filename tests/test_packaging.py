@@ -104,6 +104,7 @@ LAYERS = {
     5: {
         "_api",
         "_barycenter",
+        "_barycenter_result",
         "_embedding",
         "_sampled_gw",
         "_solve_low_rank",

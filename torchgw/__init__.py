@@ -2,8 +2,8 @@
 
 from torchgw import distances as distances
 from torchgw._api import solve as solve
-from torchgw._barycenter import BarycenterResult as BarycenterResult
 from torchgw._barycenter import barycenter as barycenter
+from torchgw._barycenter_result import BarycenterResult as BarycenterResult
 from torchgw._embedding import JointEmbedding as JointEmbedding
 from torchgw._embedding import joint_embedding as joint_embedding
 from torchgw._errors import BackendUnavailableError as BackendUnavailableError

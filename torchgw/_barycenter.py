@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._api import solve
+from torchgw._barycenter_result import BarycenterResult
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._inputs import (
     as_weights,
@@ -24,101 +23,20 @@ from torchgw._inputs import (
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
-from torchgw._storage import stored, write_result
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["BarycenterResult", "barycenter"]
+__all__ = ["barycenter"]
 
 
-@stored
-@dataclass(frozen=True, repr=False)
-class BarycenterResult:
-    """Outcome of :func:`torchgw.barycenter`.
+class _Space(NamedTuple):
+    """One of the spaces."""
 
-    Attributes
-    ----------
-    distances : DistanceProvider
-        Of the n points of the barycenter. If every space has factors so has this, of rank the sum
-        of theirs, and nothing of size (n, n) is stored; it can be passed to ``solve(D_X=...)``.
-    features : Tensor of shape (n, k), float64, or None
-        Of the barycenter, if the spaces have features.
-    weights : Tensor, shape (n,), float64
-        Mass of its points.
-    results : tuple of GWResult
-        Of the barycenter, before its last update, with each space.
-    value : float
-        Weighted mean of their objectives, ``log["objective"]``.
-    history : tuple of float
-        That value at each iteration.
-    converged : bool
-        Whether its change fell below ``tol`` and the last solves converged.
-    """
-
-    distances: DistanceProvider
-    features: Tensor | None
-    weights: Tensor
-    results: tuple[GWResult, ...]
-    history: tuple[float, ...]
-    converged: bool
-
-    @property
-    def value(self) -> float:
-        """Weighted mean of the objectives."""
-        return self.history[-1]
-
-    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads.
-
-        Distances of the barycenter are stored in full; of each of ``results`` what
-        :meth:`GWResult.save` stores, with the same ``dense``, errors and warning.
-        """
-        write_result(path, self, dense=dense)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
-        ended = "converged" if self.converged else "not converged"
-        return (
-            f"BarycenterResult({self.distances.n} points, {len(self.results)} spaces, "
-            f"value={self.value:.6g}, {ended} after {len(self.history)} rounds)"
-        )
-
-    @property
-    def D(self) -> Tensor:  # noqa: N802 - the name of the field
-        """The distances as a matrix, shape (n, n)."""
-        everything = torch.arange(self.distances.n, device=self.distances.device)
-        return self.distances.columns(everything)
-
-    def points(self, dimension: int, *, squared: bool = False) -> Tensor:
-        """Place the points of the barycenter by classical multidimensional scaling.
-
-        Parameters
-        ----------
-        dimension : int
-            Below n.
-        squared : bool
-            Whether ``distances`` are squares already, as with distances="sqeuclidean".
-
-        Returns
-        -------
-        Tensor, shape (n, dimension), float64
-            Centred, its axes in order of variance. Coordinates that the distances have no positive
-            variance for are zero.
-        """
-        check_count("dimension", dimension)
-        table = self.D.double()
-        if dimension >= len(table):
-            raise InvalidInputError(
-                f"`dimension` must be below the {len(table)} points; got {dimension}."
-            )
-        square = table if squared else table.square()
-        square = square - square.mean(0)
-        gram = -(square - square.mean(1, keepdim=True)) / 2
-        values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-        size = values.flip(0)[:dimension].clamp_min(0).sqrt()
-        placed: Tensor = vectors.flip(1)[:, :dimension] * size
-        return placed
+    provider: DistanceProvider
+    mass: Any  # of its points, as given
+    features: Tensor | None  # (n_s, k), float64
+    share: float  # its weight
 
 
 @reject_unknown
@@ -227,51 +145,46 @@ def barycenter(
     providers = [_provider(space, distances, scale, where) for space in spaces]
     shares = as_weights("weights", weights, len(providers), where).tolist()
     mass = as_weights("a", a, n, where)
-    given: list[Any] = [None] * len(providers)
-    if masses is not None:
-        given = check_list("masses", masses, "the masses of each space")
-    tables = _features(features, where)
-    _check_lengths(providers, given, tables)
+    nothing: list[Any] = [None] * len(providers)
+    given = nothing if masses is None else check_list("masses", masses, "the masses of each space")
+    tables = nothing if features is None else _features(features, where)
+    _check_lengths(len(providers), masses=given, features=tables)
+    members = list(map(_Space, providers, given, tables, shares))
 
-    first = shares.index(max(shares))
-    own = None if tables is None else tables[first]
-    current, traits = _start(n, init, providers[first], own, generator)
+    current, traits = _start(n, init, max(members, key=lambda member: member.share), generator)
     results: list[GWResult] = []
     history: list[float] = []
     settled = False
     # of providers whose tensors require gradients no graph is kept
     with torch.no_grad():
         while len(history) < max_iter and not settled:
-            before: list[GWResult | None] = [*results] or [None] * len(providers)
-            results = []
+            before: list[GWResult | None] = [*results] or [None] * len(members)
             # an early plan need not be accurate; what counts is said of the last ones
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                for index, provider in enumerate(providers):
-                    last = before[index]
-                    results.append(
-                        solve(
-                            D_X=current,
-                            D_Y=provider,
-                            a=mass,
-                            b=given[index],
-                            features=None
-                            if traits is None or tables is None
-                            else (traits, tables[index]),
-                            alpha=alpha,
-                            epsilon=epsilon if last is None else last.epsilon,
-                            init=last,
-                            random_state=seed,
-                        )
+                results = [
+                    solve(
+                        D_X=current,
+                        D_Y=member.provider,
+                        a=mass,
+                        b=member.mass,
+                        features=None if traits is None else (traits, member.features),
+                        alpha=alpha,
+                        epsilon=epsilon if last is None else last.epsilon,
+                        init=last,
+                        random_state=seed,
                     )
+                    for member, last in zip(members, before, strict=True)
+                ]
             value = sum(
-                share * item.log["objective"] for share, item in zip(shares, results, strict=True)
+                member.share * item.log["objective"]
+                for member, item in zip(members, results, strict=True)
             )
             settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
             history.append(value)
-            current = _average(results, providers, shares, mass)
-            if tables is not None:
-                traits = _mean_features(results, tables, shares)
+            current = _average(results, members, mass)
+            if traits is not None:
+                traits = _mean_features(results, members)
     converged = settled and all(item.converged for item in results)
     if not converged:
         advice = next((item.status.advice for item in results if not item.converged), None)
@@ -298,38 +211,30 @@ def _provider(
     return provider.to(device, torch.float64)
 
 
-def _features(features: Sequence[Any] | None, device: torch.device) -> list[Tensor] | None:
-    if features is None:
-        return None
+def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
     return [
         check_points(f"features[{index}]", item).to(device).double()
         for index, item in enumerate(check_list("features", features, "a table of each space"))
     ]
 
 
-def _check_lengths(
-    providers: list[DistanceProvider], masses: list[Any], tables: list[Tensor] | None
-) -> None:
+def _check_lengths(count: int, **lists: list[Any]) -> None:
     """Refuse lists that do not say one thing for each space."""
-    for name, items in (("masses", masses), ("features", tables)):
-        if items is not None and len(items) != len(providers):
+    for name, items in lists.items():
+        if len(items) != count:
             raise InvalidInputError(
-                f"`{name}` must have one item for each of the {len(providers)} spaces; got "
-                f"{len(items)}."
+                f"`{name}` must have one item for each of the {count} spaces; got {len(items)}."
             )
 
 
 def _start(
-    n: int,
-    init: Any,
-    provider: DistanceProvider,
-    features: Tensor | None,
-    generator: torch.Generator,
+    n: int, init: Any, space: _Space, generator: torch.Generator
 ) -> tuple[DistanceProvider, Tensor | None]:
-    """Return distances to start from, and features of points drawn from the same space."""
+    """Return distances to start from, and features of points drawn from a space."""
+    provider = space.provider
     order = torch.randperm(provider.n, device=provider.device, generator=generator)
     index = order.repeat(-(-n // provider.n))[:n]
-    traits = None if features is None else features[index]
+    traits = None if space.features is None else space.features[index]
     if init is not None:
         matrix = check_distances("init", init).to(provider.device).double()
         if len(matrix) != n:
@@ -345,16 +250,14 @@ def _start(
     return PrecomputedDistance((table + table.T) / 2), traits
 
 
-def _average(
-    results: list[GWResult], providers: list[DistanceProvider], shares: list[float], mass: Tensor
-) -> DistanceProvider:
+def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> DistanceProvider:
     """Return sum_s share_s P_s D_s P_s' / (a a'), in factors if every D_s has them."""
-    factors = [provider.factors() for provider in providers]
+    factors = [member.provider.factors() for member in members]
     scale = torch.where(mass > 0, 1 / mass, 0.0)[:, None]
     if all(item is not None for item in factors):
         parts = [
-            (scale * (result.lazy_plan @ item.matrix), share * item.signs)
-            for result, item, share in zip(results, factors, shares, strict=True)
+            (scale * (result.lazy_plan @ item.matrix), member.share * item.signs)
+            for result, item, member in zip(results, factors, members, strict=True)
             if item is not None
         ]
         return FactoredDistance(
@@ -362,17 +265,17 @@ def _average(
         )
     unit = torch.eye(len(mass), dtype=torch.float64, device=mass.device)
     total = torch.zeros_like(unit)
-    for result, provider, share in zip(results, providers, shares, strict=True):
+    for result, member in zip(results, members, strict=True):
         plan = result.lazy_plan
-        total += share * (plan @ provider.apply(plan.T @ unit))
+        total += member.share * (plan @ member.provider.apply(plan.T @ unit))
     total = scale * total * scale.T
     return PrecomputedDistance(((total + total.T) / 2).clamp_min(0))
 
 
-def _mean_features(results: list[GWResult], tables: list[Tensor], shares: list[float]) -> Tensor:
+def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
     """Return sum_s share_s P_s F_s / a."""
     means = [
-        share * result.lazy_plan.barycentric(table)
-        for result, table, share in zip(results, tables, shares, strict=True)
+        member.share * result.lazy_plan.barycentric(member.features)
+        for result, member in zip(results, members, strict=True)
     ]
     return torch.stack(means).sum(0)
