@@ -22,6 +22,7 @@ from torchgw._features import (
     linear_cost,
     without_structure,
 )
+from torchgw._given_side import DistanceName
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
 from torchgw._loop_state import Iteration, Recorder
@@ -37,7 +38,7 @@ from torchgw._options import (
     merge_precision,
     reject_unknown,
 )
-from torchgw._problem import DistanceName, DistanceOptions, ScaleName, Sides, build_providers
+from torchgw._problem import DistanceOptions, ScaleName, Sides, build_providers
 from torchgw._relaxation import check_relaxation
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, solve_problem

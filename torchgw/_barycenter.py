@@ -12,6 +12,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._barycenter_result import BarycenterResult
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._given_side import DistanceName
 from torchgw._inputs import (
     as_weights,
     check_distances,
@@ -21,7 +22,7 @@ from torchgw._inputs import (
     resolve_device,
 )
 from torchgw._options import check_count, check_positive, reject_unknown
-from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
+from torchgw._problem import DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -18,6 +16,7 @@ from torchgw._cost import Cost, DenseCost
 from torchgw._eager_sinkhorn import EagerBackend, plan_rows
 from torchgw._errors import InvalidInputError
 from torchgw._memory import check_fits
+from torchgw._plan_autograd import differentiable_product, exactly
 from torchgw._plan_inputs import (
     as_index,
     as_mass,
@@ -32,22 +31,6 @@ from torchgw._sinkhorn import row_blocks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TransportPlan"]
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _exactly(method: Method) -> Method:
-    """Keep autocast, which would round products of exponents, out of a method of a plan."""
-
-    @functools.wraps(method)
-    def run(plan: TransportPlan, *args: Any, **options: Any) -> Any:
-        kind = plan.device.type
-        if not torch.is_autocast_enabled(kind):
-            return method(plan, *args, **options)
-        with torch.autocast(kind, enabled=False):
-            return method(plan, *args, **options)
-
-    return run  # type: ignore[return-value]
 
 
 class TransportPlan:
@@ -130,7 +113,7 @@ class TransportPlan:
             f"{self.dtype}, {self.device})"
         )
 
-    @_exactly
+    @exactly
     def __matmul__(self, values: Any) -> Tensor:
         """Return plan @ values for values of shape (m,) or (m, c)."""
         values = as_values("values", values, self.device)
@@ -152,8 +135,7 @@ class TransportPlan:
             return self._backend.apply(
                 self.cost, self.weights, self.potentials, self.epsilon, table.detach()
             )
-        product: Tensor = _Product.apply(self, table)  # type: ignore[no-untyped-call]
-        return product
+        return differentiable_product(self, table)
 
     def push(self, values: Any) -> Tensor:
         """Map values on the source to the target, ``plan.T @ values`` (moscot's name)."""
@@ -232,7 +214,7 @@ class TransportPlan:
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return product[:, :-1] / product[:, -1:]
 
-    @_exactly
+    @exactly
     def extend(self, cost: Cost) -> TransportPlan:
         """Return the plan of other source points, whose potentials are one half-step.
 
@@ -253,7 +235,7 @@ class TransportPlan:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
         return self._block(as_index(index, self.shape[0], self.device))
 
-    @_exactly
+    @exactly
     def _block(self, index: Tensor | slice) -> Tensor:
         return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
 
@@ -263,13 +245,13 @@ class TransportPlan:
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
         return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
 
-    @_exactly
+    @exactly
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
         k = check_entries(k, self.shape[1])
         return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
 
-    @_exactly
+    @exactly
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the plan, with repetition.
 
@@ -315,7 +297,7 @@ class TransportPlan:
         check_fits(self.shape, self.dtype, self.device, others)
         return self.stored()
 
-    @_exactly
+    @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
         return self._backend.dense(self.cost, self.weights, self.potentials, self.epsilon)
@@ -350,16 +332,3 @@ class TransportPlan:
             kept = torch.where(keep, block, 0.0).double().cpu().numpy()
             parts.append(scipy.sparse.csr_array(kept))
         return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
-
-
-class _Product(torch.autograd.Function):
-    """plan @ values for a plan that is constant; its derivative is streamed likewise."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: TransportPlan, values: Tensor) -> Tensor:
-        ctx.plan = plan
-        return plan @ values
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return None, ctx.plan.T @ upstream[0]

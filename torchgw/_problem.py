@@ -14,29 +14,23 @@ import torch
 from torch import Tensor
 
 from torchgw._cache import Cache
-from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
-from torchgw._graph_inputs import as_graph
-from torchgw._inputs import check_distances, check_points
+from torchgw._errors import InvalidInputError
+from torchgw._given_side import POINT_METRICS, DistanceName, GivenSide, pair_of_distances, recognise
 from torchgw._preparation import Graph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.cross import Space
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DistanceName", "DistanceOptions", "ScaleName", "Sides", "build_providers"]
+__all__ = ["DistanceOptions", "ScaleName", "Sides", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
-DistanceName = Literal[
-    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
-]
 ScaleName = Literal["auto", "max", "mean"]
 _GEODESIC = ("dijkstra", "precomputed", "landmark")
-_POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 _ALL_PAIRS_POINTS = 3_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
@@ -87,22 +81,6 @@ class DistanceOptions:
             )
 
 
-class _Input(NamedTuple):
-    """One side as the user gave it, recognised."""
-
-    name: str  # "X" or "Y"
-    points: Tensor | None
-    graph: Any
-    provider: DistanceProvider | None  # given, or from a given matrix
-
-    @property
-    def n(self) -> int:
-        """Number of points."""
-        if self.provider is not None:
-            return self.provider.n
-        return int((self.graph if self.points is None else self.points).shape[0])
-
-
 class Sides(NamedTuple):
     """Both sides of a problem, ready to solve."""
 
@@ -125,9 +103,9 @@ def build_providers(
     else.
     """
     started = perf_counter()
-    names = _pair_of_distances(distances)
+    names = pair_of_distances(distances)
     inputs = [
-        _recognise(name, side, table, spec)
+        recognise(name, side, table, spec)
         for name, side, table, spec in zip(("X", "Y"), sides, tables, names, strict=True)
     ]
     largest = max(item.n for item in inputs)
@@ -186,7 +164,7 @@ def build_providers(
 
 
 def _provider(
-    item: _Input,
+    item: GivenSide,
     kind: Any,
     graph: Graph | None,
     options: DistanceOptions,
@@ -205,89 +183,13 @@ def _provider(
 
 
 def _space(
-    item: _Input, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
+    item: GivenSide, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
 ) -> Space:
     """Return what new points of a side need to know of it."""
-    metric = kind if kind in _POINT_METRICS else None
+    metric = kind if kind in POINT_METRICS else None
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
     geodesics = None if graph is None else graph.geodesics
     return Space(item.points, metric, geodesics, n_neighbors, scale)
-
-
-def _pair_of_distances(distances: Any) -> tuple[Any, Any]:
-    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
-    if len(pair) != 2:
-        raise InvalidInputError(
-            f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
-        )
-    for item in pair:
-        named = isinstance(item, str) and item in get_args(DistanceName)
-        if not named and not isinstance(item, DistanceProvider):
-            known = ", ".join(repr(name) for name in get_args(DistanceName))
-            raise InvalidInputError(
-                f"`distances` must be one of {known}, a DistanceProvider, or a pair of these; got "
-                f"{item!r}."
-            )
-    return pair
-
-
-def _recognise(name: str, value: Any, table: Any, spec: Any) -> _Input:
-    """Tell points, graph, provider and given matrix apart."""
-    table_name = f"D_{name}"
-    given = [item for item in (value, table) if item is not None]
-    if isinstance(spec, DistanceProvider):
-        if given:
-            other = name if table is None else table_name
-            raise InvalidInputError(
-                f"`distances` gives a provider for this side, so `{other}` would not be used. "
-                "Pass one of them."
-            )
-        return _Input(name, None, None, spec)
-    if len(given) != 1:
-        what = "neither was given" if not given else "both were given"
-        raise InvalidInputError(
-            f"Pass exactly one of `{name}` (points or a graph) and `{table_name}` (a distance "
-            f"matrix); {what}."
-        )
-    if table is not None:
-        if isinstance(table, DistanceProvider):
-            return _Input(name, None, None, table)
-        return _Input(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
-    if isinstance(value, DistanceProvider):
-        return _Input(name, None, None, value)
-    graph = value if isinstance(value, Geodesics) else as_graph(name, value)
-    if graph is not None:
-        if spec in _POINT_METRICS:
-            raise InvalidInputError(
-                f"`distances={spec!r}` needs points; `{name}` is a graph. Use 'auto', 'dijkstra', "
-                "'precomputed' or 'landmark'."
-            )
-        return _Input(name, None, graph, None)
-    if callable(value):
-        raise InvalidTypeError(
-            f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
-        )
-    points = check_points(name, value)
-    if _looks_like_distances(points):
-        what = f"`{name}` is a square symmetric matrix with a zero diagonal"
-        if spec == "precomputed":
-            raise InvalidInputError(
-                f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
-                f"given matrix as `{table_name}`."
-            )
-        warn_user(
-            f"{what}, and is taken as points. Pass a matrix of distances as `{table_name}`, or as "
-            "torchgw.distances.PrecomputedDistance(matrix); --distance-matrices on the command "
-            "line.",
-            TorchGWWarning,
-        )
-    return _Input(name, points, None, None)
-
-
-def _looks_like_distances(points: Tensor) -> bool:
-    if points.shape[0] != points.shape[1] or not bool(points.any()):
-        return False
-    return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
 def _resolve(
@@ -315,7 +217,7 @@ def _accurate_landmarks(
     return found
 
 
-def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOptions) -> None:
+def _refuse_unused(inputs: list[GivenSide], kinds: list[Any], options: DistanceOptions) -> None:
     """Refuse an option that neither side would use."""
     made = [item for item, kind in zip(inputs, kinds, strict=True) if kind in _GEODESIC]
     if options.n_landmarks is not None and "landmark" not in kinds:
@@ -330,7 +232,7 @@ def _refuse_unused(inputs: list[_Input], kinds: list[Any], options: DistanceOpti
         )
 
 
-def _graph(item: _Input, options: DistanceOptions, stages: Preparation) -> Graph:
+def _graph(item: GivenSide, options: DistanceOptions, stages: Preparation) -> Graph:
     """Return the connected graph of one side."""
     if item.points is None:
         return stages.given_graph(item.name, item.graph, options.disconnected)

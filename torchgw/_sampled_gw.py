@@ -10,8 +10,8 @@ import torch
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._given_side import DistanceName
 from torchgw._options import reject_unknown
-from torchgw._problem import DistanceName
 from torchgw._result import GWResult
 
 __all__ = ["sampled_gw"]

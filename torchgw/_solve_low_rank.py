@@ -14,11 +14,12 @@ from torchgw._api import solve
 from torchgw._cost import Cost
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._features import FeatureMetric, check_alpha, check_features, linear_cost
+from torchgw._given_side import DistanceName
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
 from torchgw._low_rank import Factorisation, LowRankPlan, descend
 from torchgw._options import check_count, check_positive, reject_unknown
-from torchgw._problem import DistanceName, DistanceOptions, ScaleName, build_providers
+from torchgw._problem import DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw._storage import stored, write_result
 from torchgw._typing import Marginals

@@ -53,9 +53,7 @@ def plot_points(
         The axes drawn on.
     """
     coordinates = _columns(points)
-    if ax is None:
-        ax = _new_axes(len(coordinates))
-    axes: Any = ax
+    axes: Any = ax or _new_axes(len(coordinates))
     if len(coordinates) == 3:
         axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
         # From high enough to see into a roll.
@@ -65,7 +63,7 @@ def plot_points(
         axes.scatter(*coordinates, s=size, c=colour)
         axes.set_aspect("equal", adjustable="datalim")
     axes.locator_params(nbins=5)
-    return ax
+    return axes  # type: ignore[no-any-return]
 
 
 def plot_match(
@@ -106,8 +104,7 @@ def plot_match(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
-    if ax is None:
-        ax = _new_pair(len(source), len(target))
+    ax = ax or _new_pair(len(source), len(target))
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
     plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
     ax[0].set_title("X")
@@ -149,8 +146,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     )
     largest = picture.max(axis=1, keepdims=True)
     picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
-    if ax is None:
-        ax = _new_axes(2)
+    ax = ax or _new_axes(2)
     extent = (-0.5, m - 0.5, n - 0.5, -0.5)
     ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
     as_given = isinstance(order, str) and order == "index"
@@ -176,8 +172,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
         The axes drawn on, with a logarithmic scale.
     """
     _check_result(result, "history")
-    if ax is None:
-        ax = _new_axes(2)
+    ax = ax or _new_axes(2)
     history = result.history
     iteration = np.arange(1, len(history) + 1)
     for name, label in (
@@ -193,8 +188,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     if whole and not whole[0]:
         last = whole.index(True) if any(whole) else len(whole)
         ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
-    ax.set_yscale("log")
-    ax.set_xlabel("outer iteration")
+    ax.set(yscale="log", xlabel="outer iteration")
     ax.set_title(f"{result.status.name.lower().replace('_', ' ')}, value {result.value:.4g}")
     ax.legend(frameon=False)
     return ax
@@ -224,8 +218,7 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
         raise InvalidInputError(
             "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
         )
-    if ax is None:
-        ax = _new_axes(2)
+    ax = ax or _new_axes(2)
     values = [item.value for item in found]
     ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
     for place, value in enumerate(values):
@@ -270,8 +263,7 @@ def plot_confusion(
     mass = np.eye(len(source))[by_row].T @ moved
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
-    if ax is None:
-        ax = _new_axes(2)
+    ax = ax or _new_axes(2)
     ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
@@ -279,9 +271,7 @@ def plot_confusion(
             ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
     ax.set_xticks(range(len(target)), [str(label) for label in target])
     ax.set_yticks(range(len(source)), [str(label) for label in source])
-    ax.set_xlabel("label of Y")
-    ax.set_ylabel("label of X")
-    ax.set_title("share of each label's mass")
+    ax.set(xlabel="label of Y", ylabel="label of X", title="share of each label's mass")
     return ax
 
 
@@ -325,8 +315,7 @@ def _check_result(result: Any, part: str = "lazy_plan") -> None:
 def _columns(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
     """Return the two or three coordinates to draw."""
     array = to_tensor(name, points).cpu().numpy()
-    known = array.ndim in (1, 2) and array.size and count in (None, len(array))
-    if not known:
+    if not (array.ndim in (1, 2) and array.size and count in (None, len(array))):
         raise InvalidInputError(
             f"`{name}` must have shape ({'n' if count is None else count}, d), one row per point; "
             f"got {array.shape}."
