@@ -78,6 +78,9 @@ def test_argmax_topk_sparse(pair):
     close = plan.to_sparse(threshold=1e-3).toarray()
     assert np.abs(close - matrix).sum() < 1e-3 * 20
     assert (close > 0).sum() < (matrix > 0).sum()
+    # the largest of each row stays whatever its share
+    alone = plan.to_sparse(threshold=1.0).toarray()
+    np.testing.assert_array_equal((alone > 0).sum(1), filled)
     with pytest.raises(InvalidInputError, match="between 1 and 20"):
         plan.topk(21)
     with pytest.raises(InvalidInputError, match="axis"):

@@ -18,6 +18,7 @@ from test_transform import DISTANCES, curves, solve  # noqa: F401
 import torchgw
 from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError, _archive
 from torchgw._extension import Extension
+from torchgw._files import read_array, read_labels
 from torchgw.distances import CallableDistance, DistanceProvider
 
 # points of a barycenter that are compared
@@ -87,7 +88,7 @@ def test_plan_operations(curves, tmp_path, dense):  # noqa: F811
     np.testing.assert_array_equal(plan.argmax(axis=0), exact.argmax(axis=0))
     for got, expected in zip(plan.topk(4), exact.topk(4), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-10)
-    for arguments in ({}, {"k": 3}, {"threshold": 0.1}):
+    for arguments in ({}, {"k": 3}, {"threshold": 0.1}, {"threshold": 1.0}):
         difference = plan.to_sparse(**arguments) - exact.to_sparse(**arguments)
         assert abs(difference).max() < 1e-10
     for got, expected in zip(plan.marginals(), exact.marginals(), strict=True):
@@ -241,6 +242,39 @@ def test_damage_is_noticed(curves, tmp_path):  # noqa: F811
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(InvalidInputError, match="damaged"):
             torchgw.load(path)
+
+
+@pytest.mark.parametrize("kind", ["result.npz", "compressed.npz", "array.npy"])
+def test_damage_of_any_byte_is_an_error_of_ours_or_harmless(kind, tmp_path):
+    """Of the readers each has errors of its own: of zip, deflate, the header, and the numbers."""
+    path, read = tmp_path / kind, lambda: read_array(str(path))
+    if kind == "result.npz":
+        _archive.write_archive(path, {"kind": "x"}, {"a": np.arange(3.0)})
+        read = lambda: _archive.read_archive(path)  # noqa: E731
+    elif kind == "compressed.npz":
+        np.savez_compressed(path, a=np.arange(300.0))
+    else:
+        np.save(path, np.arange(30.0))
+    whole, noticed = path.read_bytes(), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
+        try:
+            read()
+        except InvalidInputError:
+            noticed += 1
+    assert noticed > 20
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "labels.npz:kind", "labels.txt", "labels.csv"])
+def test_labels_that_are_not_there(name, tmp_path):
+    with pytest.raises(InvalidInputError, match="there is no such file"):
+        read_labels(str(tmp_path / name))
+
+
+def test_labels_that_are_no_text(tmp_path):
+    (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(InvalidInputError, match="not a text file in UTF-8"):
+        read_labels(str(tmp_path / "labels.txt"))
 
 
 def test_a_changed_number_is_noticed(curves, tmp_path):  # noqa: F811

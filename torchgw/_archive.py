@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import secrets
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,27 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 
-__all__ = ["RESERVED", "Decode", "Encode", "decode", "encode", "read_archive", "write_archive"]
+__all__ = [
+    "RESERVED",
+    "UNREADABLE",
+    "Decode",
+    "Encode",
+    "decode",
+    "encode",
+    "read_archive",
+    "write_archive",
+]
 
 _FORMAT = "torchgw result"
 _VERSION = 1
 RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"
+
+# What NumPy raises for a damaged file: for its header, the archive, deflate, and what flipped bits
+# ask for, encryption for one.
+UNREADABLE = (
+    ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    tokenize.TokenError, SyntaxError,
+)  # fmt: skip
 
 # What a tree may hold besides plain values: its name, its parts, and how to build it from them.
 Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
@@ -130,13 +148,14 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
     if not zipfile.is_zipfile(source):
         raise InvalidInputError(f"{foreign} If it was one, it is damaged or cut short.")
     try:
-        with np.load(source, allow_pickle=False) as stored:
+        # opened here, because np.load leaves a damaged archive open
+        with source.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if _METADATA not in stored.files or _CHECKSUM not in stored.files:
                 raise InvalidInputError(foreign)
             members = {name: stored[name] for name in stored.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        if isinstance(error, InvalidInputError):
-            raise
+    except InvalidInputError:
+        raise
+    except UNREADABLE as error:
         raise InvalidInputError(f"{source}: the file is damaged ({error}).") from error
     checksum = members.pop(_CHECKSUM)
     if str(checksum) != _digest(members):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchgw._archive import UNREADABLE
 from torchgw._errors import InvalidInputError
 
 __all__ = ["read_array", "read_labels", "read_weights"]
@@ -49,8 +49,7 @@ def read_array(name: str) -> NDArray[Any]:
     suffix = path.suffix.lower()
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
-    if not path.is_file():
-        raise InvalidInputError(f"{name}: there is no such file.")
+    _check_there(path)
     if suffix in _DELIMITERS:
         return _read_table(path, _DELIMITERS[suffix])
     if suffix == ".parquet":
@@ -74,12 +73,11 @@ def read_labels(name: str) -> NDArray[Any]:
     """
     path, member = _split(name)
     suffix = path.suffix.lower()
+    _check_there(path)
     if suffix == ".txt":
-        if not path.is_file():
-            raise InvalidInputError(f"{name}: there is no such file.")
-        labels = np.array(path.read_text(encoding="utf-8-sig").split("\n"))
+        labels = np.array(_read_text(path).split("\n"))
         labels = labels[:-1] if labels[-1] == "" else labels
-    elif suffix in (".h5ad", ".parquet") and path.is_file():
+    elif suffix in (".h5ad", ".parquet"):
         read = _read_h5ad if suffix == ".h5ad" else _read_parquet
         labels = np.asarray(read(path, member))
         labels = labels.astype(str) if labels.dtype.kind == "O" else labels
@@ -90,6 +88,18 @@ def read_labels(name: str) -> NDArray[Any]:
             f"{name}: labels must be one per point; got an array of shape {labels.shape}."
         )
     return labels.reshape(-1)
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise InvalidInputError(f"{path}: there is no such file.")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path}: not a text file in UTF-8.") from error
 
 
 def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:
@@ -184,7 +194,7 @@ def _read_numpy(path: Path, member: str | None) -> NDArray[Any]:
             return np.asarray(loaded)
     except InvalidInputError:
         raise
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InvalidInputError(
             f"{path}: not a readable file of numbers. It is damaged, or it holds Python objects, "
             "which torchgw never unpickles: save it again as a numeric array."
@@ -206,10 +216,7 @@ def _member(path: Path, members: list[str], wanted: str | None) -> str:
 
 def _read_table(path: Path, delimiter: str) -> NDArray[Any]:
     """Read numbers in columns, after an optional line of column names."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: not a text file in UTF-8.") from error
+    text = _read_text(path)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if lines:
         fields = next(csv.reader(lines[:1], delimiter=delimiter))

@@ -329,6 +329,7 @@ class TransportPlan:
         for rows in row_blocks(self.cost):
             block = self._block(rows)
             keep = block >= threshold * block.sum(1, keepdim=True)
+            keep.scatter_(1, block.argmax(1, keepdim=True), True)
             kept = torch.where(keep, block, 0.0).double().cpu().numpy()
             parts.append(scipy.sparse.csr_array(kept))
         return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -177,8 +177,9 @@ class SparsePlan(TransportPlan):
         check_threshold(threshold)
         rows, columns = self.entries.indices().cpu().numpy()
         data = self.entries.values().cpu().numpy()
-        mass = np.bincount(rows, data, minlength=self.shape[0])
-        kept = data >= threshold * mass[rows]
+        mass, largest = np.bincount(rows, data, minlength=self.shape[0]), np.zeros(self.shape[0])
+        np.maximum.at(largest, rows, data)
+        kept = (data >= threshold * mass[rows]) | (data == largest[rows])
         entries = (data[kept], (rows[kept], columns[kept]))
         return scipy.sparse.csr_array(entries, shape=self.shape)
 
