@@ -265,6 +265,17 @@ def test_damage_of_any_byte_is_an_error_of_ours_or_harmless(kind, tmp_path):
     assert noticed > 20
 
 
+@pytest.mark.parametrize("length", [255, 256])
+def test_names_as_long_as_the_file_system_takes(length, tmp_path):
+    path = tmp_path / ("x" * (length - 4) + ".npz")
+    if length > 255:
+        with pytest.raises(InvalidInputError, match="cannot write .*: File name too long"):
+            _archive.write_archive(path, {}, {})
+        return
+    _archive.write_archive(path, {}, {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("name", ["labels.npy", "labels.npz:kind", "labels.txt", "labels.csv"])
 def test_labels_that_are_not_there(name, tmp_path):
     with pytest.raises(InvalidInputError, match="there is no such file"):

@@ -111,21 +111,30 @@ def decode(node: Any, arrays: dict[str, NDArray[Any]], device: torch.device, bui
 
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write a tree and its arrays; the file appears whole or not at all."""
+    """Write a tree and its arrays; the file appears whole or not at all.
+
+    Raises
+    ------
+    InvalidInputError
+        If the path cannot be written; the message gives the system's reason.
+    """
     target = _checked(path)
     if not target.parent.is_dir():
         raise InvalidInputError(f"cannot write {target}: there is no directory {target.parent}.")
-    if target.is_dir():
-        raise InvalidInputError(f"cannot write {target}: it is a directory.")
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
     members[_CHECKSUM] = np.asarray(_digest(members))
-    # not by mkstemp, whose files nobody else may read
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    # not by mkstemp, whose files nobody else may read; a name of its own, as the target's may be
+    # as long as names can be
+    temporary = target.with_name(f".{secrets.token_hex(8)}.npz")
     try:
+        if target.is_dir():
+            raise InvalidInputError(f"cannot write {target}: it is a directory.")
         with temporary.open("xb") as file:
             np.savez(file, **members)  # type: ignore[arg-type]
         temporary.replace(target)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
     finally:
         temporary.unlink(missing_ok=True)
 
