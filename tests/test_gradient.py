@@ -13,6 +13,7 @@ from scipy.spatial.distance import cdist
 
 from torchgw._anchors import Anchors, PairPlan, categories_at, places, sample_categories
 from torchgw._cost import DenseCost
+from torchgw._cross import ProductCross
 from torchgw._dense_gradient import DenseGradient
 from torchgw._eager_sinkhorn import EagerBackend
 from torchgw._factored_gradient import FactoredGradient
@@ -92,6 +93,23 @@ def test_exact_costs_equal_the_reference(plan, alpha, linear):
             coupling = gradient.update(source, None, generator())
             cost = whole_cost(gradient, coupling)
             np.testing.assert_allclose(cost, expected, atol=1e-11 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("sparse", [(True, True), (True, False), (False, True)])
+def test_products_with_adjacency_matrices_take_their_edges_alone(sparse):
+    sizes = 90, 80
+    # weighted rings: two entries of each row are not zero
+    rings = [np.diag(np.full(n, 1.0 / n)) @ np.roll(np.eye(n), 1, axis=1) for n in sizes]
+    tables = [
+        torch.from_numpy(ring + ring.T if few else np.exp(ring + ring.T))
+        for ring, few in zip(rings, sparse, strict=True)
+    ]
+    plan = torch.from_numpy(RNG.random(sizes))
+    product = ProductCross(*tables)
+    assert [part is not None for part in (product._left, product._right)] == list(sparse)
+    result = product(plan)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result, tables[0] @ plan @ tables[1], rtol=1e-12, atol=0)
 
 
 def test_exact_values_equal_the_reference(plan):
