@@ -243,7 +243,8 @@ def test_init_is_respected():
         assert scipy.stats.spearmanr(np.arange(40), found[name]).statistic * sign > 0.9
 
 
-def test_callback_sees_every_iteration_and_can_stop():
+@pytest.mark.parametrize("gradient", ["dense", "sampled"])
+def test_callback_sees_every_iteration_and_can_stop(gradient):
     d_x, d_y = distance_matrices()
     seen = []
 
@@ -252,7 +253,7 @@ def test_callback_sees_every_iteration_and_can_stop():
         return len(seen) == 5
 
     with pytest.warns(ConvergenceWarning, match="callback"):
-        result = torchgw.solve(D_X=d_x, D_Y=d_y, callback=stop_at_five)
+        result = torchgw.solve(D_X=d_x, D_Y=d_y, gradient=gradient, callback=stop_at_five)
     assert result.status is Status.STOPPED
     assert [entry.iteration for entry in seen] == list(range(5))
     assert tuple(seen) == result.history

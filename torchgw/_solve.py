@@ -212,8 +212,8 @@ def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopSta
     gradient, done = setting.gradient, len(setting.recorder.history)
     assert isinstance(gradient, SampledGradient)
     count = min(_REFINING * gradient.n_anchors, _REFINED_ANCHORS)
-    left = setting.options.max_iter - done
-    if count <= gradient.n_anchors or left <= 0 or setting.anneal.proximal:
+    spent = state.status is Status.STOPPED or done >= setting.options.max_iter
+    if count <= gradient.n_anchors or spent or setting.anneal.proximal:
         return setting, state
     setting = replace(setting, gradient=gradient.with_anchors(count))
     once = replace(setting, options=replace(setting.options, max_iter=done + 1))
