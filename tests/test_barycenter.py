@@ -105,7 +105,8 @@ def test_same_seed_same_barycenter():
     ("change", "message"),
     [
         ({"n": 0}, "`n` must be an integer"),
-        ({"weights": [1.0]}, "`weights` must have shape"),
+        ({"weights": [1.0]}, r"`weights` must have shape \(2,\), one weight per space"),
+        ({"a": [1.0]}, "one weight per point of the barycenter"),
         ({"masses": [None]}, "one item for each"),
         ({"features": [np.ones((20, 1))]}, "one item for each"),
         ({"init": np.zeros((4, 4))}, "`init` must have shape"),

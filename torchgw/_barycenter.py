@@ -144,8 +144,8 @@ def barycenter(
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
     providers = [_provider(space, distances, scale, where) for space in spaces]
-    shares = as_weights("weights", weights, len(providers), where).tolist()
-    mass = as_weights("a", a, n, where)
+    shares = as_weights("weights", weights, len(providers), where, "space").tolist()
+    mass = as_weights("a", a, n, where, "point of the barycenter")
     nothing: list[Any] = [None] * len(providers)
     given = nothing if masses is None else check_list("masses", masses, "the masses of each space")
     tables = nothing if features is None else _features(features, where)

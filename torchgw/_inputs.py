@@ -181,8 +181,12 @@ def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
     return tensor / total
 
 
-def as_weights(name: str, value: Any, n: int, device: torch.device) -> Tensor:
+def as_weights(
+    name: str, value: Any, n: int, device: torch.device, each: str | None = None
+) -> Tensor:
     """Return weights of shape (n,), float64, of total mass exactly one; uniform for ``None``.
+
+    ``each`` says what has a weight: by default a row of X if they are ``a``, else one of Y.
 
     A total within 1e-4 of one is rounding and is normalised; any other total is refused, because
     balanced transport of different masses is not defined.
@@ -190,10 +194,10 @@ def as_weights(name: str, value: Any, n: int, device: torch.device) -> Tensor:
     if value is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
     weights = to_tensor(name, value).to(device=device, dtype=torch.float64)
-    side = "X" if name == "a" else "Y"
+    each = each or ("row of X" if name == "a" else "row of Y")
     if tuple(weights.shape) != (n,):
         raise InvalidInputError(
-            f"`{name}` must have shape ({n},), one weight per row of {side}; got "
+            f"`{name}` must have shape ({n},), one weight per {each}; got "
             f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
         )
     _check_finite(name, weights)
