@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import torchgw
 from torchgw._errors import InvalidInputError
@@ -171,6 +172,9 @@ def test_h5ad(tmp_path):
     assert list(read_labels(f"{tmp_path}/d.h5ad:obs/kind")) == ["a", "b", "a"]
     with pytest.raises(InvalidInputError, match="holds 3 arrays, name one"):
         read_array(f"{tmp_path}/d.h5ad")
+    anndata.AnnData(csr_array(points)).write_h5ad(tmp_path / "sparse.h5ad")
+    with pytest.raises(InvalidInputError, match="X is sparse; reduce it first"):
+        read_array(f"{tmp_path}/sparse.h5ad")
     (tmp_path / "bad.h5ad").write_bytes(b"no")
     with pytest.raises(InvalidInputError, match="not a readable h5ad file"):
         read_array(f"{tmp_path}/bad.h5ad:X")

@@ -137,7 +137,8 @@ def _read_h5ad(path: Path, member: str | None) -> NDArray[Any]:
                for table in [getattr(data, slot)] for key in table}  # fmt: skip
     if data.X is not None:
         members["X"] = data.X
-    value = members[_member(path, list(members), member)]
+    member = _member(path, list(members), member)
+    value = members[member]
     if hasattr(value, "toarray"):
         raise InvalidInputError(
             f"{path}: {member} is sparse; reduce it first (scanpy.pp.pca) and name obsm/X_pca."
