@@ -256,9 +256,8 @@ def test_relaxed_sweeps_equal_their_softmins(kind, tau, relaxation, backend):
     cost, ways = problem.cost(kind), backend()
     f = tau[0] * ways.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
     start = Potentials(f, problem.potentials.g)
-    expected = softmin_sweep(
-        EagerBackend(), cost, problem.marginals, start, 1.0, 4, relaxation, tau
-    )
+    linear = LinearProblem(cost, problem.marginals, 1.0, EagerBackend(), tau)
+    expected = softmin_sweep(linear, start, 4, relaxation)
     got = ways.sweeper(cost, problem.marginals, start, 1.0, tau=tau)(start, 4, relaxation)
     a, b = problem.marginals
     for mine, other, weight in (

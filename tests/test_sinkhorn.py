@@ -57,7 +57,9 @@ def test_sweep_equals_its_softmins(kind, relaxation, zeros):
     cost, backend = problem.cost(kind), EagerBackend()
     f = backend.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
     start = Potentials(f, problem.potentials.g)
-    expected = softmin_sweep(backend, cost, problem.marginals, start, 1.0, 4, relaxation)
+    expected = softmin_sweep(
+        LinearProblem(cost, problem.marginals, 1.0, backend), start, 4, relaxation
+    )
     got = backend.sweeper(cost, problem.marginals, start, 1.0)(start, 4, relaxation)
     assert bool(got.check[0])
     a, b = problem.marginals

@@ -23,7 +23,7 @@ from test_triton_sinkhorn import (
 from torchgw import _triton_dense
 from torchgw._backend import Sweep
 from torchgw._cost import Cost, DenseCost
-from torchgw._sinkhorn import checked, softmin, softmin_sweep
+from torchgw._sinkhorn import LinearProblem, checked, softmin, softmin_sweep
 from torchgw._triton_dense import SweepPlan
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
@@ -106,7 +106,7 @@ def test_sweep_equals_softmins(device: torch.device) -> None:
     marginals = weights(20, 30, device, torch.float64)
     start = warm(cost, marginals)
     backend = TritonBackend()
-    expected = softmin_sweep(backend, cost, marginals, start, EPSILON, 2)
+    expected = softmin_sweep(LinearProblem(cost, marginals, EPSILON, backend), start, 2)
     sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert_sweeps_close(sweep, expected, marginals, torch.float64)
 

@@ -16,7 +16,6 @@ from torchgw._errors import PlanTooLargeError as PlanTooLargeError
 from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
-from torchgw._loop_state import Iteration as Iteration
 from torchgw._multistart import Alternative as Alternative
 from torchgw._plan import TransportPlan as TransportPlan
 from torchgw._result import GWResult as GWResult
@@ -25,5 +24,6 @@ from torchgw._schedule import Status as Status
 from torchgw._solve_low_rank import LowRankResult as LowRankResult
 from torchgw._solve_low_rank import solve_low_rank as solve_low_rank
 from torchgw._storage import load as load
+from torchgw._typing import Iteration as Iteration
 
 __version__ = "0.1.0"

@@ -25,7 +25,7 @@ from torchgw._features import (
 from torchgw._given_side import DistanceName
 from torchgw._gradient import Problem
 from torchgw._inputs import as_weights, make_generator, resolve_device
-from torchgw._loop_state import Iteration, Recorder
+from torchgw._loop_state import Recorder
 from torchgw._losses import SQUARE, LossName, check_loss, find_loss
 from torchgw._options import (
     BackendName,
@@ -43,7 +43,7 @@ from torchgw._relaxation import check_relaxation
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, solve_problem
 from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
-from torchgw._typing import Marginals
+from torchgw._typing import Iteration, Marginals
 from torchgw.distances.base import DistanceProvider
 
 __all__ = ["solve"]

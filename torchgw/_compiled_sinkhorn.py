@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
-from torchgw._backend import STRICT, Backend, Sweep, Sweeper
+from torchgw._backend import STRICT, Sweeper
 from torchgw._cost import Cost, DenseCost, FactoredCost
 from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import row_blocks, softmin, softmin_sweep
+from torchgw._sinkhorn import LinearProblem, SoftminSweeper, row_blocks, softmin
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["CompiledBackend", "SoftminSweeper"]
+__all__ = ["CompiledBackend"]
 
 
 def _reduce_columns(matrix: Tensor, weighted: Tensor, scale: Tensor) -> Tensor:
@@ -95,32 +94,7 @@ class CompiledBackend(EagerBackend):
         tau: tuple[float, float] = STRICT,
     ) -> Sweeper:
         """Return sweeps by two compiled softmins per iteration."""
-        return SoftminSweeper(self, cost, marginals, epsilon, tau)
-
-
-@dataclass(frozen=True)
-class SoftminSweeper:
-    """Sweeps as they are defined."""
-
-    backend: Backend
-    cost: Cost
-    marginals: Marginals
-    epsilon: float
-    tau: tuple[float, float]
-    two_level: bool = False
-
-    def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
-        """Run a sweep."""
-        return softmin_sweep(
-            self.backend,
-            self.cost,
-            self.marginals,
-            start,
-            self.epsilon,
-            count,
-            relaxation,
-            self.tau,
-        )
+        return SoftminSweeper(LinearProblem(cost, marginals, epsilon, self, tau))
 
 
 # Shapes of a FactoredCost: left, right, row, column.

@@ -9,33 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from torchgw._errors import ConvergenceWarning
+from torchgw._typing import Iteration
 
 __all__ = ["Progress", "messages", "progress", "verbose_progress"]
-
-
-class _Iteration(Protocol):
-    """What is shown of an iteration."""
-
-    @property
-    def iteration(self) -> int: ...
-
-    @property
-    def epsilon(self) -> float: ...
-
-    @property
-    def objective(self) -> float: ...
-
-    @property
-    def marginal_error(self) -> float: ...
-
-    @property
-    def change(self) -> float: ...
-
-    @property
-    def inner_iterations(self) -> int: ...
 
 
 class Progress:
@@ -47,7 +26,7 @@ class Progress:
         self._last = -float("inf")
         self._open = False
 
-    def __call__(self, state: _Iteration) -> None:
+    def __call__(self, state: Iteration) -> None:
         """Show an iteration."""
         now = time.monotonic()
         if now - self._last < (0.1 if self._moving else 1.0):
@@ -81,7 +60,7 @@ def progress(quiet: bool) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def verbose_progress(verbose: bool) -> Iterator[Callable[[_Iteration], None] | None]:
+def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | None]:
     """Yield what shows an iteration in a solve with ``verbose=True``, otherwise None.
 
     It is a bar where one can move, in a terminal or notebook with tqdm, and lines elsewhere.
@@ -95,7 +74,7 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[_Iteration], None] | N
 
         with tqdm(desc="torchgw", unit=" iterations") as bar:
 
-            def advance(state: _Iteration) -> None:
+            def advance(state: Iteration) -> None:
                 bar.set_postfix_str(
                     f"epsilon {state.epsilon:.2e}, objective {state.objective:.5g}, marginal error "
                     f"{state.marginal_error:.1e}",
@@ -106,7 +85,7 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[_Iteration], None] | N
             yield advance
 
 
-def _write_line(entry: _Iteration) -> None:
+def _write_line(entry: Iteration) -> None:
     sys.stderr.write(
         f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  objective "
         f"{entry.objective:.6e}  marginal error {entry.marginal_error:.1e}  change "

@@ -16,21 +16,9 @@ from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._relaxation import Relaxation
 from torchgw._schedule import Annealing, Status
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Iteration, Marginals, Potentials
 
-__all__ = ["Iteration", "LoopState", "Recorder", "Setting", "Solved"]
-
-
-class Iteration(NamedTuple):
-    """What the callback and the history see of one outer iteration."""
-
-    iteration: int
-    epsilon: float
-    objective: float  # dual value of the linearised entropic problem, free of charge
-    marginal_error: float  # L1 distance of the column marginal to b
-    change: float  # of the coupling, relative; NaN for sampled gradients
-    inner_iterations: int
-    shape: tuple[int, int]  # (n, m), or that of the subsample which a large solve begins with
+__all__ = ["LoopState", "Recorder", "Setting", "Solved"]
 
 
 @dataclass

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._extension import Extension, map_new
-from torchgw._loop_state import Iteration
 from torchgw._multistart import Alternative
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._storage import stored, write_result
+from torchgw._typing import Iteration
 
 __all__ = ["GWResult"]
 
@@ -46,12 +46,15 @@ class GWResult:
     marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
-        Larger of the L1 distances of these to the weights.
+        Larger of the L1 distances of these to the weights; of relaxed problems, of sides that are
+        strict, and by how much the bounds of a partial plan are exceeded.
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
         Entropic regularisation of the plan, in units of the squared (scaled) distances: with
         proximal steps that of the last one, and 0 for a polished plan.
+    alpha : float
+        Weight of the quadratic term.
     scale : tuple of float
         Factors that multiplied the distances of X and of Y.
     gradient, backend, precision : str
@@ -205,6 +208,8 @@ class GWResult:
         ------
         InvalidInputError
             If the input does not fit the solve; the message says what does.
+        UnsupportedError
+            If the result comes from a file that does not hold the distances that this takes.
 
         Examples
         --------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torchgw._typing import Marginals, Potentials
 __all__ = [
     "LinearProblem",
     "SinkhornResult",
+    "SoftminSweeper",
     "checked",
     "row_blocks",
     "sinkhorn",
@@ -121,25 +123,17 @@ class LinearProblem(NamedTuple):
 
 
 def softmin_sweep(
-    backend: Backend,
-    cost: Cost,
-    marginals: Marginals,
-    start: Potentials,
-    epsilon: float,
-    count: int,
-    relaxation: float = 1.0,
-    tau: tuple[float, float] = STRICT,
+    problem: LinearProblem, start: Potentials, count: int, relaxation: float = 1.0
 ) -> Sweep:
     """Run full iterations by two softmins each: the definition of a sweep, always safe.
 
-    An iteration is f = tau[0] softmin(g), g = tau[1] softmin(f). With tau = rho / (rho + epsilon)
+    An iteration is f = problem.rows(g), g = problem.columns(f). With tau = rho / (rho + epsilon)
     below one its fixed point solves the problem whose marginal is held by rho KL (equation 15).
 
     ``relaxation`` w moves each potential w times as far, f <- f + w (softmin(g) - f), successive
     over-relaxation. Relaxed potentials have no exact marginal, so a relaxed sweep ends with a plain
     iteration that is read off and not continued from.
     """
-    problem = LinearProblem(cost, marginals, epsilon, backend, tau)
     f, g = start
     for _ in range(count - (relaxation == 1)):
         f = f + relaxation * (problem.rows(g) - f)
@@ -147,7 +141,20 @@ def softmin_sweep(
     exact = problem.half_steps(g)
     state = exact if relaxation == 1 else Potentials(f, g)
     ok = torch.isfinite(exact.g).all()
-    return Sweep(exact.f, g, exact.g, state, checked(ok, g, exact.g, marginals.b, epsilon))
+    check = checked(ok, g, exact.g, problem.marginals.b, problem.epsilon)
+    return Sweep(exact.f, g, exact.g, state, check)
+
+
+@dataclass(frozen=True)
+class SoftminSweeper:
+    """Sweeps as they are defined."""
+
+    problem: LinearProblem
+    two_level: bool = False
+
+    def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
+        """Run a sweep."""
+        return softmin_sweep(self.problem, start, count, relaxation)
 
 
 class SinkhornResult(NamedTuple):
@@ -221,8 +228,7 @@ def sinkhorn(
             sweep = sweeper(current, count, 1.0)
             ok, error = read(sweep, problem)
         if not ok:
-            cost, marginals, epsilon, backend, tau = problem
-            sweep = softmin_sweep(backend, cost, marginals, current, epsilon, count, tau=tau)
+            sweep = softmin_sweep(problem, current, count)
             error = read(sweep, problem)[1]
             del sweeper
             sweeper = problem.sweeper(sweep.state)

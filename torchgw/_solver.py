@@ -10,7 +10,7 @@ import torch
 from torchgw._cost import Cost, FactoredCost
 from torchgw._errors import NumericalError
 from torchgw._factored_gradient import FactoredGradient
-from torchgw._loop_state import Iteration, LoopState, Setting, Solved
+from torchgw._loop_state import LoopState, Setting, Solved
 from torchgw._next_point import NextPoint
 from torchgw._partial import partial_sinkhorn
 from torchgw._plan import TransportPlan
@@ -18,7 +18,7 @@ from torchgw._relaxed import RelaxedGradient, RelaxedStep
 from torchgw._schedule import Annealing, Descent, MovingAverage, Report, Status
 from torchgw._sinkhorn import LinearProblem, SinkhornResult, sinkhorn
 from torchgw._step import PlainStep, Step, choose_step, dual_value
-from torchgw._typing import Potentials
+from torchgw._typing import Iteration, Potentials
 
 __all__ = ["check_finite", "inner_tolerance", "iterate", "settle"]
 
@@ -204,23 +204,21 @@ def settle(
         if not inner.converged:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
         plan = _plan(setting, cost, inner, epsilon)
-    potentials = _reach_unused(plan.cost, plan.potentials, setting, epsilon)
+    problem = LinearProblem(plan.cost, setting.marginals, epsilon, setting.backend)
+    potentials = _reach_unused(problem, plan.potentials)
     setting.recorder.time("settle", clock)
     return TransportPlan(plan.cost, potentials, setting.marginals, epsilon, setting.backend), state
 
 
-def _reach_unused(
-    cost: Cost, potentials: Potentials, setting: Setting, epsilon: float
-) -> Potentials:
+def _reach_unused(problem: LinearProblem, potentials: Potentials) -> Potentials:
     """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
 
     Their conditional plans are then defined, so that they can be mapped like any other point.
     """
-    a, b = setting.marginals
+    a, b = problem.marginals
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials
     f, g = potentials
-    problem = LinearProblem(cost, setting.marginals, epsilon, setting.backend)
     return Potentials(
         torch.where(a > 0, f, problem.rows(g)), torch.where(b > 0, g, problem.columns(f))
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -62,37 +63,16 @@ class Step(Protocol):
         """
 
 
+@dataclass(eq=False)
 class PlainStep:
-    """A step as calls, on any device.
+    """A step as calls, on any device."""
 
-    Parameters
-    ----------
-    gradient : Gradient
-    marginals : Marginals
-    backend : Backend
-    generator : torch.Generator
-    store : bool
-        Build the (n, m) cost.
-    proximal : bool, optional
-        Compare plans with the one before, rather than with the point that they came from.
-    """
-
-    def __init__(
-        self,
-        gradient: Gradient,
-        marginals: Marginals,
-        backend: Backend,
-        generator: torch.Generator,
-        store: bool,
-        *,
-        proximal: bool = False,
-    ) -> None:
-        self.gradient = gradient
-        self.marginals = marginals
-        self.backend = backend
-        self.generator = generator
-        self.store = store
-        self.proximal = proximal
+    gradient: Gradient
+    marginals: Marginals
+    backend: Backend
+    generator: torch.Generator
+    store: bool  # build the (n, m) cost
+    proximal: bool = False  # compare plans with the one before, not with the point they came from
 
     def linearise(self, coupling: Coupling) -> Cost:
         """Return the cost at a coupling."""
@@ -217,10 +197,8 @@ class KeptStep:
             own = gradient.copy()
             # a dense gradient draws nothing
             generator = torch.Generator(device)
-            plain = PlainStep(
-                own, own.problem.marginals, step.backend, generator, step.store,
-                proximal=step.proximal,
-            )  # fmt: skip
+            marginals = own.problem.marginals
+            plain = replace(step, gradient=own, marginals=marginals, generator=generator)
             known.update(gradient=own, step=CapturedStep(plain, memory))
         for ours, given in zip(known["gradient"].tables(), gradient.tables(), strict=True):
             ours.copy_(given)

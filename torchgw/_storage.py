@@ -25,7 +25,6 @@ from torchgw._cost import DenseCost, FactoredCost
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._extension import Extension
 from torchgw._inputs import resolve_device
-from torchgw._loop_state import Iteration
 from torchgw._losses import LOSSES, Levels, Loss
 from torchgw._moments import MeanDistances
 from torchgw._multistart import Alternative
@@ -33,7 +32,7 @@ from torchgw._new_points import Side
 from torchgw._plan import TransportPlan
 from torchgw._schedule import Status
 from torchgw._sparse_plan import SparsePlan, sparse_tensor
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.cross import Space
 from torchgw.distances.dijkstra import DijkstraDistance
@@ -253,16 +252,16 @@ def _csr(entries: Tensor) -> scipy.sparse.csr_array:
 def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
     """Return a side with its graph only if distances are still to be read from it."""
     space, provider = side.space._replace(geodesics=None), side.provider
-    stored: Any = provider
+    kept: Any = provider
     if provider is None or (provider.factors() is not None and space.metric is None):
         pass
     elif not side.encoded and (space.metric or side.space.geodesics):
         # made again on reading, from the points or the graph
         space = side.space
-        stored = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
+        kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
     elif provider.factors() is None and (provider.matrix() is None or not dense):
-        stored = None
-    parts = {"name": side.name, "space": space, "provider": stored, "reference": side.reference}
+        kept = None
+    parts = {"name": side.name, "space": space, "provider": kept, "reference": side.reference}
     return {**parts, "mean": side.mean}
 
 

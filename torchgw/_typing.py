@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Marginals", "Potentials"]
+__all__ = ["Iteration", "Marginals", "Potentials"]
 
 
 class Potentials(NamedTuple):
@@ -31,6 +31,11 @@ class Marginals(NamedTuple):
         """Logarithm of a; -inf where a weight is zero, which empties that row of the plan."""
         return self.a.log()
 
+    @property
+    def log_b(self) -> Tensor:
+        """Logarithm of b; -inf where a weight is zero."""
+        return self.b.log()
+
     def mask(self, potentials: Potentials) -> Potentials:
         """Return the potentials with -inf where a weight is zero.
 
@@ -42,7 +47,14 @@ class Marginals(NamedTuple):
             torch.where(self.b > 0, potentials.g, -torch.inf),
         )
 
-    @property
-    def log_b(self) -> Tensor:
-        """Logarithm of b; -inf where a weight is zero."""
-        return self.b.log()
+
+class Iteration(NamedTuple):
+    """What the callback and the history see of one outer iteration."""
+
+    iteration: int
+    epsilon: float
+    objective: float  # dual value of the linearised entropic problem, free of charge
+    marginal_error: float  # L1 distance of the column marginal to b
+    change: float  # of the coupling, relative; NaN for sampled gradients
+    inner_iterations: int
+    shape: tuple[int, int]  # (n, m), or that of the subsample which a large solve begins with

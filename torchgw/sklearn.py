@@ -23,10 +23,10 @@ from torchgw._backend import Backend
 from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
 from torchgw._inputs import to_numpy
-from torchgw._loop_state import Iteration
 from torchgw._losses import LossName
 from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
 from torchgw._result import GWResult
+from torchgw._typing import Iteration
 
 __all__ = ["GWAligner", "GWTransport"]
 
