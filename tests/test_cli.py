@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -348,3 +349,45 @@ def test_help_names_the_exit_codes(capsys):
         main(["align", "--help"])
     assert stop.value.code == 0
     assert "exit codes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["X.npy", "Y.npy", "./X.npy", "both.npz", "a.npy", "out.csv"])
+def test_inputs_are_not_overwritten(files, output, capsys):
+    np.savez("both.npz", x=np.load("X.npy"), y=np.load("Y.npy"))
+    np.save("a.npy", np.ones(30))
+    before = {path: path.read_bytes() for path in files.iterdir()}
+    sides = ["both.npz:x", "both.npz:y"] if output == "both.npz" else ["X.npy", "Y.npy"]
+    assert main(["align", *sides, "-o", output, "--a", "a.npy", *SOLVE]) == 2
+    assert f"cannot write {Path(output)}" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in files.iterdir()} == before
+
+
+def test_errors_of_the_system_are_messages(files, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert main(["align", "X.npy", "Y.npy", "-o", "out.npz", *SOLVE]) == 2
+    assert "torchgw: error: cannot write out.npz: No space left" in capsys.readouterr().err
+
+
+def test_interrupt(files, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torchgw, "solve", interrupted)
+    assert main(["align", "X.npy", "Y.npy", "-o", "out.npz", *SOLVE]) == 130
+    assert capsys.readouterr().err == "torchgw: interrupted\n"
+    assert not Path("out.npz").exists()
+
+
+def test_reader_that_has_enough(files):
+    """As in `torchgw info | head -0`."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchgw", "info"],
+            stdout=closed, stderr=subprocess.PIPE, check=False, text=True,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")

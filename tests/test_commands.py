@@ -225,3 +225,16 @@ def test_completion_names_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr("torchgw._completion.find_spec", lambda name: None)
     assert main(["completion", "zsh"]) == 2
     assert "pip install 'torchgw[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["moved.csv", "moved.tsv", "moved.npy"])
+def test_points_are_written_in_the_form_of_their_name(name):
+    assert main(["transform", "out.npz", "X.npy", "-o", name, "-q"]) == 0
+    expected = torchgw.load("out.npz").transform(np.load("X.npy"))
+    np.testing.assert_array_equal(read_array(name), expected)
+
+
+@pytest.mark.parametrize("name", ["moved.parquet", "moved.npz", "X.npy", "out.npz"])
+def test_points_are_not_written_elsewhere(name, capsys):
+    assert main(["transform", "out.npz", "X.npy", "-o", name, "-q"]) == 2
+    assert f"cannot write {name}" in capsys.readouterr().err

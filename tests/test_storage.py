@@ -417,3 +417,27 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
+
+
+def test_links_and_pipes_stay(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    kept, link, pipe = tmp_path / "elsewhere" / "kept", tmp_path / "link", tmp_path / "pipe"
+    kept.touch()
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    tree = {"answer": 42}
+    _archive.write_archive(link, tree, {})
+    assert link.is_symlink()
+    assert _archive.read_archive(kept)[0] == tree
+    # opened without waiting for a writer; its buffer is larger than the file
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        _archive.write_archive(pipe, tree, {})
+        (tmp_path / "copy").write_bytes(reader.read())
+    assert pipe.is_fifo()
+    assert _archive.read_archive(tmp_path / "copy")[0] == tree
+
+
+def test_permission_is_asked_for_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidInputError, match="there is no permission to"):
+        _archive.check_writable(tmp_path / "result.npz")

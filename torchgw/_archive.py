@@ -30,6 +30,7 @@ __all__ = [
     "UNREADABLE",
     "Decode",
     "Encode",
+    "check_writable",
     "decode",
     "encode",
     "read_archive",
@@ -118,25 +119,52 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
     InvalidInputError
         If the path cannot be written; the message gives the system's reason.
     """
-    target = _checked(path)
-    if not target.parent.is_dir():
-        raise InvalidInputError(f"cannot write {target}: there is no directory {target.parent}.")
+    target = check_writable(path)
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
     members[_CHECKSUM] = np.asarray(_digest(members))
+    try:
+        if target.exists() and not target.is_file():
+            # a pipe or /dev/null is written to: a file moved there would take its place
+            with target.open("wb") as file:
+                np.savez(file, **members)  # type: ignore[arg-type]
+        else:
+            # of a link what it points to
+            _replace(target.resolve(), members)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
+
+
+def _replace(target: Path, members: dict[str, NDArray[Any]]) -> None:
+    """Write a file beside the target, and move it there."""
     # not by mkstemp, whose files nobody else may read; a name of its own, as the target's may be
     # as long as names can be
     temporary = target.with_name(f".{secrets.token_hex(8)}.npz")
     try:
-        if target.is_dir():
-            raise InvalidInputError(f"cannot write {target}: it is a directory.")
         with temporary.open("xb") as file:
             np.savez(file, **members)  # type: ignore[arg-type]
         temporary.replace(target)
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: object) -> Path:
+    """Refuse a path that cannot be written, before the work is done rather than after."""
+    target = _checked(path)
+    reason = None
+    try:
+        if not target.parent.is_dir():
+            reason = f"there is no directory {target.parent}"
+        elif target.is_dir():
+            reason = "it is a directory"
+        elif not os.access(target if target.exists() else target.parent, os.W_OK):
+            reason = "there is no permission to"
+    except OSError as error:
+        # a name that is too long
+        reason = error.strerror
+    if reason is not None:
+        raise InvalidInputError(f"cannot write {target}: {reason}.")
+    return target
 
 
 def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[Any]]]:

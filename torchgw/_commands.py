@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 import torchgw
+from torchgw._archive import check_writable
 from torchgw._dispatch import unavailable_backends
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._files import read_array, read_labels
+from torchgw._files import check_output, read_array, read_labels, write_array
 from torchgw.metrics import foscttm, label_accuracy
 
 if TYPE_CHECKING:
     from torchgw._result import GWResult
 
-__all__ = ["add_commands", "add_output_options", "check_picture", "check_writable", "positive"]
+__all__ = ["add_commands", "add_output_options", "check_picture", "positive"]
 
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 
@@ -71,7 +72,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     transform.set_defaults(run=_transform)
     transform.add_argument("result", help="file written by torchgw align or result.save")
     transform.add_argument("points", help="new points, in the forms that align takes")
-    transform.add_argument("-o", "--output", required=True, type=Path, help=".npy file to write")
+    transform.add_argument(
+        "-o", "--output", required=True, type=Path, help=".npy, .csv or .tsv file to write"
+    )
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
     add_output_options(transform)
 
@@ -100,14 +103,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     volume = parser.add_mutually_exclusive_group()
     volume.add_argument("-q", "--quiet", action="store_true", help="report errors only")
     volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a path before the work is done rather than after."""
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"cannot write {path}: there is no directory {path.parent}.")
-    if path.is_dir():
-        raise InvalidInputError(f"cannot write {path}: it is a directory.")
 
 
 def check_picture(path: Path) -> None:
@@ -275,12 +270,11 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
 
 def _transform(options: argparse.Namespace) -> int:
     """Map new points."""
-    check_writable(options.output)
+    check_output(options.output, (".npy", ".csv", ".tsv"), options.result, options.points)
     result = _alignment(options.result)
     points = read_array(options.points)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
-    with options.output.open("wb") as file:
-        np.save(file, mapped.cpu().numpy())
+    write_array(options.output, mapped.cpu().numpy())
     if not options.quiet:
         print(f"written          {options.output}, {mapped.shape[0]} points")
     return 0

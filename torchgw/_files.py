@@ -1,4 +1,4 @@
-"""Reading arrays from files, for the command line. Nothing is ever unpickled."""
+"""Arrays from files and into files, for the command line. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._archive import UNREADABLE
+from torchgw._archive import UNREADABLE, check_writable
 from torchgw._errors import InvalidInputError
 
-__all__ = ["read_array", "read_labels", "read_weights"]
+__all__ = ["check_output", "read_array", "read_labels", "read_weights", "write_array"]
 
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.parquet`, `file.h5ad:X` or "
@@ -100,6 +100,28 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path}: not a text file in UTF-8.") from error
+
+
+def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> None:
+    """Refuse an output that cannot be written, is an input, or has the name of another form."""
+    check_writable(path)
+    others = {".npy", ".txt", *_WITH_MEMBERS, *_DELIMITERS} - set(forms)
+    if path.suffix.lower() in others:
+        raise InvalidInputError(f"cannot write {path}: what is written is {' or '.join(forms)}.")
+    for name in inputs:
+        if name is not None and path.exists() and _split(name)[0].resolve() == path.resolve():
+            raise InvalidInputError(f"cannot write {path}: it is the input {name}.")
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """Write a table as text if it is named ``.csv`` or ``.tsv``, otherwise as ``.npy``."""
+    delimiter = _DELIMITERS.get(path.suffix.lower())
+    with path.open("wb") as file:
+        if delimiter is None:
+            np.save(file, array)
+        else:
+            # every digit that float64 has
+            np.savetxt(file, array, fmt="%.17g", delimiter=delimiter)
 
 
 def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:

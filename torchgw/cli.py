@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,13 +22,12 @@ from torchgw._commands import (
     add_commands,
     add_output_options,
     check_picture,
-    check_writable,
     positive,
 )
 from torchgw._completion import add_completion
 from torchgw._console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError
-from torchgw._files import read_array, read_weights
+from torchgw._files import check_output, read_array, read_weights
 from torchgw._inputs import to_numpy
 
 if TYPE_CHECKING:
@@ -38,11 +38,15 @@ __all__ = ["main"]
 EXIT_CONVERGED = 0
 EXIT_INCOMPLETE = 1
 EXIT_REFUSED = 2
+# 128 and the number of the signal, as shells have it
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
 
 _EXIT_CODES = """exit codes:
   0  converged
   1  not converged, or without the dense plan that was asked for; the result is written
   2  bad usage or input, or a solve that was refused; nothing is written
+  130  interrupted; nothing is written
 """
 
 
@@ -62,10 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         with messages(options.verbose, options.quiet):
-            return int(options.run(options))
-    except TorchGWError as error:
+            code = int(options.run(options))
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        # who read has closed the pipe, as head does; at exit Python would flush into it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except (TorchGWError, OSError) as error:
         print(f"torchgw: error: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except KeyboardInterrupt:
+        print("torchgw: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,7 +204,8 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
-    check_writable(options.output)
+    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
+    check_output(options.output, (".npz",), *inputs)
     sides = read_array(options.X), read_array(options.Y)
     settings = _solve_settings(options)
     weights: dict[str, Any] = {
