@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -391,3 +393,27 @@ def test_reader_that_has_enough(files):
             stdout=closed, stderr=subprocess.PIPE, check=False, text=True,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1;2\n3;4\n", "separated by commas in a .csv file and by tabs in a .tsv file; row 1 is"),
+        ("a;b\n1;2\n3;4\n", "row 1 is '1;2'"),
+        ("1,5;2,5\n3,5;4,5\n5,5;6,5\n", "row 1 is '3,5;4,5'"),
+        ("1 2\n3 4\n", "separated by commas"),
+        ("1,2\n3,\n", "row 2, column 2 is '', and every cell must be a number"),
+        ("x,y\n1,2\n3,4\n5,6,7\n", "row 3 has 3 columns, and those before it 2"),
+        ("x,y\n1,2\n3,four\n", "row 2, column 2 is 'four'"),
+    ],
+)
+def test_a_table_that_is_none_says_where(tmp_path, text, message):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        read_array(str(tmp_path / "table.csv"))
+
+
+def test_a_sparse_matrix_is_for_python(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "graph.npz", scipy.sparse.eye_array(3, format="csr"))
+    with pytest.raises(InvalidInputError, match="SciPy sparse matrix. Align graphs in Python"):
+        read_array(str(tmp_path / "graph.npz"))

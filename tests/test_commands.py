@@ -238,3 +238,15 @@ def test_points_are_written_in_the_form_of_their_name(name):
 def test_points_are_not_written_elsewhere(name, capsys):
     assert main(["transform", "out.npz", "X.npy", "-o", name, "-q"]) == 2
     assert f"cannot write {name}" in capsys.readouterr().err
+
+
+def test_words_in_a_table_are_no_labels(tmp_path):
+    (tmp_path / "labels.csv").write_text("label\nfar\nnear\n")
+    with pytest.raises(InvalidInputError, match=r"go into a `.txt` file, one per line"):
+        read_labels(str(tmp_path / "labels.csv"))
+
+
+@pytest.mark.parametrize("name", ["none.npy", "none.npz:x", "none.csv", "none.h5ad:obs/x"])
+def test_labels_that_are_not_there(name):
+    with pytest.raises(InvalidInputError, match="there is no such file"):
+        read_labels(name)

@@ -81,8 +81,15 @@ def read_labels(name: str) -> NDArray[Any]:
         read = _read_h5ad if suffix == ".h5ad" else _read_parquet
         labels = np.asarray(read(path, member))
         labels = labels.astype(str) if labels.dtype.kind == "O" else labels
+    elif suffix in (".npy", ".npz"):
+        labels = _read_numpy(path, member)
     else:
-        labels = _read_numpy(path, member) if suffix in (".npy", ".npz") else read_array(name)
+        try:
+            labels = read_array(name)
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"{error} Labels that are words go into a `.txt` file, one per line."
+            ) from error
     if labels.size == 0 or max(labels.shape) != labels.size:
         raise InvalidInputError(
             f"{name}: labels must be one per point; got an array of shape {labels.shape}."
@@ -229,6 +236,11 @@ def _member(path: Path, members: list[str], wanted: str | None) -> str:
     listing = ", ".join(members) or "none"
     if wanted is not None and wanted not in members:
         raise InvalidInputError(f"{path}: no array named {wanted!r}; the file has: {listing}.")
+    if wanted is None and {"indptr", "indices", "shape"} <= set(members):
+        raise InvalidInputError(
+            f"{path}: holds a SciPy sparse matrix. Align graphs in Python: "
+            f"torchgw.solve(scipy.sparse.load_npz({str(path)!r}), ...)."
+        )
     if wanted is None and len(members) != 1:
         raise InvalidInputError(
             f"{path}: holds {len(members)} arrays, name one as {path}:ARRAY; the file has: "
@@ -254,10 +266,30 @@ def _read_table(path: Path, delimiter: str) -> NDArray[Any]:
     try:
         return np.loadtxt(lines, delimiter=delimiter, ndmin=2, quotechar='"', comments=None)
     except ValueError as error:
-        raise InvalidInputError(
-            f"{path}: {error} (data rows are counted from 0, without the header). Expected a "
-            "number in every cell, and the same number of cells in every row."
-        ) from error
+        raise InvalidInputError(f"{path}: {_what_is_wrong(lines, delimiter)}") from error
+
+
+def _what_is_wrong(lines: list[str], delimiter: str) -> str:
+    """Say which cell is not a number, or which row has not as many columns as the others."""
+    counted = "(rows are counted from 1, without the header)"
+    width = None
+    for row, fields in enumerate(csv.reader(lines, delimiter=delimiter), start=1):
+        for column, field in enumerate(fields, start=1):
+            if _is_number(field):
+                continue
+            if any(mark in field for mark in (";\t " if len(fields) == 1 else ";\t")):
+                return (
+                    "columns must be separated by commas in a .csv file and by tabs in a .tsv "
+                    f"file; row {row} is {delimiter.join(fields)[:60]!r}."
+                )
+            return (
+                f"row {row}, column {column} is {field[:40]!r}, and every cell must be a number "
+                f"{counted}."
+            )
+        if width is not None and len(fields) != width:
+            return f"row {row} has {len(fields)} columns, and those before it {width} {counted}."
+        width = len(fields)
+    return "this is not a table of numbers."
 
 
 def _is_number(field: str) -> bool:
