@@ -144,6 +144,11 @@ def test_every_argument_takes_anything(pair, name):
             align(**{**keywords, name: value})
 
 
+def test_options_of_a_solve_have_their_place(pair):
+    with pytest.raises(TorchGWError, match=r"Pass it as solve_options=\{'epsilon': ...\}"):
+        align(*pair[:2], use_rep=("X_lsi", "X_pca"), epsilon=1e-3)
+
+
 def test_sparse_counts_are_refused(pair):
     counts = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(60)))
     with pytest.raises(InvalidInputError, match="Reduce it first"):

@@ -430,6 +430,16 @@ def test_unknown_arguments_name_the_nearest_one():
         torchgw.solve(X, Y, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("C1", "D_X"), ("p", "a"), ("reg", "epsilon"), ("G0", "init"), ("seed", "random_state"),
+     ("metric", "distances"), ("loss_fun", "loss")],
+)  # fmt: skip
+def test_names_of_other_packages_are_known(name, here):
+    with pytest.raises(InvalidTypeError, match=f"no argument '{name}'. Did you mean '{here}'"):
+        torchgw.solve(X, Y, **{name: 1})
+
+
 def test_a_matrix_passed_as_points_is_refused():
     with pytest.raises(InvalidInputError, match=r"square symmetric matrix.*`D_X`"):
         torchgw.solve(D_X, Y, distances="precomputed")

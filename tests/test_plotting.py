@@ -208,3 +208,8 @@ def test_what_cannot_be_drawn():
             plot_match(result, odd, points)
     with pytest.raises(InvalidInputError, match=r"`colour` must have shape \(12,\)"):
         plot_match(result, points, points, colour=[1, 2])
+
+
+def test_color_is_colour(result, clouds):
+    with pytest.raises(InvalidTypeError, match="no argument 'color'. Did you mean 'colour'"):
+        plot_match(result, *clouds, color=np.arange(5))

@@ -205,3 +205,9 @@ def test_bad_unbalanced(value):
 def test_negative_reg():
     with pytest.raises(torchgw.InvalidInputError, match="`reg`"):
         solve_gromov(*COSTS, reg=-1.0)
+
+
+def test_names_of_the_functions_of_ot_gromov():
+    for name, here in (("C1", "Ca"), ("epsilon", "reg"), ("G0", "plan_init"), ("p", "a")):
+        with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{here}'"):
+            solve_gromov(np.ones((2, 2)), np.ones((2, 2)), **{name: 1})

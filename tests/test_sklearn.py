@@ -131,3 +131,8 @@ def test_labels_break_a_symmetry():
     np.testing.assert_array_equal(transport.transform_labels(labels), labels[order])
     assert transport.result_.value_linear < 1e-3
     assert torch.isfinite(torch.as_tensor(transport.transform(x[:3] + 1e-3))).all()
+
+
+def test_unknown_parameters_name_the_nearest_one():
+    with pytest.raises(TypeError, match=r"GWAligner\(\) has no argument 'eps'. Did you mean"):
+        GWAligner(eps=1)

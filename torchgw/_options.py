@@ -46,17 +46,42 @@ _BACKEND_PARTS = (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def reject_unknown(function: F) -> F:
-    """Turn an unknown keyword into an error that names the nearest known one."""
+# Names of POT and others, and what they are here.
+_ELSEWHERE = {
+    "C1": ("D_X", "Ca"), "C2": ("D_Y", "Cb"), "Ca": ("D_X",), "Cb": ("D_Y",),
+    "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
+    "reg": ("epsilon",), "epsilon": ("reg",), "G0": ("init", "plan_init"), "plan_init": ("init",),
+    "init": ("plan_init",), "loss_fun": ("loss",), "metric": ("distances",),
+    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "stopThr": ("tol",),
+    "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
+}  # fmt: skip
+
+
+def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
+    """Turn an unknown keyword into an error that names the nearest known one.
+
+    Parameters
+    ----------
+    function : callable
+        Whose keywords are checked.
+    nested : pair of str and callable, optional
+        A keyword that takes a dictionary, and the function whose keywords that has.
+    """
     known = list(inspect.signature(function).parameters)
+    inner = inspect.signature(nested[1]).parameters if nested else {}
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
-                raise InvalidTypeError(f"{function.__name__}() has no argument {name!r}.{hint}")
+            if name in known:
+                continue
+            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
+            near += difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+            if nested and name in inner:
+                hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
+            what = type(args[0]) if function.__name__ == "__init__" else function
+            raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]

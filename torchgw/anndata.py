@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._options import check_count
+from torchgw._options import check_count, reject_unknown
 from torchgw._result import GWResult
 from torchgw.distances.adjacency import symmetrise
 
@@ -23,6 +24,7 @@ __all__ = ["align"]
 Names = str | tuple[str, str] | None
 
 
+@partial(reject_unknown, nested=("solve_options", solve))
 def align(
     adata_src: AnnData,
     adata_tgt: AnnData,

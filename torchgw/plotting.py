@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._inputs import to_numpy, to_tensor
+from torchgw._options import reject_unknown
 from torchgw._structure import plan_orders
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
 _LARGEST_PICTURE = 4_000
 
 
+@reject_unknown
 def plot_points(
     points: Any, *, colour: Any = None, ax: Axes | None = None, size: float = 8.0
 ) -> Axes:
@@ -66,6 +68,7 @@ def plot_points(
     return axes  # type: ignore[no-any-return]
 
 
+@reject_unknown
 def plot_match(
     result: GWResult,
     X: Any,
@@ -112,6 +115,7 @@ def plot_match(
     return ax
 
 
+@reject_unknown
 def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = None) -> Axes:
     """Draw the plan as a heat map, rows are points of X and columns points of Y.
 
@@ -156,6 +160,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     return ax
 
 
+@reject_unknown
 def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     """Draw epsilon, the marginal error and the change of the plan over the outer iterations.
 
@@ -194,6 +199,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+@reject_unknown
 def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     """Draw the values of the optima that a multi-start found, the best on top.
 
@@ -231,6 +237,7 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+@reject_unknown
 def plot_confusion(
     result: GWResult, source_labels: Any, target_labels: Any, *, ax: Axes | None = None
 ) -> Axes:
@@ -275,6 +282,7 @@ def plot_confusion(
     return ax
 
 
+@reject_unknown
 def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure:
     """Draw both clouds coloured by the match, and the plan, side by side.
 

@@ -18,7 +18,7 @@ from torchgw._api import solve
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._inputs import to_tensor
 from torchgw._losses import LossName
-from torchgw._options import Regularization
+from torchgw._options import Regularization, reject_unknown
 from torchgw._result import GWResult
 from torchgw._schedule import Status
 
@@ -63,6 +63,7 @@ class OTResult:
     result: GWResult
 
 
+@reject_unknown
 def solve_gromov(
     Ca: Any,  # noqa: N803 - the names of POT
     Cb: Any,  # noqa: N803

@@ -24,7 +24,14 @@ from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
 from torchgw._inputs import to_numpy
 from torchgw._losses import LossName
-from torchgw._options import BackendName, GradientName, Precision, Regularization, Storage
+from torchgw._options import (
+    BackendName,
+    GradientName,
+    Precision,
+    Regularization,
+    Storage,
+    reject_unknown,
+)
 from torchgw._result import GWResult
 from torchgw._typing import Iteration
 
@@ -34,6 +41,7 @@ __all__ = ["GWAligner", "GWTransport"]
 class _GWEstimator(BaseEstimator):  # type: ignore[misc]
     """Every option of :func:`torchgw.solve` as a parameter."""
 
+    @reject_unknown
     def __init__(
         self,
         *,
