@@ -155,6 +155,45 @@ def test_sparse_counts_are_refused(pair):
         align(counts, pair[1], use_rep=("X", "X_pca"))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda points: np.where(points > 1, np.nan, points), "entries that are NaN or infinite"),
+        (lambda points: points.astype(str), "array of real numbers"),
+        (scipy.sparse.csr_matrix, r"is sparse. Make it dense: .*\.toarray\(\)"),
+    ],
+)
+def test_unusable_points_are_named(pair, change, message):
+    source, target, _ = pair
+    source.obsm["X_lsi"] = change(source.obsm["X_lsi"])
+    with pytest.raises(TorchGWError, match=rf"`adata_src.obsm\['X_lsi'\]` .*{message}"):
+        align(source, target, use_rep=("X_lsi", "X_pca"))
+
+
+def test_counts_on_disk_are_refused(pair, tmp_path):
+    anndata.AnnData(scipy.sparse.csr_matrix(np.eye(60))).write_h5ad(tmp_path / "counts.h5ad")
+    counts = anndata.read_h5ad(tmp_path / "counts.h5ad", backed="r")
+    with pytest.raises(InvalidInputError, match="Reduce it first"):
+        align(pair[0], counts, use_rep=("X_lsi", "X"))
+    counts.file.close()
+
+
+def test_labels_that_are_all_missing(pair):
+    pair[1].obs["kind"] = None
+    with pytest.raises(InvalidInputError, match=r"`adata_tgt.obs\['kind'\]` has no labels"):
+        align(*pair[:2], use_rep=("X_lsi", "X_pca"), labels="kind")
+
+
+def test_matrices_in_different_units(pair):
+    source, target, answer = pair
+    source.obsp["d"] = cdist(source.obsm["X_lsi"], source.obsm["X_lsi"]) * 1e4
+    target.obsp["d"] = cdist(target.obsm["X_pca"], target.obsm["X_pca"])
+    result = align(source, target, use_obsp="d", solve_options={"epsilon": 1e-3})
+    np.testing.assert_array_equal(result.lazy_plan.argmax(), answer)
+    unscaled = align(source, target, use_obsp="d", solve_options={"scale": None, "n_init": 1})
+    assert unscaled.scale == (1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SNARE.is_file(), reason="needs ../shared/data/snare.npz")
 def test_snare_seq():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._inputs import check_points
 from torchgw._options import check_count, reject_unknown
 from torchgw._result import GWResult
 from torchgw.distances.adjacency import symmetrise
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["align"]
 
 Names = str | tuple[str, str] | None
+_ARGUMENTS = ("adata_src", "adata_tgt")
 
 
 @partial(reject_unknown, nested=("solve_options", solve))
@@ -48,7 +50,9 @@ def align(
         one, otherwise ``"X"``. A pair names one for each side.
     use_obsp : str or pair of str, optional
         Instead, a key of ``obsp``: a sparse matrix is a graph, such as the ``"distances"`` of
-        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix.
+        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix, divided by
+        its maximum unless ``solve_options`` has a ``scale``. Entries are lengths: not
+        ``"connectivities"``, which are large between near neighbours.
     joint_rep : str or pair of str, optional
         Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
         distances between them, over their mean, are the linear cost.
@@ -92,7 +96,8 @@ def align(
     >>> sorted(atac.obsm)
     ['X_torchgw', 'torchgw_plan']
     """
-    for argument, adata in (("adata_src", adata_src), ("adata_tgt", adata_tgt)):
+    both = (adata_src, adata_tgt)
+    for argument, adata in zip(_ARGUMENTS, both, strict=True):
         if not all(hasattr(adata, slot) for slot in ("obsm", "obsp", "obs", "uns")):
             raise InvalidTypeError(f"`{argument}` must be an AnnData; got {type(adata).__name__}.")
     for argument, text in (("key_added", key_added), ("labels", labels)):
@@ -112,20 +117,22 @@ def align(
             f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
             "`use_rep`, `use_obsp` and `joint_rep`."
         )
-    both = (adata_src, adata_tgt)
     points: list[Any] = [None, None]
     inputs: dict[str, Any] = {}
     names = _pair("use_rep", use_rep) if use_obsp is None else _pair("use_obsp", use_obsp)
-    for side, adata, place, name in zip(("X", "Y"), both, (0, 1), names, strict=True):
+    for place, (argument, adata, name) in enumerate(zip(_ARGUMENTS, both, names, strict=True)):
+        side = "XY"[place]
         if use_obsp is not None:
             value = _entry(adata, "obsp", name)
             graph = scipy.sparse.issparse(value)
             inputs[side if graph else f"D_{side}"] = symmetrise(value) if graph else value
+            # two modalities have no unit in common
+            options.setdefault("scale", "max")
         else:
-            points[place] = inputs[side] = _points(adata, name)
+            points[place] = inputs[side] = _points(argument, adata, name)
     if joint_rep is not None:
-        first, second = _pair("joint_rep", joint_rep)
-        inputs["features"] = _joint(_points(adata_src, first), _points(adata_tgt, second))
+        pairs = zip(_ARGUMENTS, both, _pair("joint_rep", joint_rep), strict=True)
+        inputs["features"] = _joint(*(_points(*entry) for entry in pairs))
     columns = _label_columns(both, labels)
     result = solve(**inputs, **options)
     _write(result, both, points[1], key_added, sparse_topk)
@@ -154,20 +161,24 @@ def _entry(adata: AnnData, slot: str, name: Any) -> Any:
     return table[name]
 
 
-def _points(adata: AnnData, name: str | None) -> NDArray[np.float64]:
+def _points(argument: str, adata: AnnData, name: str | None) -> NDArray[np.float64]:
     """Return the points of one side."""
     if name is None:
         name = "X_pca" if "X_pca" in adata.obsm else "X"
     value = adata.X if name == "X" else _entry(adata, "obsm", name)
+    what = f"{argument}.X" if name == "X" else f"{argument}.obsm[{name!r}]"
     if value is None:
-        raise InvalidInputError("The AnnData has no X; name an entry of obsm as `use_rep`.")
-    if scipy.sparse.issparse(value):
+        raise InvalidInputError(f"`{what}` is None; name an entry of obsm as `use_rep`.")
+    # anndata's own class, of a file that is not read into memory
+    if scipy.sparse.issparse(value) or hasattr(value, "to_memory"):
         raise InvalidInputError(
-            f"{name} is sparse, and distances among counts say little. Reduce it first, for "
+            f"`{what}` is sparse, and distances among counts say little. Reduce it first, for "
             "example by scanpy.pp.pca, and pass use_rep='X_pca'."
+            if name == "X"
+            else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
     # a copy, as what is written back should not change with where it came from
-    return np.array(value, dtype=np.float64)
+    return np.array(check_points(what, value).cpu(), dtype=np.float64)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
@@ -191,6 +202,9 @@ def _label_columns(both: tuple[AnnData, AnnData], labels: str | None) -> list[An
     ]
     if labels is not None and all(column is None for column in found):
         raise InvalidInputError(f"`labels={labels!r}` is a column of neither .obs.")
+    for argument, column in zip(_ARGUMENTS, found, strict=True):
+        if column is not None and column.isna().all():
+            raise InvalidInputError(f"`{argument}.obs[{labels!r}]` has no labels, all are missing.")
     return found
 
 
