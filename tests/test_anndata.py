@@ -16,6 +16,7 @@ anndata = pytest.importorskip("anndata", reason="needs anndata (pip install 'tor
 
 from test_boundary import ANYTHING  # noqa: E402
 
+import torchgw  # noqa: E402
 from torchgw import InvalidInputError, TorchGWError  # noqa: E402
 from torchgw.anndata import align  # noqa: E402
 from torchgw.distances import knn_graph  # noqa: E402
@@ -142,6 +143,11 @@ def test_every_argument_takes_anything(pair, name):
         # a right answer or a clear error
         with contextlib.suppress(TorchGWError):
             align(**{**keywords, name: value})
+
+
+def test_solve_is_not_for_objects(pair):
+    with pytest.raises(TorchGWError, match="`X` is an AnnData. Use torchgw.anndata.align"):
+        torchgw.solve(*pair[:2])
 
 
 def test_options_of_a_solve_have_their_place(pair):

@@ -44,9 +44,22 @@ def test_labels_are_voted(monkeypatch):
         (lambda: transfer_labels(np.ones((3, 2)), np.ones((4, 2)), [1, 2]), "one row per anchor"),
         (lambda: transfer_labels(np.ones((3, 1)), np.ones((4, 2)), [1] * 4), "many columns"),
         (lambda: transfer_labels(np.ones((3, 2)), np.ones((4, 2)), [1] * 4), "between 1 and 4"),
+        (
+            lambda: transfer_labels(np.ones((3, 2)), np.ones((6, 2)), ["a", None, np.nan] * 2),
+            "`anchor_labels` has 4 missing labels, of 6",
+        ),
+        (
+            lambda: label_accuracy(np.ones((2, 2)), [1, np.nan], np.ones((9, 2)), [1] * 9),
+            "`labels` has 1 missing",
+        ),
         (lambda: label_accuracy(np.ones((3, 2)), [1], np.ones((9, 2)), [1] * 9), "one label per"),
     ],
 )
 def test_bad_input(call, message):
     with pytest.raises(InvalidInputError, match=message):
         call()
+
+
+def test_words_for_nothing_are_labels():
+    names = np.array(["None", "nan", "drug"], dtype=object)
+    assert list(transfer_labels(np.eye(3), np.eye(3), names, n_neighbors=1)) == list(names)

@@ -213,3 +213,8 @@ def test_what_cannot_be_drawn():
 def test_color_is_colour(result, clouds):
     with pytest.raises(InvalidTypeError, match="no argument 'color'. Did you mean 'colour'"):
         plot_match(result, *clouds, color=np.arange(5))
+
+
+def test_missing_labels_are_refused(result):
+    with pytest.raises(InvalidInputError, match="`target_labels` has 2 missing labels, of 5"):
+        plot_confusion(result, list("ababa"), np.array(["a", None, "b", np.nan, "a"], dtype=object))

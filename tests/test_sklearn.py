@@ -136,3 +136,9 @@ def test_labels_break_a_symmetry():
 def test_unknown_parameters_name_the_nearest_one():
     with pytest.raises(TypeError, match=r"GWAligner\(\) has no argument 'eps'. Did you mean"):
         GWAligner(eps=1)
+
+
+def test_missing_labels_are_refused():
+    x = np.eye(4)
+    with pytest.raises(InvalidInputError, match="`yt` has 1 missing labels, of 4"):
+        GWTransport().fit(Xs=x, ys=[0, 1, 0, 1], Xt=x, yt=[0, 1, np.nan, 1])

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
+    "as_labels",
     "as_weights",
     "check_distances",
     "check_linear_cost",
@@ -68,6 +69,27 @@ def to_numpy(values: Any) -> NDArray[Any]:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+def as_labels(name: str, value: Any) -> NDArray[Any]:
+    """Return labels, numbers or words, as a NumPy array; refuse missing ones."""
+    try:
+        array = to_numpy(value)
+    except ValueError as error:
+        raise InvalidInputError(f"`{name}` must be an array of labels: {error}") from error
+    missing = np.zeros(array.size, dtype=bool)
+    if array.dtype.kind == "f":
+        missing = np.isnan(array)
+    elif array.dtype.kind == "O":
+        # None, NaN, and what pandas has for them; a word may be any of these
+        names = ["" if isinstance(item, str) else str(item) for item in array.flat]
+        missing = np.isin(names, ("None", "nan", "<NA>", "NaT"))
+    if missing.any():
+        raise InvalidInputError(
+            f"`{name}` has {int(missing.sum())} missing labels, of {missing.size}. Drop their "
+            "rows, or give them a label of their own."
+        )
+    return array
+
+
 def check_tensor(name: str, value: object) -> None:
     """Refuse anything but a tensor where a provider keeps what it is given."""
     if not isinstance(value, Tensor):
@@ -83,6 +105,11 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
         raise InvalidTypeError(
             f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
             f"`{name}.toarray()`, or a graph as X or Y."
+        )
+    if hasattr(value, "obsm"):
+        raise InvalidTypeError(
+            f"`{name}` is an AnnData. Use torchgw.anndata.align, or pass its points, such as "
+            "adata.obsm['X_pca']."
         )
     try:
         array = np.asarray(value)

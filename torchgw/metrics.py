@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import to_tensor
+from torchgw._inputs import as_labels, to_tensor
 
 __all__ = ["foscttm", "label_accuracy", "transfer_labels"]
 
@@ -77,7 +77,7 @@ def transfer_labels(
     ndarray, shape (q,)
     """
     x, y = _points("projected", projected), _points("anchors", anchors)
-    labels = _labels("anchor_labels", anchor_labels)
+    labels = as_labels("anchor_labels", anchor_labels)
     if labels.shape != (len(y),) or x.shape[1] != y.shape[1]:
         raise InvalidInputError(
             f"`anchors` and `anchor_labels` must have one row per anchor and `projected` as many "
@@ -101,9 +101,15 @@ def transfer_labels(
 def label_accuracy(
     projected: Any, labels: Any, anchors: Any, anchor_labels: Any, *, n_neighbors: int = 5
 ) -> float:
-    """Return the share of points to which :func:`transfer_labels` gives their own label."""
+    """Return the share of points to which :func:`transfer_labels` gives their own label.
+
+    Raises
+    ------
+    InvalidInputError
+        If shapes differ or labels are missing.
+    """
     found = transfer_labels(projected, anchors, anchor_labels, n_neighbors=n_neighbors)
-    own = _labels("labels", labels)
+    own = as_labels("labels", labels)
     if own.shape != found.shape:
         raise InvalidInputError(
             f"`labels` must have shape {found.shape}, one label per projected point; got "
@@ -119,13 +125,6 @@ def _points(name: str, value: Any) -> NDArray[np.float64]:
             f"`{name}` must be finite points of shape (n, d); got shape {array.shape}."
         )
     return np.asarray(array)
-
-
-def _labels(name: str, value: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise InvalidInputError(f"`{name}` must be an array of labels: {error}") from error
 
 
 def _blocks(rows: int, columns: int | None = None) -> list[slice]:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import to_numpy, to_tensor
+from torchgw._inputs import as_labels, to_numpy, to_tensor
 from torchgw._options import reject_unknown
 from torchgw._structure import plan_orders
 
@@ -258,8 +258,8 @@ def plot_confusion(
         The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
     _check_result(result)
-    source, by_row = np.unique(to_numpy(source_labels), return_inverse=True)
-    target, by_column = np.unique(to_numpy(target_labels), return_inverse=True)
+    source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
+    target, by_column = np.unique(as_labels("target_labels", target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
     if by_row.shape != (n,) or by_column.shape != (m,):
         raise InvalidInputError(

@@ -22,7 +22,7 @@ from torchgw._api import solve
 from torchgw._backend import Backend
 from torchgw._errors import InvalidInputError
 from torchgw._features import FeatureMetric
-from torchgw._inputs import to_numpy
+from torchgw._inputs import as_labels, to_numpy
 from torchgw._losses import LossName
 from torchgw._options import (
     BackendName,
@@ -292,7 +292,7 @@ class GWTransport(_GWEstimator):
 
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
     """Return labels as an array of shape (count,)."""
-    array = np.asarray(labels)
+    array = as_labels(name, labels)
     if array.shape != (count,):
         raise InvalidInputError(
             f"`{name}` must have shape ({count},), one label per point; got {array.shape}."
