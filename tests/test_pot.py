@@ -211,3 +211,21 @@ def test_names_of_the_functions_of_ot_gromov():
     for name, here in (("C1", "Ca"), ("epsilon", "reg"), ("G0", "plan_init"), ("p", "a")):
         with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{here}'"):
             solve_gromov(np.ones((2, 2)), np.ones((2, 2)), **{name: 1})
+
+
+def test_result_has_what_pots_has():
+    found, expected = solve_gromov(*COSTS, reg=0.05), solve_by_pot(reg=0.05)
+    # displacements belong to costs between points
+    names = {name for name, kind in vars(type(expected)).items() if isinstance(kind, property)}
+    for name in names - {"a_to_b", "b_to_a", "citation"}:
+        assert hasattr(found, name), name
+    assert found.marginal_b is found.marginals[1]
+    assert found.potential_a is found.potentials[0]
+    assert abs(found.sparse_plan - found.plan).sum() < 1e-3
+    assert found == found
+    assert found != solve_gromov(*COSTS, reg=0.05)
+
+
+def test_float32_in_float32_out():
+    found = solve_gromov(*(cost.astype(np.float32) for cost in COSTS), reg=0.05)
+    assert {array.dtype for array in (found.plan, *found.potentials)} == {np.dtype("float32")}

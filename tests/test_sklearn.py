@@ -142,3 +142,10 @@ def test_missing_labels_are_refused():
     x = np.eye(4)
     with pytest.raises(InvalidInputError, match="`yt` has 1 missing labels, of 4"):
         GWTransport().fit(Xs=x, ys=[0, 1, 0, 1], Xt=x, yt=[0, 1, np.nan, 1])
+
+
+def test_coupling_is_the_plan():
+    transport = GWTransport(distances="euclidean", random_state=0)
+    assert not hasattr(transport, "coupling_")
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    assert transport.fit(Xs=x, Xt=x[:15]).coupling_.sum(1) == pytest.approx(np.full(20, 1 / 20))

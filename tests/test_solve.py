@@ -339,3 +339,10 @@ def test_numbers_of_a_streamed_solve_are_those_of_its_plan(fused, weighted):
     if fused:
         linear = (cdist(x[:, :2], y, "sqeuclidean") * plan).sum()
         assert result.value_linear == pytest.approx(linear / 2, rel=1e-4)
+
+
+def test_results_are_told_apart_and_go_into_sets():
+    x = np.random.default_rng(0).normal(size=(10, 2))
+    first, second = (torchgw.solve(x, x, distances="euclidean", n_init=1) for _ in range(2))
+    assert first == first
+    assert len({first, second, first}) == 2

@@ -19,7 +19,7 @@ __all__ = ["BarycenterResult"]
 
 
 @stored
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class BarycenterResult:
     """Outcome of :func:`torchgw.barycenter`.
 

@@ -27,7 +27,7 @@ __all__ = ["JointEmbedding", "joint_embedding"]
 
 
 @stored
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class JointEmbedding:
     """Outcome of :func:`torchgw.joint_embedding`.
 

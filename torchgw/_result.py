@@ -25,7 +25,7 @@ _AMBIGUOUS = 0.9
 
 
 @stored
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class GWResult:
     """Outcome of :func:`torchgw.solve`, with the attribute names of POT's ``OTResult``.
 

@@ -37,7 +37,7 @@ _SPREAD = 1e-3
 
 
 @stored
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class LowRankResult:
     """Outcome of :func:`torchgw.solve_low_rank`.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._inputs import to_tensor
 from torchgw._losses import LossName
 from torchgw._options import Regularization, reject_unknown
+from torchgw._plan import TransportPlan
 from torchgw._result import GWResult
 from torchgw._schedule import Status
 
@@ -31,7 +33,7 @@ _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 _LOSSES: dict[str, LossName] = {"L2": "square", "KL": "kl"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OTResult:
     """What POT's ``OTResult`` has, for :func:`solve_gromov`; arrays are of the kind of ``Ca``.
 
@@ -39,13 +41,16 @@ class OTResult:
     ----------
     plan : array of shape (n, m)
     value : float
-        Objective, with reg * sum P log P if there is a ``reg``, as in POT.
+        Objective, with reg * sum P log P if there is a ``reg``, as in POT; a plain number, which
+        carries no gradients: those are had by ``differentiable`` of :func:`torchgw.solve`.
     value_linear, value_quad : float
         (1 - alpha) <M, P> and alpha <L(P), P>.
-    potentials : tuple of arrays, shapes (n,) and (m,)
+    potentials, potential_a, potential_b : tuple of arrays, shapes (n,) and (m,), and each
         Of the linearised cost; with ``reg=None``, of the last regularised problem.
-    marginals : tuple of arrays, shapes (n,) and (m,)
+    marginals, marginal_a, marginal_b : tuple of arrays, shapes (n,) and (m,), and each
         Mass that the plan moves.
+    lazy_plan, sparse_plan : TransportPlan, scipy.sparse.csr_array
+        Those of ``result``.
     status : Status
     log : dict
     result : GWResult
@@ -61,6 +66,36 @@ class OTResult:
     status: Status
     log: dict[str, Any]
     result: GWResult
+
+    @property
+    def potential_a(self) -> Any:
+        """The first of the potentials."""
+        return self.potentials[0]
+
+    @property
+    def potential_b(self) -> Any:
+        """The second of the potentials."""
+        return self.potentials[1]
+
+    @property
+    def marginal_a(self) -> Any:
+        """The first of the marginals."""
+        return self.marginals[0]
+
+    @property
+    def marginal_b(self) -> Any:
+        """The second of the marginals."""
+        return self.marginals[1]
+
+    @property
+    def lazy_plan(self) -> TransportPlan:
+        """The plan as an operator."""
+        return self.result.lazy_plan
+
+    @property
+    def sparse_plan(self) -> scipy.sparse.csr_array:
+        """The entries of the plan that matter."""
+        return self.result.sparse_plan
 
 
 @reject_unknown
@@ -322,9 +357,9 @@ def _refuse_combination(
 
 
 def _like(model: Any, tensor: Tensor) -> Any:
-    """Return a tensor as the kind of array that the input was."""
+    """Return a tensor as the kind of array that the input was, float32 if it was."""
+    given = to_tensor("Ca", model)
+    dtype = given.dtype if given.dtype.is_floating_point else tensor.dtype
     if isinstance(model, Tensor):
-        given = to_tensor("Ca", model)
-        dtype = given.dtype if given.dtype.is_floating_point else tensor.dtype
         return tensor.to(given.device, dtype)
-    return tensor.cpu().numpy()
+    return tensor.to("cpu", dtype).numpy()

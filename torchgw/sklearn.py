@@ -200,7 +200,9 @@ class GWTransport(_GWEstimator):
     Attributes
     ----------
     result_ : GWResult
-        The alignment; ``result_.plan`` is POT's ``coupling_``.
+        The alignment.
+    coupling_ : ndarray, shape (n, m)
+        The plan, as POT's transports have it; built when it is asked for.
     xs_, xt_ : ndarray
         The points of :meth:`fit`.
 
@@ -250,6 +252,12 @@ class GWTransport(_GWEstimator):
         self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
         self._linear = linear is not None
         return self
+
+    @property
+    def coupling_(self) -> NDArray[np.float64]:
+        """The plan as a matrix."""
+        check_is_fitted(self)
+        return to_numpy(self.result_.plan)
 
     def fit_transform(
         self,
