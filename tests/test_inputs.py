@@ -449,7 +449,7 @@ def test_a_matrix_passed_as_points_is_refused():
 
 @pytest.mark.parametrize("distances", ["auto", "euclidean"])
 def test_a_matrix_taken_as_points_is_warned_about(distances):
-    with pytest.warns(torchgw.TorchGWWarning, match="is taken as points. Pass a matrix .*`D_X`"):
+    with pytest.warns(torchgw.TorchGWWarning, match="as points. Pass a matrix .*`D_X`.*csr_array"):
         solve(D_X, Y, distances=distances)
 
 
@@ -575,7 +575,7 @@ def with_weight(weight):
         (with_weight(-1.0), "non-negative edge lengths"),
         (with_weight(float("nan")), "finite, non-negative edge lengths"),
         (networkx.Graph(), "must be square"),
-        (scipy.sparse.triu(ADJACENCY), "must be symmetric; got a directed one.*symmetrise"),
+        (scipy.sparse.triu(ADJACENCY), "`X` must be symmetric; got a directed graph.*symmetrise"),
         (ADJACENCY[:, :4], "must be square"),
         (ADJACENCY.astype(complex), "real weights"),
         (pyg(num_nodes=3), "`X.edge_index` must be within 0 and num_nodes - 1 = 2"),
@@ -616,7 +616,7 @@ def test_disconnected_graphs_are_filled_and_say_so():
     lengths = dijkstra(networkx.to_scipy_sparse_array(graph))
     lengths[np.isinf(lengths)] = 1.5 * 3
     for policy, why in (("stitch", "no points to join them by"), ("fill", "pairs without a path")):
-        with pytest.warns(GraphWarning, match=why):
+        with pytest.warns(GraphWarning, match=f"the graph `X` has 2.*{why}.*add edges"):
             result = solve(graph, Y, distances=("auto", "euclidean"), disconnected=policy)
         check(result, lengths, D_Y)
 

@@ -51,7 +51,7 @@ def pair_of_distances(distances: Any) -> tuple[Any, Any]:
             known = ", ".join(repr(name) for name in get_args(DistanceName))
             raise InvalidInputError(
                 f"`distances` must be one of {known}, a DistanceProvider, or a pair of these; got "
-                f"{item!r}."
+                f"{item!r}. Compute other distances and pass them as `D_X` and `D_Y`."
             )
     return pair
 
@@ -103,7 +103,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
         warn_user(
             f"{what}, and is taken as points. Pass a matrix of distances as `{table_name}`, or as "
             "torchgw.distances.PrecomputedDistance(matrix); --distance-matrices on the command "
-            "line.",
+            "line. Pass the edge lengths of a graph as a scipy.sparse.csr_array.",
             TorchGWWarning,
         )
     return GivenSide(name, points, None, None)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._cache import Cache, content_key
 from torchgw._inputs import check_magnitude
 from torchgw.distances.geodesics import Geodesics, path_lengths
-from torchgw.distances.graph import connect, neighbour_geodesics
+from torchgw.distances.graph import given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = ["Graph", "Preparation"]
@@ -73,7 +73,7 @@ class Preparation:
         def make() -> Graph:
             geodesics = graph
             if not isinstance(graph, Geodesics):
-                geodesics = connect(graph, policy=policy)
+                geodesics = given_geodesics(name, graph, policy)
                 check_magnitude(name, geodesics.edges.length)
             content = (*geodesics.edges, geodesics.unreachable)
             key = None if self._cache is None else content_key("given graph", *content)

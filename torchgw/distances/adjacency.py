@@ -30,7 +30,7 @@ def symmetrise(graph: Any) -> csr_matrix:
     return graph
 
 
-def validate_graph(graph: Any) -> csr_matrix:
+def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
     """Return a graph given by the user as symmetric float64 CSR.
 
     Parameters
@@ -39,6 +39,8 @@ def validate_graph(graph: Any) -> csr_matrix:
         Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``. In
         others an explicit zero is an edge of length zero, as for SciPy. Repeated COO entries are
         summed, as SciPy does.
+    name : str
+        What errors call it.
 
     Raises
     ------
@@ -49,16 +51,16 @@ def validate_graph(graph: Any) -> csr_matrix:
     """
     if not issparse(graph):
         raise InvalidTypeError(
-            f"`graph` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
+            f"`{name}` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
             "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
         )
     if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
         raise InvalidInputError(
-            f"`graph` must be square, (n, n) with n >= 1; got {graph.shape}. "
+            f"`{name}` must be square, (n, n) with n >= 1; got {graph.shape}. "
             "Pass the adjacency of one graph, a row and a column for each vertex."
         )
     if graph.dtype.kind not in "buif":
-        raise InvalidInputError(f"`graph` must have real weights; got dtype {graph.dtype}.")
+        raise InvalidInputError(f"`{name}` must have real weights; got dtype {graph.dtype}.")
     unweighted = graph.dtype.kind == "b"
     graph = csr_matrix(graph, dtype=np.float64, copy=True)
     graph.sum_duplicates()
@@ -68,14 +70,14 @@ def validate_graph(graph: Any) -> csr_matrix:
     bad = ~np.isfinite(graph.data) | (graph.data < 0)
     if bad.any():
         raise InvalidInputError(
-            f"`graph` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
+            f"`{name}` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
             f"such as {graph.data[bad][0]}. Leave an edge out rather than give it infinite length; "
             "turn similarities into distances first."
         )
-    return _check_symmetric(graph)
+    return _check_symmetric(graph, name)
 
 
-def _check_symmetric(graph: csr_matrix) -> csr_matrix:
+def _check_symmetric(graph: csr_matrix, name: str) -> csr_matrix:
     """Refuse a directed graph; return the other with its rounding differences averaged."""
     reverse = csr_matrix(graph.T)
     reverse.sort_indices()
@@ -85,9 +87,10 @@ def _check_symmetric(graph: csr_matrix) -> csr_matrix:
     # in any unit: lengths of 1e-9 too may differ
     if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
         raise InvalidInputError(
-            "`graph` must be symmetric; got a directed one (a nearest-neighbour graph is directed "
+            f"`{name}` must be symmetric; got a directed graph (a nearest-neighbour graph is one "
             "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
-            "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero."
+            "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero; of PyTorch "
+            "Geometric data both directions of each edge, as its `to_undirected` gives them."
         )
     graph.data = (graph.data + reverse.data) / 2
     return graph

@@ -143,6 +143,12 @@ def _neighbour_edges(
     return symmetric_edges(n, source, index.flatten(), length)
 
 
+def given_geodesics(name: str, graph: Any, policy: ConnectPolicy) -> Geodesics:
+    """Return ``connect(graph, policy=policy)`` of a graph that messages call by its name."""
+    edges = from_csr(validate_graph(graph, name))
+    return _connect(edges, None, policy, 1.5, "euclidean", f"the graph `{name}`")
+
+
 def connect(
     graph: Any,
     points: Tensor | NDArray[Any] | None = None,
@@ -197,7 +203,12 @@ def connect(
 
 
 def _connect(
-    edges: Edges, embedded: Tensor | None, policy: ConnectPolicy, fill: float, metric: GraphMetric
+    edges: Edges,
+    embedded: Tensor | None,
+    policy: ConnectPolicy,
+    fill: float,
+    metric: GraphMetric,
+    what: str = "the graph",
 ) -> Geodesics:
     """Join the components of a graph, or give pairs in different ones a distance."""
     n_components, labels = components(edges)
@@ -205,7 +216,7 @@ def _connect(
         return Geodesics(edges)
     sizes = labels.bincount().sort(descending=True).values
     shown = ", ".join(str(int(size)) for size in sizes[:5]) + (", ..." if n_components > 5 else "")
-    found = f"the graph has {n_components} components (of {shown} vertices)"
+    found = f"{what} has {n_components} components (of {shown} vertices)"
     if policy == "stitch" and embedded is not None:
         if len(embedded) <= _HOST_VERTICES:
             embedded = embedded.cpu()
@@ -223,7 +234,7 @@ def _connect(
     why = "" if policy == "fill" else " and no points to join them by"
     warn_user(
         f"{found}{why}: pairs without a path get the distance {value:.6g}, {fill:g} times the "
-        "largest path length found. Raise `n_neighbors` or pass a connected graph to avoid it.",
+        "largest path length found. To avoid it add edges; those of points by more `n_neighbors`.",
         GraphWarning,
     )
     return Geodesics(edges, value)
