@@ -183,11 +183,9 @@ def _squared_form(points: Tensor) -> Form:
 
 
 def _cosine_form(points: Tensor) -> Form:
-    """Return 1 - cos as a form of (1, x / |x|)."""
-    unit = points / points.norm(dim=1, keepdim=True)
-    form = -torch.eye(points.shape[1] + 1, dtype=points.dtype, device=points.device)
-    form[0, 0] = 1.0
-    return Form(torch.cat([torch.ones_like(unit[:, :1]), unit], dim=1), form)
+    """Return 1 - cos, half the squared distance of x / |x|, as such a form."""
+    matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
+    return Form(matrix, form / 2)
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:

@@ -26,10 +26,10 @@ def test_the_diagonal_is_exactly_zero(metric, device):
     assert bool((every + torch.eye(200, device=device) > 0).all())
 
 
-def test_factors_have_rank_d_plus_two_and_one():
+def test_factors_have_rank_d_plus_two():
     cloud = torch.randn(30, 4)
     assert PointDistance(cloud, "sqeuclidean").factors().matrix.shape == (30, 6)
-    assert PointDistance(cloud, "cosine").factors().matrix.shape == (30, 5)
+    assert PointDistance(cloud, "cosine").factors().matrix.shape == (30, 6)
     assert PointDistance(cloud, "euclidean").factors() is None
 
 
@@ -41,6 +41,30 @@ def test_factors_do_not_lose_digits_to_an_offset(device):
     error = ((matrix * signs) @ matrix.T).cpu().double() - exact
     # The squared distances are up to 50; float32 leaves 6e-8 of that, a few times.
     assert float(error.abs().max()) < 5e-5
+
+
+def test_factors_of_a_narrow_cone_are_as_precise_as_its_distances(device):
+    # 1 - cos from unit vectors would round at 1e-16, distances of 1e-12 here
+    generator = torch.Generator().manual_seed(0)
+    cloud = 1 + 1e-6 * torch.randn(60, 5, dtype=torch.float64, generator=generator).to(device)
+    distance = PointDistance(cloud, "cosine")
+    exact = distance.columns(torch.arange(60, device=device))
+    matrix, signs = distance.factors()
+    # the angles, of 1e-6, round at 1e-16
+    torch.testing.assert_close(
+        (matrix * signs) @ matrix.T, exact, rtol=0, atol=1e-9 * float(exact.max())
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vectors_of_one_direction_have_no_cosine_distance(dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    lengths = 0.1 + torch.rand(300, 1, dtype=dtype, generator=generator)
+    cloud = lengths * torch.randn(40, dtype=dtype, generator=generator)
+    distance = PointDistance(cloud.to(device), "cosine")
+    assert distance.maximum() == 0
+    assert not bool(distance.columns(torch.arange(300, device=device)).any())
+    assert not bool(distance.factors().matrix.any())
 
 
 def test_points_on_a_sphere_and_equal_points_have_factors():

@@ -20,19 +20,22 @@ PointMetric = Literal["euclidean", "sqeuclidean", "cosine"]
 _EXACT_MAXIMUM_POINTS = 50_000
 # Elements of one (rows, points) block of that search.
 _BLOCK_ELEMENTS = 2**24
+# Distance of two unit vectors of one direction, in units of rounding, at most: that of the largest
+# entry, the norm and the quotients, and of a mean of equal vectors.
+_UNIT_ROUNDING = 8
 
 
 class PointDistance(DistanceProvider):
     """Distances among n points.
 
-    Squared Euclidean and cosine distances have exact factors of rank d + 2 and d + 1, so products
-    cost O(n d). The Euclidean distance has none; its products are streamed in blocks of columns,
+    Squared Euclidean and cosine distances have exact factors of rank d + 2, so products cost
+    O(n d). The Euclidean distance has none; its products are streamed in blocks of columns,
     except :meth:`mean_square`, which needs squares only. Nothing of size n x n is stored.
 
     Parameters
     ----------
     points : Tensor, shape (n, d), float32/64
-        Moved to their mean (or, for "cosine", to unit length) once, so that numbers stay small.
+        Moved to their mean (for "cosine" once they have unit length), so that numbers stay small.
     metric : {"euclidean", "sqeuclidean", "cosine"}
         "cosine" is 1 - cos, half the squared Euclidean distance of the unit vectors.
 
@@ -72,7 +75,10 @@ class PointDistance(DistanceProvider):
         self.n = points.shape[0]
         self.device = points.device
         self.dtype = points.dtype
-        self._points = _unit(points) if metric == "cosine" else points - points.mean(dim=0)
+        points = _unit(points) if metric == "cosine" else points
+        self._points = points - points.mean(dim=0)
+        if metric == "cosine":
+            self._points = _without_rounding(self._points)
 
     def columns(self, index: Tensor) -> Tensor:
         """Return D[:, index], with exact zeros where a point meets itself."""
@@ -88,15 +94,12 @@ class PointDistance(DistanceProvider):
         return moved
 
     def factors(self) -> Factors | None:
-        """Return exact factors: d + 2 for "sqeuclidean", d + 1 for "cosine", else ``None``."""
-        if self.metric == "sqeuclidean":
-            return _squared_factors(self._points)
-        if self.metric == "cosine":
-            one = self._points.new_ones(self.n, 1)
-            signs = self._points.new_full((self._points.shape[1] + 1,), -1.0)
-            signs[0] = 1.0
-            return Factors(torch.cat([one, self._points], dim=1), signs)
-        return None
+        """Return exact factors of rank d + 2, ``None`` for "euclidean"."""
+        if self.metric == "euclidean":
+            return None
+        matrix, signs = _squared_factors(self._points)
+        # not 1 - x_i . x_j, of which nothing is left where directions are alike
+        return Factors(matrix, signs / 2 if self.metric == "cosine" else signs)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Return (D * D) @ weights: O(n d) for "euclidean", O(n d^2) for the others."""
@@ -175,6 +178,12 @@ def _unit(points: Tensor) -> Tensor:
         )
     points = points / largest
     return torch.nn.functional.normalize(points, dim=1, eps=0.0)
+
+
+def _without_rounding(points: Tensor) -> Tensor:
+    """Return centred unit vectors, all zero if they were equal but for rounding."""
+    largest = points.detach().norm(dim=1).amax()
+    return torch.where(largest > _UNIT_ROUNDING * torch.finfo(points.dtype).eps, points, 0.0)
 
 
 def _squared_factors(points: Tensor) -> Factors:
