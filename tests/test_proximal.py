@@ -162,6 +162,17 @@ def test_polish_ends_at_a_stationary_vertex(gradient):
     assert np.abs(after - plan).sum() < 1e-9
 
 
+def test_polish_takes_over_from_proximal_steps():
+    x, y, _ = isometric_copy(50, noise=0.2, seed=1)
+    options = {"distances": "sqeuclidean", "gradient": "dense", "regularization": "proximal"}
+    sharp = torchgw.solve(x, y, **options)
+    result = torchgw.solve(x, y, polish=True, **options)
+    assert result.status is Status.CONVERGED
+    assert result.n_iters < sharp.n_iters / 2
+    # a vertex: what is left of the entropy of the sharp plan does not count
+    assert result.value <= sharp.value * (1 + 1e-6)
+
+
 def test_polish_with_general_weights_and_a_linear_cost():
     d_x, d_y = distance_matrices(20, 15)
     a, b = random_weights(20), random_weights(15, 1)

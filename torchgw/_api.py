@@ -206,7 +206,8 @@ def solve(
         ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
         gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
         n = m) or a transport problem by POT's exact solver. Partial and semi-relaxed plans too,
-        not those with a penalty on a marginal.
+        not those with a penalty on a marginal. Proximal steps before it end at a change of 3e-3, or
+        of ``tol`` if that is larger.
     backend : {"auto", "triton", "compile", "eager"} or Backend
         Implementation of the half-step. A backend named here runs or raises; an object with the
         methods of ``torchgw.backends.Backend`` is used as it is.

@@ -43,6 +43,9 @@ _REFINING = 4
 _REFINED_ANCHORS = 1024
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64.
 _HANDOVER_TOLERANCE = 1e-3
+# The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
+# and lead to the same vertex.
+_POLISH_TOLERANCE = 3e-3
 
 
 class Ending(NamedTuple):
@@ -128,6 +131,8 @@ def begin(
     """Return the first setting of the loop, and the state that a guess stands for there."""
     options, steps, epsilon = strategy.options, strategy.steps, strategy.epsilon
     handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
+    if strategy.proximal_polished:
+        handover = max(handover, _POLISH_TOLERANCE)
     start = max(epsilon, guess.epsilon * strategy.scale)
     anneal = Annealing(start, epsilon, proximal=strategy.proximal, patient=guess.patient)
     setting = strategy.setting(steps.loop, handover, anneal, generator, recorder)
@@ -156,7 +161,7 @@ def run(
     setting = strategy.setting(
         steps.settle, options.tol, setting.anneal, setting.generator, setting.recorder
     )
-    again = steps.again and state.status is not Status.FLAT
+    again = steps.again and not strategy.proximal_polished and state.status is not Status.FLAT
     return setting, iterate(setting, state) if again else state
 
 

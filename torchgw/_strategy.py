@@ -99,6 +99,11 @@ class Strategy:
         return self.options.regularization == "proximal"
 
     @property
+    def proximal_polished(self) -> bool:
+        """Whether proximal steps only lead to where polishing begins."""
+        return self.proximal and self.options.polish
+
+    @property
     def search_epsilon(self) -> float:
         """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
         return _AUTO_EPSILON["entropic"] * self.scale if self.proximal else self.epsilon

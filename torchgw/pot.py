@@ -220,7 +220,8 @@ def solve_gromov(
         tol=_TOLERANCE["polished" if call.polish else call.regularization] if tol is None else tol,
         # polishing makes marginals exact
         inner_tol=None if call.polish else 1e-9,
-        precision="float64",
+        # and ends in double precision
+        precision="auto" if call.polish else "float64",
         random_state=0,
         verbose=verbose,
     )
