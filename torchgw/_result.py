@@ -213,7 +213,7 @@ class GWResult:
 
         Examples
         --------
-        >>> import numpy as np, torchgw
+        >>> import numpy as np, torch, torchgw
         >>> X = np.random.default_rng(0).normal(size=(60, 3))
         >>> result = torchgw.solve(X, X + 5, distances="euclidean", random_state=0)
         >>> moved = result.transform(X[:2])
