@@ -119,3 +119,13 @@ def test_examples_run(path, monkeypatch):
     mpl.use("Agg")
     exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})
     pyplot.close("all")
+
+
+def test_equations_have_a_number_of_their_own_and_are_cited_by_it():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
+    numbers = re.findall(r"^    .*  \((\d+)\)$", text, flags=re.M)
+    assert len(numbers) > 30
+    assert len(numbers) == len(set(numbers))
+    code = "\n".join(path.read_text("utf-8") for path in (ROOT / "torchgw").rglob("*.py"))
+    cited = re.findall(r"equations? \(?(\d+)(?:, (\d+))?(?: (?:to|and) (\d+))?", code)
+    assert {number for found in cited for number in found if number} <= set(numbers)

@@ -65,7 +65,7 @@ class CoarseSide(NamedTuple):
 
 
 class CoarseProblem(NamedTuple):
-    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 14).
+    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38).
 
     ``x`` and ``y`` are the doubly centred tables, one of each for the square loss and r for one
     that has r products (:mod:`torchgw._coarse_loss`). A plan with the marginals a, b has the value
