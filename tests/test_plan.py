@@ -87,6 +87,16 @@ def test_argmax_topk_sparse(pair):
         plan.argmax(axis=2)
 
 
+def test_rounding_to_different_masses_is_refused(pair):
+    plan, _ = pair
+    a, b = plan.weights
+    with pytest.raises(InvalidInputError, match="`a` and `b` must have equal sums; got 2 and 1"):
+        plan.rounded(a=2 * a)
+    # a difference that float32 leaves is none
+    rounded = plan.rounded(a.float(), b)
+    assert float((rounded.marginals()[1] - b).abs().sum()) < 1e-6
+
+
 def test_barycentric_is_defined_for_zero_weights(pair):
     plan, matrix = pair
     points = np.random.default_rng(1).normal(size=(20, 2))

@@ -24,6 +24,7 @@ from torchgw._plan_inputs import (
     as_values,
     check_draw,
     check_entries,
+    check_equal_masses,
     check_threshold,
 )
 from torchgw._rounding import RoundedPlan, rounding_of
@@ -115,7 +116,7 @@ class TransportPlan:
 
     @exactly
     def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values for values of shape (m,) or (m, c)."""
+        """Return plan @ values, (n,) or (n, c), for values of shape (m,) or (m, c)."""
         values = as_values("values", values, self.device)
         if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
             raise InvalidInputError(
@@ -138,12 +139,12 @@ class TransportPlan:
         return differentiable_product(self, table)
 
     def push(self, values: Any) -> Tensor:
-        """Map values on the source to the target, ``plan.T @ values`` (moscot's name)."""
+        """Map values (n, c) on the source to the target, ``plan.T @ values`` (moscot's name)."""
         mapped: Tensor = self.T @ values
         return mapped
 
     def pull(self, values: Any) -> Tensor:
-        """Map values on the target to the source, ``plan @ values`` (moscot's name)."""
+        """Map values (m, c) on the target to the source, ``plan @ values`` (moscot's name)."""
         mapped: Tensor = self @ values
         return mapped
 
@@ -170,11 +171,17 @@ class TransportPlan:
         ----------
         a, b : Tensor, shapes (n,) and (m,), optional
             The marginals, of equal sums; the weights of the problem by default.
+
+        Raises
+        ------
+        InvalidInputError
+            If masses do not fit, are negative or not finite, or differ in sum.
         """
         a, b = (
             weight if given is None else as_mass(name, given, weight)
             for name, given, weight in zip("ab", (a, b), self.weights, strict=True)
         )
+        check_equal_masses(a, b)
         x, y = rounding_of(self, a, b)
         f, g = self.potentials
         # a row or column whose marginal is zero is scaled away as one of weight zero
@@ -240,26 +247,31 @@ class TransportPlan:
         return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
 
     def argmax(self, axis: int = 1) -> Tensor:
-        """Return the most likely partner of each source (axis 1) or target (axis 0) point."""
+        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
         if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
         return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
 
     @exactly
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
+        """Return the k largest entries of each row: values (n, k), and their columns (n, k), int64.
+
+        Raises
+        ------
+        InvalidInputError
+            Unless 1 <= k <= m.
+        """
         k = check_entries(k, self.shape[1])
         return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
 
     @exactly
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        """Draw ``count`` pairs (i, j) from the plan, with repetition.
+        """Draw ``count`` pairs (i, j) from the plan, with repetition, as two tensors (count,).
 
         Parameters
         ----------
         count : int
-        generator : torch.Generator
-            On the device of the plan.
+        generator : torch.Generator, on the device of the plan
         """
         check_draw(count, generator, self.device)
         return self._with_partners(sample_categories(self.masses.a, count, generator), generator)
@@ -286,7 +298,7 @@ class TransportPlan:
         return Anchors(source, target)
 
     def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix.
+        """Build the (n, m) matrix, in the dtype of the plan and on its device.
 
         Raises
         ------

@@ -19,8 +19,12 @@ __all__ = [
     "as_values",
     "check_draw",
     "check_entries",
+    "check_equal_masses",
     "check_threshold",
 ]
+
+# Relative difference of two masses that rounding can explain.
+_MASS_TOLERANCE = 1e-4
 
 
 def as_values(name: str, value: Any, device: torch.device) -> Tensor:
@@ -67,6 +71,16 @@ def as_mass(name: str, value: Any, weight: Tensor) -> Tensor:
             f"{tuple(mass.shape)}."
         )
     return mass
+
+
+def check_equal_masses(a: Tensor, b: Tensor) -> None:
+    """Refuse marginals that no plan can have both of."""
+    first, second = float(a.sum()), float(b.sum())
+    if abs(first - second) > _MASS_TOLERANCE * max(first, second):
+        raise InvalidInputError(
+            f"`a` and `b` must have equal sums; got {first:.6g} and {second:.6g}. Scale one of "
+            "them, or pass both."
+        )
 
 
 def check_entries(k: Any, count: int) -> int:
