@@ -139,3 +139,15 @@ def test_tiny_and_huge_vectors_have_a_direction():
     half = 1 - 2**-0.5
     expected = torch.tensor([[0.0, 1.0, half], [1.0, 0.0, half], [half, half, 0.0]])
     torch.testing.assert_close(every, expected)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+def test_points_that_coincide_are_no_distance_apart(metric):
+    """Their mean is rounded: they would lie apart from it, at a scale of its own, 1e-39 or so."""
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        point = torch.randn(1, 3, generator=generator, dtype=torch.float64)
+        provider = PointDistance(point.expand(200, 3), metric)
+        weights = torch.full((200,), 1 / 200, dtype=torch.float64)
+        assert float(provider.mean_square(weights).abs().max()) == 0
+        assert float(provider.apply(weights[:, None]).abs().max()) == 0

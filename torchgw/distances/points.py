@@ -76,7 +76,9 @@ class PointDistance(DistanceProvider):
         self.device = points.device
         self.dtype = points.dtype
         points = _unit(points) if metric == "cosine" else points
-        self._points = points - points.mean(dim=0)
+        # the mean of points that coincide is rounded, which would set them apart from it
+        coincide = (points == points[0]).all()
+        self._points = torch.where(coincide, 0.0, points - points.mean(dim=0))
         if metric == "cosine":
             self._points = _without_rounding(self._points)
 
