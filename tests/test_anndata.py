@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,12 @@ def test_every_argument_takes_anything(pair, name):
 def test_solve_is_not_for_objects(pair):
     with pytest.raises(TorchGWError, match="`X` is an AnnData. Use torchgw.anndata.align"):
         torchgw.solve(*pair[:2])
+
+
+def test_no_warnings_of_ours(pair):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="__array__")
+        align(*pair[:2], use_rep=("X_lsi", "X_pca"), solve_options={**EXACT, "n_init": 1})
 
 
 def test_options_of_a_solve_have_their_place(pair):

@@ -21,6 +21,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, InvalidTypeError
+from torchgw._inputs import as_weights
 from torchgw.backends import Backend
 from torchgw.distances import (
     CallableDistance,
@@ -419,6 +420,14 @@ def test_each_side_is_given_once():
     for given in ({"x": X}, {"D_X": D_X}):
         with pytest.raises(InvalidInputError, match="`distances` gives a provider.*would not be"):
             solve(**given, y=Y, distances=(provider, "euclidean"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_sum_to_one_by_its_rounding(dtype):
+    weights = as_weights("a", torch.full((150,), 1 / 150, dtype=dtype), 150, torch.device("cpu"))
+    assert float(weights.sum()) == pytest.approx(1, abs=1e-12)
+    with pytest.raises(InvalidInputError, match="must sum to 1"):
+        as_weights("a", torch.full((150,), 1.02 / 150, dtype=dtype), 150, torch.device("cpu"))
 
 
 def test_unknown_arguments_name_the_nearest_one():

@@ -215,12 +215,15 @@ def as_weights(
 
     ``each`` says what has a weight: by default a row of X if they are ``a``, else one of Y.
 
-    A total within 1e-4 of one is rounding and is normalised; any other total is refused, because
-    balanced transport of different masses is not defined.
+    A total within 1e-4 of one, or one unit of rounding in half precision, is rounding and is
+    normalised; any other total is refused, because balanced transport of different masses is not
+    defined.
     """
     if value is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
-    weights = to_tensor(name, value).to(device=device, dtype=torch.float64)
+    given = to_tensor(name, value)
+    rounding = torch.finfo(given.dtype).eps if given.dtype.is_floating_point else 0.0
+    weights = given.to(device=device, dtype=torch.float64)
     each = each or ("row of X" if name == "a" else "row of Y")
     if tuple(weights.shape) != (n,):
         raise InvalidInputError(
@@ -233,7 +236,7 @@ def as_weights(
             f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
         )
     total = float(weights.sum())
-    if abs(total - 1) > _MASS_TOLERANCE:
+    if abs(total - 1) > max(_MASS_TOLERANCE, rounding):
         raise InvalidInputError(
             f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
         )

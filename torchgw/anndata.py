@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import check_points
+from torchgw._inputs import check_points, to_numpy
 from torchgw._options import check_count, reject_unknown
 from torchgw._result import GWResult
 from torchgw.distances.adjacency import symmetrise
@@ -178,7 +178,7 @@ def _points(argument: str, adata: AnnData, name: str | None) -> NDArray[np.float
             else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
     # a copy, as what is written back should not change with where it came from
-    return np.array(check_points(what, value).cpu(), dtype=np.float64)
+    return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
