@@ -218,3 +218,20 @@ def test_color_is_colour(result, clouds):
 def test_missing_labels_are_refused(result):
     with pytest.raises(InvalidInputError, match="`target_labels` has 2 missing labels, of 5"):
         plot_confusion(result, list("ababa"), np.array(["a", None, "b", np.nan, "a"], dtype=object))
+
+
+def test_labels_are_colours(result, clouds, permutation):
+    labels = np.array(["b", "x", "b", "red", "x"], dtype=object)
+    source, target = plot_match(result, *clouds, colour=labels)
+    np.testing.assert_array_equal(source.collections[0].get_array(), [0, 2, 0, 1, 2])
+    np.testing.assert_array_equal(target.collections[0].get_array()[permutation], [0, 2, 0, 1, 2])
+    assert len(set(plot_points(clouds[0], colour=list("ababc")).collections[0].get_array())) == 3
+
+
+def test_axes_that_do_not_fit(result, clouds):
+    flat = pyplot.figure().subplots(1, 2)
+    with pytest.raises(InvalidInputError, match="three-dimensional for points of d >= 3"):
+        plot_match(result, *clouds, ax=flat)
+    with pytest.raises(InvalidInputError, match="a pair of Axes"):
+        plot_match(result, *clouds, ax=flat[0])
+    assert plot_match(result, clouds[0], clouds[0], ax=flat) is flat

@@ -43,7 +43,8 @@ def plot_points(
     points : array-like, shape (n, d)
         The points. One column is drawn against the index, more than three as the first three.
     colour : array-like, shape (n,), or None
-        One number per point, shown on a colour scale; None draws all points alike.
+        One number per point, shown on a colour scale, or one label, words in sorted order; None
+        draws all points alike.
     ax : matplotlib Axes or None
         Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
     size : float
@@ -55,8 +56,16 @@ def plot_points(
         The axes drawn on.
     """
     coordinates = _columns(points)
-    axes: Any = ax or _new_axes(len(coordinates))
+    if ax is None:
+        ax = _new_axes(len(coordinates))
+    axes: Any = ax
+    colour = _scale(colour)
     if len(coordinates) == 3:
+        if not hasattr(axes, "set_zlim"):
+            raise InvalidInputError(
+                "`ax` must be three-dimensional for points of d >= 3. Make it by "
+                "add_subplot(projection='3d'), or pass points[:, :2]."
+            )
         axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
         # From high enough to see into a roll.
         axes.view_init(elev=50)
@@ -87,7 +96,8 @@ def plot_match(
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
-        One number per point of X; None takes the index, which suits points in a known order.
+        One number or label per point of X; None takes the index, which suits points in a known
+        order.
     ax : pair of matplotlib Axes or None
         Where to draw X and Y; None makes both in a new figure.
     size : float
@@ -101,13 +111,16 @@ def plot_match(
     _check_result(result)
     n, m = result.lazy_plan.shape
     source, target = _columns(X, "X", n), _columns(Y, "Y", m)
-    source_colour = np.arange(n) if colour is None else to_numpy(colour)
+    source_colour = np.arange(n) if colour is None else to_numpy(_scale(colour))
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
-    ax = ax or _new_pair(len(source), len(target))
+    if ax is None:
+        ax = _new_pair(len(source), len(target))
+    elif not hasattr(ax, "__len__") or len(ax) != 2:
+        raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
     plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
     ax[0].set_title("X")
@@ -318,6 +331,13 @@ def _check_result(result: Any, part: str = "lazy_plan") -> None:
         raise InvalidTypeError(
             f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
         )
+
+
+def _scale(colour: Any) -> Any:
+    """Return numbers as they are, and labels as their places in sorted order."""
+    if np.ndim(colour) != 1 or to_numpy(colour).dtype.kind not in "OUS":
+        return colour
+    return np.unique(as_labels("colour", colour), return_inverse=True)[1]
 
 
 def _columns(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
