@@ -52,6 +52,16 @@ def test_products(pair):
         plan @ u
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_products_from_the_left(pair, kind):
+    plan, matrix = pair
+    values = np.random.default_rng(0).normal(size=(2, 31))
+    np.testing.assert_allclose((kind(values) @ plan).numpy(), values @ matrix, atol=1e-14)
+    np.testing.assert_allclose((kind(values[0]) @ plan).numpy(), values[0] @ matrix, atol=1e-14)
+    with pytest.raises(InvalidInputError, match=r"`values @ plan` needs .* \(c, 31\)"):
+        kind(values.T) @ plan
+
+
 def test_rows_dense_marginals(pair):
     plan, matrix = pair
     assert plan.shape == plan.T.T.shape == matrix.shape

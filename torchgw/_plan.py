@@ -54,6 +54,8 @@ class TransportPlan:
         Row and column sums where they are not the weights, by which rows are drawn.
     """
 
+    # NumPy leaves ``values @ plan`` to the plan
+    __array_ufunc__ = None
     # marginals, once they have been asked for
     _sums: tuple[Tensor, Tensor] | None = None
 
@@ -129,6 +131,17 @@ class TransportPlan:
         result = self._product(table.reshape(len(values), -1))
         shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
         return shaped
+
+    def __rmatmul__(self, values: Any) -> Tensor:
+        """Return values @ plan for values of shape (n,) or (c, n)."""
+        values = as_values("values", values, self.device)
+        if values.ndim not in (1, 2) or values.shape[-1] != self.shape[0]:
+            raise InvalidInputError(
+                f"`values @ plan` needs values of shape ({self.shape[0]},) or "
+                f"(c, {self.shape[0]}); got {tuple(values.shape)}."
+            )
+        moved: Tensor = self.T @ values.T if values.ndim == 2 else self.T @ values
+        return moved.T if values.ndim == 2 else moved
 
     def _product(self, table: Tensor) -> Tensor:
         """Return the product with values of shape (m, c), differentiable in them."""
