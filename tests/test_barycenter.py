@@ -119,6 +119,12 @@ def test_bad_input(change, message):
         torchgw.barycenter([ring(20, 0), ring(20, 1)], **options)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_one_cloud_is_no_list_of_spaces(kind):
+    with pytest.raises(torchgw.InvalidInputError, match=r"has shape \(2,\). Pass \[X\]"):
+        torchgw.barycenter(kind(ring(20, 0)), 10)
+
+
 @pytest.mark.parametrize("factors", [False, True])
 def test_spaces_that_require_gradients_leave_no_graph_behind(factors):
     """It would grow with every update."""

@@ -136,6 +136,8 @@ def test_labels_break_a_symmetry():
 def test_unknown_parameters_name_the_nearest_one():
     with pytest.raises(TypeError, match=r"GWAligner\(\) has no argument 'eps'. Did you mean"):
         GWAligner(eps=1)
+    with pytest.raises(TypeError, match=r"no argument 'sample_weight'. Did you mean 'a'"):
+        GWAligner().fit(np.eye(4), np.eye(4), sample_weight=np.ones(4))
 
 
 def test_missing_labels_are_refused():

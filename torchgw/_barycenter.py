@@ -141,6 +141,11 @@ def barycenter(
     spaces = check_list("spaces", spaces, "of points, graphs or distance providers")
     if not spaces:
         raise InvalidInputError("`spaces` must have at least one space.")
+    if getattr(spaces[0], "ndim", None) == 1:
+        raise InvalidInputError(
+            "`spaces` must be a list of spaces, each points of shape (n, d) if not a graph or a "
+            f"provider; its first item has shape {tuple(spaces[0].shape)}. Pass [X] for one space."
+        )
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
     providers = [_provider(space, distances, scale, where) for space in spaces]

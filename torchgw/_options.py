@@ -54,6 +54,7 @@ _ELSEWHERE = {
     "init": ("plan_init",), "loss_fun": ("loss",), "metric": ("distances",),
     "numItermax": ("max_iter",), "n_iter": ("max_iter",), "stopThr": ("tol",),
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
+    "sample_weight": ("a",),
 }  # fmt: skip
 
 

@@ -141,7 +141,8 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="store the K largest entries of every row of the plan",
     )
-    names = _add_solve_options(parser.add_argument_group("solver, as torchgw.solve takes them"))
+    solver = parser.add_argument_group("solver, with the defaults of torchgw.solve")
+    names = _add_solve_options(solver)
     parser.set_defaults(solve_options=names)
     add_output_options(parser)
 
@@ -156,7 +157,12 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     def add(flag: str, **settings: Any) -> None:
         names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
 
-    add("--distances", type=_pair, help="provider of both sides, or two names: euclidean,cosine")
+    add(
+        "--distances",
+        type=_pair,
+        help="auto, precomputed, dijkstra or landmark (geodesics on a neighbour graph), euclidean, "
+        "sqeuclidean or cosine; or two of these, for X and Y: euclidean,cosine",
+    )
     add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
     add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")

@@ -117,6 +117,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
     True
     """
 
+    @reject_unknown
     def fit(
         self,
         X: Any,  # noqa: N803 - the names of the field
