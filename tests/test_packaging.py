@@ -75,6 +75,7 @@ LAYERS = {
     4: {
         "_rounding",
         "_candidates",
+        "_matching",
         "_coarse_search",
         "_multistart",
         "_starts",

@@ -17,7 +17,14 @@ from torch import Tensor
 from torchgw._coarse import CoarseProblem, CoarseSide, centre
 from torchgw._schedule import Annealing
 
-__all__ = ["GUESS_EPSILON", "Starts", "leading_axes", "make_starts", "start_costs"]
+__all__ = [
+    "GUESS_EPSILON",
+    "Starts",
+    "distance_quantiles",
+    "leading_axes",
+    "make_starts",
+    "start_costs",
+]
 
 # Leading axes of each side whose signs are tried in all combinations.
 _AXES = 3
@@ -159,9 +166,13 @@ def _eccentricity(side: CoarseSide) -> Tensor:
 
 
 def _distribution(side: CoarseSide) -> Tensor:
-    """Return quantiles of the distances of each point, (s, q), each over sqrt(q)."""
-    values, order = side.table.sort(dim=1)
-    cumulative = side.weights[order].cumsum(1)
+    return distance_quantiles(side.table, side.weights)
+
+
+def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
+    """Return quantiles of each row of distances (s, n) by weight, (s, q), each over sqrt(q)."""
+    values, order = table.sort(dim=1)
+    cumulative = weights[order].cumsum(1)
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)

@@ -62,9 +62,9 @@ class GWResult:
     random_state : int
         Seed that reproduces the run on the same device and backend.
     alternatives : tuple of Alternative
-        The distinct optima that a multi-start found on a coarse problem, the one that was solved to
-        the end first. Each can be passed as ``init``. Empty without a multi-start, and where a
-        few points do not represent the spaces.
+        The distinct optima that a multi-start found on a coarse problem, the best one first, which
+        is solved to the end, unless all points settle a doubt about it. Each can be passed as
+        ``init``. Empty without a multi-start, and where a few points do not represent the spaces.
     ambiguity : float
         Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
         be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none,

@@ -14,6 +14,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._gradient import Coupling, Plan, Problem
 from torchgw._inputs import check_plan, to_tensor
 from torchgw._loop_state import LoopState, Setting
+from torchgw._matching import match_points
 from torchgw._multiscale import Subsample
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
 from torchgw._options import Options
@@ -37,6 +38,8 @@ class Guess(NamedTuple):
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
 # look alike is a saddle point that exact arithmetic would never leave.
 _START_NOISE = 1e-6
+# Ambiguity above which a few points leave open which optimum is the best.
+_DOUBTED = 0.7
 # Annealing from the natural scale of the cost forgets every plan but the product plan.
 PRODUCT = Guess(None, None, 1.0)
 
@@ -55,12 +58,24 @@ def first_guess(
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
-    if not search.alternatives:
-        return PRODUCT._replace(patient=True), search
-    guess = from_alternative(search.alternatives[0], problem.source.device)
+    pairs = match_points(searched) if _in_doubt(search, searched) else None
+    if pairs is not None:
+        guess = Guess(pairs, None, GUESS_EPSILON)
+    elif search.alternatives:
+        guess = from_alternative(search.alternatives[0], problem.source.device)
+    else:
+        guess = PRODUCT._replace(patient=True)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
     return guess, search
+
+
+def _in_doubt(search: Search, problem: Problem) -> bool:
+    """Whether some points, as all that were searched, tell no optimum from the others."""
+    if not search.alternatives:
+        return True
+    whole = search.alternatives[0].plan.shape == (problem.source.n, problem.target.n)
+    return not whole and search.ambiguity > _DOUBTED
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
