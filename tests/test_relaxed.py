@@ -364,6 +364,17 @@ def test_level_fills_to_the_mass(mass):
     assert float(filled.sum()) == pytest.approx(mass, rel=1e-12)
 
 
+def test_level_of_points_that_are_full_with_nothing_left():
+    # far apart, so that the mass is that of 15 of 30 points, but for rounding
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.full((30,), 1 / 30, dtype=torch.float64)
+    for _ in range(200):
+        softmin = torch.rand(30, generator=generator, dtype=torch.float64).sub(0.5).mul(2000)
+        height = level(softmin, weight, 0.5, 1.0)
+        filled = weight * (height - softmin).exp().clamp_max(1.0)
+        assert float(filled.sum()) == pytest.approx(0.5, rel=1e-9)
+
+
 @pytest.mark.parametrize("options", [{"mass": 0.5}, {"unbalanced": (0, INF)}])
 def test_slow_relaxed_iterations_are_extrapolated_to_the_same_plan(options, monkeypatch):
     # a uniform line along one that is not: most of a plan slides before it settles

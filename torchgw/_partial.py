@@ -190,8 +190,10 @@ def level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tenso
     full = sizes.cumsum(0) - sizes
     terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
     others = terms.flip(0).logcumsumexp(0).flip(0)
-    heights = torch.where(full < mass, (mass - full).clamp_min(0).log() - others, torch.inf)
-    # levels above their next point would fill it too
-    fits = (heights <= ordered) & (full < mass)
-    first = fits.to(torch.int8).argmax()
-    return (heights[first] * epsilon).to(softmin.dtype)
+    heights = (mass - full).clamp_min(0).log() - others
+    room = full < mass
+    # levels above their next point would fill it too; the last point that there is mass for is
+    # filled at most, whatever rounding says
+    fits = (heights <= ordered) & room
+    first = torch.where(fits.any(), fits.to(torch.int8).argmax(), room.sum() - 1)
+    return (heights[first].minimum(ordered[first]) * epsilon).to(softmin.dtype)
