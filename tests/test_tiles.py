@@ -14,9 +14,9 @@ import torchgw
 from torchgw import _dispatch
 from torchgw._block_scaling import block_scaling
 from torchgw._cost import FactoredCost
-from torchgw._eager_sinkhorn import EagerBackend
+from torchgw._eager_sinkhorn import EagerBackend, _StoredKernel, _StreamedKernel
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._sinkhorn import LinearProblem, sinkhorn, softmin
+from torchgw._sinkhorn import LinearProblem, sinkhorn, softmin, softmin_sweep
 from torchgw._tiled_sinkhorn import TiledEagerBackend
 from torchgw._tiles import (
     TileLists,
@@ -276,6 +276,27 @@ def test_topk_beyond_the_kept_tiles(make: Maker) -> None:
     # some rows have not as many entries of any size
     assert float(expected[0].min()) < 1e-30
     torch.testing.assert_close(got[0], expected[0], rtol=1e-9, atol=1e-200)
+
+
+@pytest.mark.parametrize("storable", [False, True])
+def test_sweeps_that_give_up_tiles_store_the_cost_where_they_may(storable: bool) -> None:
+    epsilon = 1e-3
+    cost, marginals, potentials = curve_cost(60, 70, epsilon)
+    backend = TiledEagerBackend(Tiling((60, 70), 8, storable=storable))
+    sweeper, state = backend.sweeper(cost, marginals, potentials, epsilon), potentials
+    for _ in range(100):
+        state = sweeper(state, 1, 1.0).state
+        if not sweeper.two_level:
+            break
+    assert isinstance(sweeper._plain, _StoredKernel if storable else _StreamedKernel)
+    one, two = (
+        sweeper(state, 3, 1.3),
+        softmin_sweep(LinearProblem(cost, marginals, epsilon, EagerBackend()), state, 3, 1.3),
+    )
+    # points of weight zero stay where they are
+    used = marginals.a > 0, marginals.b > 0, marginals.b > 0
+    for got, expected, part in zip(one[:3], two[:3], used, strict=True):
+        torch.testing.assert_close(got[part], expected[part], rtol=0, atol=ROUNDING * epsilon)
 
 
 def test_draws_follow_the_plan() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "choose_gradient",
     "choose_precision",
     "choose_tiling",
+    "cost_fits",
     "problem_seconds",
     "store_cost",
     "unavailable_backends",
@@ -132,6 +133,8 @@ def choose_tiling(
     shape: tuple[int, int],
     device: torch.device,
     reason: str | None,
+    *,
+    storable: bool,
 ) -> Tiling | None:
     """Return the tiling of a solve whose tiles are to be skipped.
 
@@ -142,6 +145,8 @@ def choose_tiling(
     device : torch.device
     reason : str or None
         Why tiles cannot be skipped, as :func:`why_no_tiles` says.
+    storable : bool
+        Whether the cost may be stored where skipping them comes to nothing.
 
     Raises
     ------
@@ -152,7 +157,7 @@ def choose_tiling(
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
     if asked is False or reason is not None:
         return None
-    return Tiling.of(shape, device)
+    return Tiling.of(shape, device, storable=storable)
 
 
 def why_no_tiles(
@@ -313,15 +318,21 @@ def store_cost(
     """
     if name != "auto" or rank == 0:
         return name != "streamed"
-    needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
-    if needed > _STORED_BYTES.get(device.type, 0):
+    if not cost_fits(device, steps, shape):
         return False
     dtypes = [steps.loop, steps.settle] if steps.again else [steps.loop]
     times = [problem_seconds(device, dtype, shape, rank) for dtype in dtypes]
     stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
     if tiled and device.type == "cpu":
         streamed = _TILED_SECONDS * len(dtypes) + _TILED_SHARE * streamed
-    return stored <= streamed and _STORED_MATRICES * needed <= free_memory(device)
+    return stored <= streamed
+
+
+def cost_fits(device: torch.device, steps: Steps, shape: tuple[int, int]) -> bool:
+    """Whether a cost may be stored, in each dtype that the outer iterations go through."""
+    needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
+    small = needed <= _STORED_BYTES.get(device.type, 0)
+    return small and _STORED_MATRICES * needed <= free_memory(device)
 
 
 def problem_seconds(

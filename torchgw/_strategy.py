@@ -16,6 +16,7 @@ from torchgw._dispatch import (
     choose_gradient,
     choose_precision,
     choose_tiling,
+    cost_fits,
     store_cost,
     why_no_tiles,
 )
@@ -225,7 +226,8 @@ def _choose_storage(
     tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
     store = store_cost(options.storage, device, steps, shape, rank, tiled=tiled)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
-    return store, choose_tiling(options.skip_tiles, shape, device, reason)
+    storable = options.storage == "auto" and cost_fits(device, steps, shape)
+    return store, choose_tiling(options.skip_tiles, shape, device, reason, storable=storable)
 
 
 def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:

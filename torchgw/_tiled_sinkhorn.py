@@ -286,7 +286,9 @@ class _TiledSweeper:
         check = checked(ok, g, g_next, marginals.b, epsilon)
         state = problem.potentials(u, v)
         if self._stagnation.after(float(check[1])):
-            self._plain = EagerBackend().sweeper(cost, marginals, state, epsilon)
+            # hundreds of iterations follow, each of which would make all entries again
+            whole = cost.dense() if self.tiling.storable else cost
+            self._plain = EagerBackend().sweeper(whole, marginals, state, epsilon)
         return Sweep(f, g, g_next, state, check)
 
     def _extrapolate(self, v: Tensor, image: Tensor) -> Tensor:

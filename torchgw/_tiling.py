@@ -71,28 +71,33 @@ class Tiling:
         (n, m). Costs of another shape, as those of a subsample, are left alone.
     width : int
         Points of a block.
+    storable : bool, optional
+        Whether sweeps on a CPU that end up with all tiles may store the cost.
     """
 
-    def __init__(self, shape: tuple[int, int], width: int = _WIDTH) -> None:
+    def __init__(
+        self, shape: tuple[int, int], width: int = _WIDTH, *, storable: bool = False
+    ) -> None:
         self.shape = shape
         self.width = width
+        self.storable = storable
         self._memory = _Memory()
         self._swapped = False
 
     @classmethod
-    def of(cls, shape: tuple[int, int], device: torch.device) -> Tiling:
+    def of(cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False) -> Tiling:
         """Return the tiling of a problem, with the width that suits its size and device."""
         width = _WIDTH
         while max(shape) > width * _MOST_BLOCKS:
             width *= 2
         while device.type == "cpu" and width > _LEAST_WIDTH and min(shape) < width * _BLOCKS:
             width //= 2
-        return cls(shape, width)
+        return cls(shape, width, storable=storable)
 
     @property
     def T(self) -> Tiling:  # noqa: N802 - the name of every array library
         """The tiling of the transposed problem."""
-        other = Tiling(self.shape[::-1], self.width)
+        other = Tiling(self.shape[::-1], self.width, storable=self.storable)
         other._memory, other._swapped = self._memory, not self._swapped
         return other
 
