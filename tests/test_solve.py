@@ -14,7 +14,7 @@ from problems import distance_matrices, isometric_copy, random_weights
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw import ConvergenceWarning, Status
+from torchgw import ConvergenceWarning, InvalidTypeError, Status
 from torchgw.datasets import spiral, swiss_roll
 
 EXACT = ["dense", "factored"]
@@ -220,6 +220,17 @@ def test_epsilon_is_annealed_and_reached_exactly():
     assert epsilons[0] > 0.0123
     assert epsilons == sorted(epsilons, reverse=True)
     assert epsilons[-1] == 0.0123 == result.epsilon
+
+
+def test_other_plans_as_a_start_say_how():
+    x, y, _ = isometric_copy(12)
+    options = {"distances": "sqeuclidean", "random_state": 0}
+    rounded = torchgw.solve(x, y, **options).lazy_plan.rounded()
+    low = torchgw.solve_low_rank(x, y, rank=2, **options)
+    for init, plan, name in ((rounded, rounded, "init"), (low, low.lazy_plan, "init.lazy_plan")):
+        with pytest.raises(InvalidTypeError, match=rf"Pass `{name}\.to_dense\(\)`"):
+            torchgw.solve(x, y, init=init, **options)
+        assert torchgw.solve(x, y, init=plan.to_dense(), **options).converged
 
 
 def test_large_epsilon_gives_the_product_plan():

@@ -10,16 +10,18 @@ from torch import Tensor
 from torchgw._anchors import Anchors, PairPlan
 from torchgw._candidates import GUESS_EPSILON
 from torchgw._dispatch import choose_backend
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._gradient import Coupling, Plan, Problem
 from torchgw._inputs import check_plan, to_tensor
 from torchgw._loop_state import LoopState, Setting
+from torchgw._low_rank import LowRankPlan
 from torchgw._matching import match_points
 from torchgw._multiscale import Subsample
 from torchgw._multistart import DEFAULT_STARTS, Alternative, Search, find_optima
 from torchgw._options import Options
 from torchgw._plan import TransportPlan
 from torchgw._relaxed import RelaxedCoupling
+from torchgw._rounding import RoundedPlan
 from torchgw._stored_plan import StoredPlan
 from torchgw._typing import Marginals, Potentials
 
@@ -94,6 +96,8 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     ------
     InvalidInputError
         If ``init`` does not fit the problem, or cannot be told to be any of the known kinds.
+    InvalidTypeError
+        If it is none of them.
     """
     device = marginals.a.device
     shape = (len(marginals.a), len(marginals.b))
@@ -108,6 +112,12 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if isinstance(plan, TransportPlan):
         _check_shape(plan.shape, shape)
         return Guess(plan, plan.potentials, 0.0)
+    if isinstance(plan, (LowRankPlan, RoundedPlan)):
+        name = "init" if plan is init else "init.lazy_plan"
+        raise InvalidTypeError(
+            f"`{name}` is a {type(plan).__name__}, which is read by products alone. Pass "
+            f"`{name}.to_dense()`."
+        )
     table = to_tensor("init", init)
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
