@@ -154,6 +154,14 @@ def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
     )
 
 
+def test_a_single_column_that_has_to_change_partners_gets_there(backend):
+    """Its mass of 1/41 is the error for a long time: 21 columns of 41 are nearer to one point."""
+    near = torch.arange(41) < 21
+    cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
+    marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
+    assert sinkhorn(cost, marginals, None, 2e-3, backend=backend, max_iter=2000, tol=1e-8).converged
+
+
 def test_next_relaxation_follows_young():
     # plain iterations at rate 0.99: the best factor is 2 / (1 + sqrt(0.01))
     assert next_relaxation(1.0, 0.99**10, 10) == pytest.approx(2 / 1.1)

@@ -37,7 +37,7 @@ _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 _MOST_RESTARTS = 5
 # Errors above which it is not: the error of a plan that has yet to change partners may stay the
 # same for as long as potentials take to get there.
-_MOST_ROUNDING = 0.05
+_MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise.
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
@@ -234,7 +234,7 @@ def sinkhorn(
             sweeper = problem.sweeper(sweep.state)
         done += count
         current = sweep.state
-        restarts += previous <= error < _MOST_ROUNDING
+        restarts += previous <= error < _MOST_ROUNDING[cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
