@@ -25,8 +25,9 @@ _CONTRACTIONS = 3
 _LARGEST_MOMENTUM = 0.9
 # Share of the last change from which on plain steps are slow enough for it.
 _SLOW = 0.5
-# Multiple of the least change at which it has led away from where plain steps go.
-_ASTRAY = 3.0
+# Multiple of the least change at which it has led away from where plain steps go. No more than two:
+# changes of plans that are far apart, as on adjacency matrices, lie between one half and two.
+_ASTRAY = 1.5
 
 
 class Momentum:
