@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import numpy as np
 import pytest
@@ -385,3 +386,26 @@ def test_operations_of_plans_in_any_precision(mode, precision):
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
         (gradient,) = torch.autograd.grad(got.double().square().sum(), x, retain_graph=True)
         assert gradient.norm() > 0
+
+
+@pytest.mark.slow
+def test_torch_compile_leaves_a_solve_alone():
+    """Traced, it would be recorded in hundreds of graphs, for minutes."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def step(x):
+        y = x[:8, :2] + 1
+        options = {"distances": "sqeuclidean", "epsilon": 1.0, "n_init": 1, "max_iter": 2}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return 3 * torchgw.solve(2 * x, y, **options, differentiable="value").loss
+
+    inputs = [torch.arange(30.0).double().sin().reshape(10, 3).requires_grad_() for _ in range(2)]
+    for function, x in zip((torch.compile(step, backend=backend), step), inputs, strict=True):
+        function(x).backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=0)
+    assert 1 <= len(graphs) <= 6

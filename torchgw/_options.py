@@ -83,6 +83,9 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
             what = type(args[0]) if function.__name__ == "__init__" else function
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
+        if torch.compiler.is_compiling():
+            # torch.compile would trace every iteration, for minutes and to no use
+            return torch.compiler.disable(function)(*args, **kwargs)
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
