@@ -234,7 +234,7 @@ def sinkhorn(
             sweeper = problem.sweeper(sweep.state)
         done += count
         current = sweep.state
-        restarts += previous <= error < _MOST_ROUNDING[cost.dtype]
+        restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
