@@ -159,7 +159,8 @@ def test_a_single_column_that_has_to_change_partners_gets_there(backend):
     near = torch.arange(41) < 21
     cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
-    assert sinkhorn(cost, marginals, None, 2e-3, backend=backend, max_iter=2000, tol=1e-8).converged
+    problem = LinearProblem(cost, marginals, 2e-3, backend)
+    assert sinkhorn(problem, None, max_iter=2000, tol=1e-8).converged
 
 
 def test_next_relaxation_follows_young():
