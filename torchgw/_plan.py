@@ -27,7 +27,7 @@ from torchgw._plan_inputs import (
     check_equal_masses,
     check_threshold,
 )
-from torchgw._rounding import RoundedPlan, rounding_of
+from torchgw._rounding import RoundedPlan, round_plan
 from torchgw._sinkhorn import row_blocks
 from torchgw._typing import Marginals, Potentials
 
@@ -195,24 +195,7 @@ class TransportPlan:
             for name, given, weight in zip("ab", (a, b), self.weights, strict=True)
         )
         check_equal_masses(a, b)
-        x, y = rounding_of(self, a, b)
-        f, g = self.potentials
-        # a row or column whose marginal is zero is scaled away as one of weight zero
-        scaled = self.replaced(
-            Potentials(
-                f + self.epsilon * torch.where(x > 0, x, 1.0).log(),
-                g + self.epsilon * torch.where(y > 0, y, 1.0).log(),
-            ),
-            Marginals(
-                torch.where(x > 0, self.weights.a, 0.0), torch.where(y > 0, self.weights.b, 0.0)
-            ),
-        )
-        row, column = (
-            (weight - mass).clamp_min(0.0)
-            for weight, mass in zip((a, b), scaled.marginals(), strict=True)
-        )
-        missing = column.sum().clamp_min(torch.finfo(column.dtype).tiny)
-        return RoundedPlan(scaled, row, column / missing)
+        return round_plan(self, a, b)
 
     def barycentric(self, points: Any) -> Tensor:
         """Map each source point to the plan-weighted mean of target points.

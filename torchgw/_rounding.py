@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgw._plan_inputs import as_index, as_values
+from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Operator", "RoundedPlan", "round_to_marginals", "rounding_of"]
+__all__ = ["Operator", "RoundedPlan", "round_plan", "round_to_marginals"]
 
 
 class Operator(Protocol):
@@ -86,12 +87,26 @@ class RoundedPlan:
         return matrix + torch.outer(self.row, self.column).to(matrix.dtype)
 
 
-def rounding_of(plan: Operator, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors x (n,) and y (m,), at most one, of :func:`round_to_marginals`, float64."""
+def round_plan(plan: Any, a: Tensor, b: Tensor) -> RoundedPlan:
+    """Return a TransportPlan moved to marginals of equal sums as by :func:`round_to_marginals`."""
     tiny = torch.finfo(torch.float64).tiny
     x = (a / (plan @ torch.ones_like(b)).clamp_min(tiny)).clamp_max(1.0)
     y = (b / (plan.T @ x).clamp_min(tiny)).clamp_max(1.0)
-    return x, y
+    f, g = (
+        potential + plan.epsilon * torch.where(factor > 0, factor, 1.0).log()
+        for potential, factor in zip(plan.potentials, (x, y), strict=True)
+    )
+    # a row or column whose marginal is zero is scaled away as one of weight zero
+    used = [
+        torch.where(factor > 0, weight, 0.0)
+        for factor, weight in zip((x, y), plan.weights, strict=True)
+    ]
+    scaled = plan.replaced(Potentials(f, g), Marginals(*used))
+    row, column = (
+        (weight - mass).clamp_min(0.0)
+        for weight, mass in zip((a, b), scaled.marginals(), strict=True)
+    )
+    return RoundedPlan(scaled, row, column / column.sum().clamp_min(tiny))
 
 
 def round_to_marginals(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
