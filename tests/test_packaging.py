@@ -96,6 +96,7 @@ LAYERS = {
         "_new_points",
         "_storage",
         "_structure",
+        "_drawing",
         "_krylov",
         "_implicit",
         "_tracked",
@@ -106,6 +107,7 @@ LAYERS = {
     },
     5: {
         "_api",
+        "_pot_problem",
         "_barycenter",
         "_barycenter_result",
         "_embedding",

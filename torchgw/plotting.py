@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import as_labels, to_numpy, to_tensor
+from torchgw._drawing import as_scale, check_result, columns_of, new_axes, new_pair, projection_of
+from torchgw._errors import InvalidInputError
+from torchgw._inputs import as_labels, to_numpy
 from torchgw._options import reject_unknown
 from torchgw._structure import plan_orders
 
@@ -55,11 +55,11 @@ def plot_points(
     Axes
         The axes drawn on.
     """
-    coordinates = _columns(points)
+    coordinates = columns_of(points)
     if ax is None:
-        ax = _new_axes(len(coordinates))
+        ax = new_axes(len(coordinates))
     axes: Any = ax
-    colour = _scale(colour)
+    colour = as_scale(colour)
     if len(coordinates) == 3:
         if not hasattr(axes, "set_zlim"):
             raise InvalidInputError(
@@ -108,17 +108,17 @@ def plot_match(
     tuple of Axes
         The axes of X and of Y.
     """
-    _check_result(result)
+    check_result(result)
     n, m = result.lazy_plan.shape
-    source, target = _columns(X, "X", n), _columns(Y, "Y", m)
-    source_colour = np.arange(n) if colour is None else to_numpy(_scale(colour))
+    source, target = columns_of(X, "X", n), columns_of(Y, "Y", m)
+    source_colour = np.arange(n) if colour is None else to_numpy(as_scale(colour))
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
     if ax is None:
-        ax = _new_pair(len(source), len(target))
+        ax = new_pair(len(source), len(target))
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
@@ -151,7 +151,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     Axes
         The axes drawn on.
     """
-    _check_result(result)
+    check_result(result)
     plan = result.lazy_plan
     n, m = plan.shape
     by_row, by_column = plan_orders(result, order)
@@ -163,7 +163,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     )
     largest = picture.max(axis=1, keepdims=True)
     picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
-    ax = ax or _new_axes(2)
+    ax = ax or new_axes(2)
     extent = (-0.5, m - 0.5, n - 0.5, -0.5)
     ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
     as_given = isinstance(order, str) and order == "index"
@@ -189,8 +189,8 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on, with a logarithmic scale.
     """
-    _check_result(result, "history")
-    ax = ax or _new_axes(2)
+    check_result(result, "history")
+    ax = ax or new_axes(2)
     history = result.history
     iteration = np.arange(1, len(history) + 1)
     for name, label in (
@@ -231,13 +231,13 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on.
     """
-    _check_result(result, "alternatives")
+    check_result(result, "alternatives")
     found = result.alternatives
     if not found:
         raise InvalidInputError(
             "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
         )
-    ax = ax or _new_axes(2)
+    ax = ax or new_axes(2)
     values = [item.value for item in found]
     ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
     for place, value in enumerate(values):
@@ -270,7 +270,7 @@ def plot_confusion(
     Axes
         The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
-    _check_result(result)
+    check_result(result)
     source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
     target, by_column = np.unique(as_labels("target_labels", target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
@@ -283,7 +283,7 @@ def plot_confusion(
     mass = np.eye(len(source))[by_row].T @ moved
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
-    ax = ax or _new_axes(2)
+    ax = ax or new_axes(2)
     ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
@@ -317,62 +317,8 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
 
     figure = Figure(figsize=(13.0, 4.2), layout="constrained")
     grid = figure.add_gridspec(1, 3)
-    source = figure.add_subplot(grid[0], projection=_projection(len(_columns(X))))
-    target = figure.add_subplot(grid[1], projection=_projection(len(_columns(Y))))
+    source = figure.add_subplot(grid[0], projection=projection_of(len(columns_of(X))))
+    target = figure.add_subplot(grid[1], projection=projection_of(len(columns_of(Y))))
     plot_match(result, X, Y, colour=colour, ax=(source, target))
     plot_plan(result, order="index", ax=figure.add_subplot(grid[2]))
     return figure
-
-
-def _check_result(result: Any, part: str = "lazy_plan") -> None:
-    """Refuse what has no plan of an alignment; a plan of low rank has no partners to draw."""
-    known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
-    if not known:
-        raise InvalidTypeError(
-            f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
-        )
-
-
-def _scale(colour: Any) -> Any:
-    """Return numbers as they are, and labels as their places in sorted order."""
-    if np.ndim(colour) != 1 or to_numpy(colour).dtype.kind not in "OUS":
-        return colour
-    return np.unique(as_labels("colour", colour), return_inverse=True)[1]
-
-
-def _columns(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
-    """Return the two or three coordinates to draw."""
-    array = to_tensor(name, points).cpu().numpy()
-    if not (array.ndim in (1, 2) and array.size and count in (None, len(array))):
-        raise InvalidInputError(
-            f"`{name}` must have shape ({'n' if count is None else count}, d), one row per point; "
-            f"got {array.shape}."
-        )
-    array = array.reshape(len(array), -1)
-    if array.shape[1] == 1:
-        array = np.column_stack([np.arange(len(array)), array])
-    return list(array[:, :3].T)
-
-
-def _projection(dimensions: int) -> str | None:
-    """Return matplotlib's name of the projection."""
-    return "3d" if dimensions == 3 else None
-
-
-def _new_axes(dimensions: int) -> Axes:
-    """Make axes in a new figure."""
-    from matplotlib import pyplot
-
-    axes: Axes = pyplot.figure().add_subplot(projection=_projection(dimensions))
-    return axes
-
-
-def _new_pair(source: int, target: int) -> tuple[Axes, Axes]:
-    """Make the axes of two clouds in a new figure."""
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(9.0, 4.2), layout="constrained")
-    return (
-        figure.add_subplot(1, 2, 1, projection=_projection(source)),
-        figure.add_subplot(1, 2, 2, projection=_projection(target)),
-    )

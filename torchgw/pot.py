@@ -6,21 +6,18 @@ not solve is refused, with the reason.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import scipy.sparse
 import torch
 from torch import Tensor
 
 from torchgw._api import solve
-from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._inputs import to_tensor
-from torchgw._losses import LossName
-from torchgw._options import Regularization, reject_unknown
+from torchgw._options import reject_unknown
 from torchgw._plan import TransportPlan
+from torchgw._pot_problem import LOSSES, call_of, kind_of, refuse, refuse_combination
 from torchgw._result import GWResult
 from torchgw._schedule import Status
 
@@ -29,8 +26,6 @@ __all__ = ["OTResult", "solve_gromov"]
 # Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
 # a plan for ever and settle more slowly; polishing takes over from where they have come.
 _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
-# POT's names of losses.
-_LOSSES: dict[str, LossName] = {"L2": "square", "KL": "kl"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +188,10 @@ def solve_gromov(
            [0., 1., 0.],
            [1., 0., 0.]])
     """
-    kind = _kind(unbalanced, unbalanced_type)
-    _refuse(loss, symmetric, reg_type, n_threads)
-    _refuse_combination(kind, linear=M is not None, alpha=alpha, reg=reg, method=method)
-    call = _call_of(kind, unbalanced, alpha, reg, method)
+    kind = kind_of(unbalanced, unbalanced_type)
+    refuse(loss, symmetric, reg_type, n_threads)
+    refuse_combination(kind, linear=M is not None, alpha=alpha, reg=reg, method=method)
+    call = call_of(kind, unbalanced, alpha, reg, method)
     if kind == "kl":
         M = None  # noqa: N806 - alpha is one: it weighs nothing
     elif kind == "semirelaxed":
@@ -205,7 +200,7 @@ def solve_gromov(
         D_X=Ca,
         D_Y=Cb,
         M=M,
-        loss=_LOSSES[str(loss).upper()],
+        loss=LOSSES[str(loss).upper()],
         a=a,
         b=b,
         alpha=None if M is None else alpha,
@@ -246,115 +241,10 @@ def solve_gromov(
     )
 
 
-class _Call(NamedTuple):
-    """What a problem of POT is for :func:`torchgw.solve`."""
-
-    epsilon: float | Literal["auto"]
-    unbalanced: float | tuple[float, float] | None = None
-    mass: float | None = None
-    regularization: Regularization = "entropic"
-    polish: bool = False
-    unit: float = 1.0  # POT's objective over ours
-
-
-def _kind(unbalanced: float | None, unbalanced_type: str) -> str:
-    """Return which marginals the plan has."""
-    name = str(unbalanced_type).lower()
-    if name == "semirelaxed":
-        return name
-    if unbalanced is None:
-        return "balanced"
-    if name not in ("kl", "partial"):
-        raise UnsupportedError(
-            f"`unbalanced_type={unbalanced_type!r}` is not solved here: penalties of marginals are "
-            "KL. Use POT, or 'KL', 'semirelaxed' or 'partial'."
-        )
-    if not isinstance(unbalanced, Real) or not unbalanced > 0:
-        raise InvalidInputError(
-            f"`unbalanced` must be a positive number, the weight of KL or the mass that a partial "
-            f"plan moves; got {unbalanced!r}."
-        )
-    return name
-
-
-def _call_of(
-    kind: str, unbalanced: float | None, alpha: float, reg: float | None, method: str | None
-) -> _Call:
-    """Return the call that solves a problem."""
-    epsilon: float | Literal["auto"] = reg or "auto"
-    if kind == "partial":
-        return _Call(epsilon, mass=unbalanced, polish=not reg)
-    if kind == "semirelaxed":
-        return _Call("auto", (math.inf, 0.0), polish=True)
-    if kind == "kl":
-        assert unbalanced is not None
-        epsilon = reg / alpha if reg else "auto"
-        return _Call(epsilon, unbalanced / (2 * alpha), unit=alpha)
-    sharp = not reg or method == "PPA"
-    return _Call(epsilon, regularization="proximal" if sharp else "entropic", polish=not reg)
-
-
 def _of_mass_one(plan: Any) -> Tensor:
     """Return a plan to start from, whatever its mass."""
     table = to_tensor("plan_init", plan).double()
     return table / table.sum()
-
-
-def _refuse(
-    loss: str,
-    symmetric: bool | None,
-    reg_type: str,
-    n_threads: int,
-) -> None:
-    """Refuse what is not solved here, with the reason."""
-    if str(loss).upper() not in _LOSSES:
-        raise UnsupportedError(f"`loss` must be 'L2' or 'KL', as in POT; got {loss!r}.")
-    if symmetric is False:
-        raise UnsupportedError(
-            "`symmetric=False` is not implemented: distances are symmetric. Use POT for directed "
-            "costs, or pass (C + C.T) / 2."
-        )
-    if str(reg_type).lower() != "entropy":
-        raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
-    if n_threads != 1:
-        raise UnsupportedError(
-            f"`n_threads` must be 1; got {n_threads!r}. Threads are set for all of PyTorch: "
-            "torch.set_num_threads."
-        )
-
-
-def _refuse_combination(
-    kind: str, *, linear: bool, alpha: float, reg: float | None, method: str | None
-) -> None:
-    """Refuse what does not go together, with the reason."""
-    if reg is not None and reg < 0:
-        raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
-    if method not in (None, "PGD", "PPA"):
-        raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
-    if not reg and method is not None:
-        raise UnsupportedError(
-            f"`method={method!r}` is a choice for regularised problems. Pass `reg`, or drop it."
-        )
-    if kind != "balanced" and method == "PPA":
-        raise UnsupportedError(
-            "method='PPA' keeps to the last plan and so both of its marginals. Drop it, or "
-            "`unbalanced`."
-        )
-    if alpha == 0 and kind == "kl":
-        raise UnsupportedError(
-            "`alpha=0` with KL marginals is unbalanced transport without structure: use "
-            "ot.solve(M, a, b, reg, unbalanced=...)."
-        )
-    if alpha == 0 and linear and not reg:
-        raise UnsupportedError(
-            "`alpha=0` without `reg` is a linear program: use ot.solve(M, a, b). Or pass `reg`."
-        )
-    if kind == "kl" and linear and alpha != 1:
-        raise UnsupportedError(
-            "KL marginals with a linear cost are not solved here: M grows with the mass of the "
-            "plan and the quadratic cost with its square, and torchgw iterates on plans of mass "
-            "one. Use POT, or drop `M`."
-        )
 
 
 def _like(model: Any, tensor: Tensor) -> Any:
