@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -255,6 +256,20 @@ def test_tables(name, text, tmp_path):
     np.testing.assert_array_equal(read_array(str(path)), [[1, 2], [3, 4], [5, 6.5]])
 
 
+@pytest.mark.parametrize("name", ["table.csv.gz", "TABLE.TSV.GZ"])
+def test_compressed_tables(name, tmp_path):
+    text = "x,y\n1,2\n3,4\n5,6.5\n"
+    packed = gzip.compress((text if "csv" in name else text.replace(",", "\t")).encode())
+    path = tmp_path / name
+    path.write_bytes(packed)
+    np.testing.assert_array_equal(read_array(str(path)), [[1, 2], [3, 4], [5, 6.5]])
+    # a header of something else, a file cut short, a byte changed inside, bytes after the end
+    for damaged in (b"1,2\n", packed[:-9], packed[:14] + b"\xff" + packed[15:], packed + b"1,2"):
+        path.write_bytes(damaged)
+        with pytest.raises(InvalidInputError, match="not a readable gzip file"):
+            read_array(str(path))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -266,6 +281,7 @@ def test_tables(name, text, tmp_path):
         ("header.csv", b"x,y\n", "no rows"),
         ("latin.csv", b"\xff\xfe1,2\n", "UTF-8"),
         ("table.xlsx", b"PK", "unknown kind"),
+        ("table.txt.gz", b"", "unknown kind"),
         ("empty.npy", b"", "damaged"),
         ("broken.npz", b"PK\x03\x04nonsense", "damaged"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from torchgw._errors import InvalidInputError
 __all__ = ["check_output", "read_array", "read_labels", "read_weights", "write_array"]
 
 _FORMS = (
-    "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.parquet`, `file.h5ad:X` or "
-    "`file.h5ad:obsm/NAME`"
+    "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
+    "`file.h5ad:X` or `file.h5ad:obsm/NAME`"
 )
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_COMPRESSED = ".gz"
 # Forms that hold several arrays, one of which is named after a colon.
 _WITH_MEMBERS = (".npz", ".h5ad", ".parquet")
 
@@ -30,10 +33,10 @@ def read_array(name: str) -> NDArray[Any]:
     Parameters
     ----------
     name : str
-        A ``.npy``, ``.csv`` or ``.tsv`` file, or a ``.npz`` file, of which ``file.npz:array`` picks
-        one array. Tables may begin with a line of column names. With their readers installed also a
-        ``.parquet`` table, of which ``file.parquet:column`` picks a column, and
-        ``file.h5ad:X`` or ``file.h5ad:obsm/X_pca`` of an AnnData file.
+        A ``.npy``, ``.csv``, ``.tsv``, ``.csv.gz`` or ``.tsv.gz`` file, or a ``.npz`` file, of
+        which ``file.npz:array`` picks one array. Tables may begin with a line of column names. With
+        their readers installed also a ``.parquet`` table, of which ``file.parquet:column`` picks a
+        column, and ``file.h5ad:X`` or ``file.h5ad:obsm/X_pca`` of an AnnData file.
 
     Returns
     -------
@@ -46,7 +49,7 @@ def read_array(name: str) -> NDArray[Any]:
         The file does not exist, is not of these forms, or holds something else than numbers.
     """
     path, member = _split(name)
-    suffix = path.suffix.lower()
+    suffix = _form(path)
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     _check_there(path)
@@ -102,17 +105,29 @@ def _check_there(path: Path) -> None:
         raise InvalidInputError(f"{path}: there is no such file.")
 
 
+def _form(path: Path) -> str:
+    """Return the suffix that says what a file holds, for ``.csv.gz`` that of the table."""
+    inner = Path(path.stem).suffix.lower()
+    packed = path.suffix.lower() == _COMPRESSED and inner in _DELIMITERS
+    return inner if packed else path.suffix.lower()
+
+
 def _read_text(path: Path) -> str:
     try:
+        if path.suffix.lower() == _COMPRESSED:
+            with gzip.open(path, "rt", encoding="utf-8-sig") as file:
+                return file.read()
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path}: not a text file in UTF-8.") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidInputError(f"{path}: not a readable gzip file: {error}") from error
 
 
 def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> None:
     """Refuse an output that cannot be written, is an input, or has the name of another form."""
     check_writable(path)
-    others = {".npy", ".txt", *_WITH_MEMBERS, *_DELIMITERS} - set(forms)
+    others = {".npy", ".txt", _COMPRESSED, *_WITH_MEMBERS, *_DELIMITERS} - set(forms)
     if path.suffix.lower() in others:
         raise InvalidInputError(f"cannot write {path}: what is written is {' or '.join(forms)}.")
     for name in inputs:

@@ -117,8 +117,8 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_align)
     parser.add_argument(
         "X",
-        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, .parquet or "
-        "file.h5ad:obsm/NAME",
+        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
+        "with .gz, .parquet or file.h5ad:obsm/NAME",
     )
     parser.add_argument("Y", help="target, in the same forms")
     parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
