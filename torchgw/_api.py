@@ -43,7 +43,7 @@ from torchgw._relaxation import check_relaxation
 from torchgw._result import GWResult
 from torchgw._solve import Outcome, solve_problem
 from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
-from torchgw._typing import Iteration, Marginals
+from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
 __all__ = ["solve"]
@@ -91,7 +91,7 @@ def solve(
     storage: Storage = "auto",
     skip_tiles: bool | Literal["auto"] = "auto",
     differentiable: Differentiable | None = None,
-    random_state: int | torch.Generator | None = None,
+    random_state: Seed | None = None,
     cache: str | os.PathLike[str] | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
@@ -233,8 +233,9 @@ def solve(
         (small problems) ``result.lazy_plan`` too. Needs a number for ``epsilon``, and
         ``scale="auto"`` means ``None``: units that follow the inputs would have to be
         differentiated as well. See docs/differentiation.md.
-    random_state : int, torch.Generator or None
-        Same seed, same bits on one device and backend.
+    random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
+        Same seed, same bits on one device and backend. Of a generator a seed is drawn, so that the
+        next solve with it has another.
     cache : path, optional
         Folder to keep neighbour graphs, geodesics and landmarks in, by the content of what they
         were made from. Files are verified when read, and damaged ones made again. Nothing is ever

@@ -24,6 +24,7 @@ from torchgw._inputs import (
 from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._problem import DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
+from torchgw._typing import Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -57,7 +58,7 @@ def barycenter(
     max_iter: int = 50,
     tol: float = 1e-4,
     device: Any = None,
-    random_state: int | torch.Generator | None = None,
+    random_state: Seed | None = None,
 ) -> BarycenterResult:
     """Find the n points whose distances are nearest to those of several spaces.
 
@@ -97,7 +98,7 @@ def barycenter(
         Updates at most.
     tol : float
         Relative change of the value at which to stop.
-    random_state : int, torch.Generator or None
+    random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Draws the start.
 
     Returns

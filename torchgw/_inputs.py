@@ -320,11 +320,15 @@ def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Gener
         return generator, generator.seed()
     if isinstance(random_state, torch.Generator):
         seed = int(torch.randint(2**62, (1,), generator=random_state, device=random_state.device))
+    elif isinstance(random_state, np.random.Generator):
+        seed = int(random_state.integers(2**62))
+    elif isinstance(random_state, np.random.RandomState):
+        seed = int(random_state.randint(2**62, dtype=np.int64))
     elif isinstance(random_state, Integral) and not isinstance(random_state, bool):
         seed = int(random_state)
     else:
         raise InvalidTypeError(
-            "`random_state` must be an integer, a torch.Generator or None; got "
+            "`random_state` must be an integer, a generator of torch or NumPy, or None; got "
             f"{type(random_state).__name__}."
         )
     if not 0 <= seed < 2**64:

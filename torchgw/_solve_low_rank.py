@@ -22,7 +22,7 @@ from torchgw._options import check_count, check_positive, reject_unknown
 from torchgw._problem import DistanceOptions, ScaleName, build_providers
 from torchgw._result import GWResult
 from torchgw._storage import stored, write_result
-from torchgw._typing import Marginals
+from torchgw._typing import Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -122,7 +122,7 @@ def solve_low_rank(
     max_iter: int = 500,
     tol: float = 1e-4,
     device: Any = None,
-    random_state: int | torch.Generator | None = None,
+    random_state: Seed | None = None,
 ) -> LowRankResult:
     """Align two datasets by a plan of low rank, in time and memory linear in n + m.
 
@@ -145,7 +145,7 @@ scale, device
         Mirror steps at most.
     tol : float
         Relative decrease of the objective over 20 steps at which to stop.
-    random_state : int, torch.Generator or None
+    random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Draws the points of the default start.
 
     Returns

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Iteration", "Marginals", "Potentials"]
+__all__ = ["Iteration", "Marginals", "Potentials", "Seed"]
+
+# What reproduces a run; of a generator a seed is drawn.
+Seed: TypeAlias = int | torch.Generator | np.random.Generator | np.random.RandomState
 
 
 class Potentials(NamedTuple):

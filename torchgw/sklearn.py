@@ -33,7 +33,7 @@ from torchgw._options import (
     reject_unknown,
 )
 from torchgw._result import GWResult
-from torchgw._typing import Iteration
+from torchgw._typing import Iteration, Seed
 
 __all__ = ["GWAligner", "GWTransport"]
 
@@ -74,7 +74,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
         precision: Precision = "auto",
         storage: Storage = "auto",
-        random_state: int | torch.Generator | None = None,
+        random_state: Seed | None = None,
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
