@@ -125,6 +125,16 @@ def test_one_cloud_is_no_list_of_spaces(kind):
         torchgw.barycenter(kind(ring(20, 0)), 10)
 
 
+def test_a_matrix_taken_as_points_is_pointed_out_by_its_place():
+    spaces = [ring(8, 0), cdist(ring(8, 1), ring(8, 1))]
+    with pytest.warns(torchgw.TorchGWWarning) as caught:
+        torchgw.barycenter(spaces, 4, distances="euclidean", epsilon=5.0, max_iter=1)
+    text = str(next(item.message for item in caught if "symmetric" in str(item.message)))
+    assert text.startswith("`spaces[1]` is a square")
+    assert "D_" not in text
+    assert "PrecomputedDistance(matrix). Pass the edge" in text
+
+
 @pytest.mark.parametrize("factors", [False, True])
 def test_spaces_that_require_gradients_leave_no_graph_behind(factors):
     """It would grow with every update."""

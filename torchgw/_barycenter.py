@@ -149,7 +149,10 @@ def barycenter(
         )
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
-    providers = [_provider(space, distances, scale, where) for space in spaces]
+    providers = [
+        _provider(f"spaces[{index}]", space, distances, scale, where)
+        for index, space in enumerate(spaces)
+    ]
     shares = as_weights("weights", weights, len(providers), where, "space").tolist()
     mass = as_weights("a", a, n, where, "point of the barycenter")
     nothing: list[Any] = [None] * len(providers)
@@ -205,14 +208,24 @@ def barycenter(
 
 
 def _provider(
-    space: Any, distances: DistanceName, scale: ScaleName | None, device: torch.device
+    label: str,
+    space: Any,
+    distances: DistanceName,
+    scale: ScaleName | None,
+    device: torch.device,
 ) -> DistanceProvider:
     """Return the distances of one space."""
     one = torch.ones(1, 1, dtype=torch.float64, device=device)
     nothing = FactoredDistance(one, one[0])
     options = DistanceOptions(None, None, scale, "stitch")
     sides = build_providers(
-        (space, None), (None, nothing), distances, options, device, lambda _, since: since
+        (space, None),
+        (None, nothing),
+        distances,
+        options,
+        device,
+        lambda _, since: since,
+        (label, "nothing"),
     )
     provider = sides.providers[0]
     return provider.to(device, torch.float64)

@@ -95,15 +95,19 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
     points = check_points(name, value)
     if _looks_like_distances(points):
         what = f"`{name}` is a square symmetric matrix with a zero diagonal"
+        wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
+        has_table = name in ("X", "Y")
+        instead = f"`{table_name}`" if has_table else wrapped
         if spec == "precomputed":
             raise InvalidInputError(
                 f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
-                f"given matrix as `{table_name}`."
+                f"given matrix as {instead}."
             )
+        if has_table:
+            instead += f", or as {wrapped}; --distance-matrices on the command line"
         warn_user(
-            f"{what}, and is taken as points. Pass a matrix of distances as `{table_name}`, or as "
-            "torchgw.distances.PrecomputedDistance(matrix); --distance-matrices on the command "
-            "line. Pass the edge lengths of a graph as a scipy.sparse.csr_array.",
+            f"{what}, and is taken as points. Pass a matrix of distances as {instead}. Pass the "
+            "edge lengths of a graph as a scipy.sparse.csr_array.",
             TorchGWWarning,
         )
     return GivenSide(name, points, None, None)

@@ -96,9 +96,11 @@ def build_providers(
     options: DistanceOptions,
     device: torch.device,
     clock: Callable[[str, float], float],
+    labels: tuple[str, str] = ("X", "Y"),
 ) -> Sides:
     """Build the providers of both sides, scaled, and say what they were made from.
 
+    ``labels`` are what messages call the sides; of others than X and Y there is no ``D_X``.
     ``clock(phase, since)`` is told the stages: graph, geodesics, landmarks, and distances for all
     else.
     """
@@ -106,7 +108,7 @@ def build_providers(
     names = pair_of_distances(distances)
     inputs = [
         recognise(name, side, table, spec)
-        for name, side, table, spec in zip(("X", "Y"), sides, tables, names, strict=True)
+        for name, side, table, spec in zip(labels, sides, tables, names, strict=True)
     ]
     largest = max(item.n for item in inputs)
     kinds = [
