@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -229,6 +230,22 @@ def test_results_can_be_pickled(curves, options):  # noqa: F811
     again = pickle.loads(pickle.dumps(result))
     np.testing.assert_array_equal(again.plan, result.plan)
     np.testing.assert_array_equal(again.transform(curves[0]), result.transform(curves[0]))
+
+
+@pytest.mark.parametrize("mode", ["value", "implicit", "unrolled"])
+def test_copies_of_a_differentiable_result_leave_its_graph_behind(mode):
+    inputs = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
+    X = inputs.requires_grad_() * 2  # noqa: N806
+    options = {"distances": "sqeuclidean", "epsilon": 50.0}
+    result = torchgw.solve(X, inputs[:9].detach(), differentiable=mode, **options)
+    for again in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+        assert again.loss == result.loss
+        assert not again.loss.requires_grad
+        assert not again.plan.requires_grad
+        torch.testing.assert_close(again.plan, result.plan.detach(), rtol=1e-6, atol=1e-9)
+    shared = copy.copy(result)
+    assert shared.loss is result.loss
+    assert copy.copy(result.lazy_plan).T.to_dense().requires_grad == (mode != "value")
 
 
 def test_damage_is_noticed(curves, tmp_path):  # noqa: F811

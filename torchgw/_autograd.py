@@ -91,6 +91,15 @@ class DifferentiablePlan(TransportPlan):
         self._differentiable = product
         self._transposed = transposed
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the graph behind, for pickle and deepcopy: what comes back is a constant plan."""
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self._backend, self.masses)
+        return TransportPlan, parts
+
+    def __copy__(self) -> DifferentiablePlan:
+        """Share everything, the graph too."""
+        return DifferentiablePlan(self, self._differentiable, transposed=self._transposed)
+
     @property
     def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""

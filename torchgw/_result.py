@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import scipy.sparse
@@ -94,7 +94,7 @@ class GWResult:
         What :meth:`transform` maps new points by.
     loss : Tensor or None, shape (), float64
         With ``differentiable``: ``log["objective"]`` as a tensor that carries gradients to the
-        inputs; docs/differentiation.md.
+        inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
     """
 
     lazy_plan: TransportPlan
@@ -283,6 +283,14 @@ class GWResult:
         True
         """
         write_result(path, self, dense=dense, extra=extra)
+
+    def __copy__(self) -> GWResult:
+        """Share everything, the graph of ``loss`` too."""
+        return replace(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave graphs behind, for pickle and deepcopy: they belong to this process and inputs."""
+        return {**vars(self), "loss": None if self.loss is None else self.loss.detach()}
 
     def __repr__(self) -> str:
         """Summarise in a few lines."""
