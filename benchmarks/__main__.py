@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from pathlib import Path
 
-from benchmarks.harness import PEER_PYTHON, RunOptions, gate, measure_all
-from benchmarks.profiling import profile
+from benchmarks.harness.harness import PEER_PYTHON, RunOptions, gate, measure_all
+from benchmarks.harness.profiling import profile
+from benchmarks.harness.registry import PROBLEMS
+from benchmarks.harness.report import plot, read_records, table
+from benchmarks.harness.runners import RUNNERS
 from benchmarks.quality import problems as quality_problems
 from benchmarks.quality.solvers import SOLVERS
 from benchmarks.quality.sweep import SweepOptions, sweep
 from benchmarks.quality.tables import quality_table
-from benchmarks.registry import PROBLEMS
-from benchmarks.report import plot, read_records, table
-from benchmarks.runners import RUNNERS
+
+# Commands that are modules of their own, with options of their own.
+STUDIES = {
+    "kernels": "sinkhorn.kernels",
+    "precision": "sinkhorn.precision",
+    "tiles": "sinkhorn.tiles",
+    "graphs": "distances.graphs",
+    "fused": "solves.fused",
+    "low-rank": "solves.low_rank",
+    "memory": "solves.memory",
+    "scaling": "solves.scaling",
+    "seeds": "solves.seeds",
+    "snare": "solves.snare",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in STUDIES:
+        study = importlib.import_module(f"benchmarks.{STUDIES[given[0]]}")
+        return int(study.main(given[1:]) or 0)
+    options = _parser().parse_args(given)
     if options.command == "run":
         return _run(options)
     if options.command == "quality":
@@ -99,12 +118,14 @@ def _check_names(what: str, names: list[str], known: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     commands = parser.add_subparsers(dest="command", required=True)
+    for name in STUDIES:
+        commands.add_parser(name, help="a study of its own: NAME --help", add_help=False)
     run = commands.add_parser("run", help="measure runners on problems, one JSON line each")
     run.add_argument("problems", nargs="*", metavar="PROBLEM", help="all but the tiny ones if none")
     run.add_argument("--runners", default="ours,pot,torchgw042,flash", help="comma-separated")
     run.add_argument("--repeat", type=int, default=10)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    run.add_argument("--output", type=Path, default=Path("benchmarks/results/results.jsonl"))
+    run.add_argument("--output", type=Path, default=Path("benchmarks/out/results.jsonl"))
     run.add_argument("--budget", type=float, default=120.0, help="seconds of repeats of one runner")
     run.add_argument("--timeout", type=float, default=1800.0, help="seconds of one process")
     run.add_argument("--peer-python", default=os.environ.get(PEER_PYTHON), help=f"or {PEER_PYTHON}")
@@ -118,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument("--jobs", type=int, default=1, help="processes, of one thread if several")
     judge.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     judge.add_argument("--limit", type=float, default=120.0, help="seconds of one solve")
-    judge.add_argument("--out", type=Path, default=Path("benchmarks/results/quality.jsonl"))
+    judge.add_argument("--out", type=Path, default=Path("benchmarks/out/quality.jsonl"))
     judge.add_argument("--peer-python", default=os.environ.get(PEER_PYTHON))
     judge.add_argument("--commit", help="for a copy without its git directory")
     judge.add_argument("--list", action="store_true", help="list the problems and stop")
@@ -128,11 +149,11 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("results", type=Path)
     draw = commands.add_parser("plot", help="PNG of the latest records")
     draw.add_argument("results", type=Path)
-    draw.add_argument("--output", type=Path, default=Path("benchmarks/results/results.png"))
+    draw.add_argument("--output", type=Path, default=Path("benchmarks/out/results.png"))
     trace = commands.add_parser("profile", help="where the time goes, and what bounds it")
     trace.add_argument("problem", choices=list(PROBLEMS), metavar="PROBLEM")
     trace.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    trace.add_argument("--trace", type=Path, default=Path("benchmarks/results/trace.json"))
+    trace.add_argument("--trace", type=Path, default=Path("benchmarks/out/trace.json"))
     trace.add_argument("--widths", action=argparse.BooleanOptionalAction, default=True)
     return parser
 

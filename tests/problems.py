@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ import torch
 from scipy.spatial.distance import cdist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchgw._cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
+
+# Real data beside the checkout; tests that need it are skipped where it is absent.
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def skip_unless_kernels_run(device: torch.device) -> None:
     """Triton's kernels run on a GPU, or without one in the interpreter."""
-    from torchgw._triton_operands import interpreted
+    from torchgw._sinkhorn.kernels.operands import interpreted
 
     if device.type == "cpu" and not interpreted():
         pytest.skip("Triton compiles for GPUs here")

@@ -6,5 +6,7 @@ import sys
 
 from torchgw.cli import main
 
+__all__ = []
+
 if __name__ == "__main__":
     sys.exit(main())

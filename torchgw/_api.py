@@ -9,40 +9,39 @@ from typing import Any, Literal
 
 import torch
 
-from torchgw._autograd import attach
-from torchgw._backend import Backend
-from torchgw._cache import open_cache
-from torchgw._console import verbose_progress
-from torchgw._errors import ConvergenceWarning, InvalidTypeError, warn_user
-from torchgw._extension import Extension
-from torchgw._features import (
+from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
+from torchgw._boundary.cache import open_cache
+from torchgw._boundary.checks import reject_unknown
+from torchgw._boundary.console import verbose_progress
+from torchgw._derivatives.attach import attach
+from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
+from torchgw._errors import InvalidTypeError
+from torchgw._gradients.choose import GradientName
+from torchgw._problem.given import DistanceName, check_loss
+from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
     check_features,
     linear_cost,
     without_structure,
 )
-from torchgw._given_side import DistanceName
-from torchgw._gradient import Problem
-from torchgw._inputs import as_weights, make_generator, resolve_device
-from torchgw._loop_state import Recorder
-from torchgw._losses import SQUARE, LossName, check_loss, find_loss
-from torchgw._options import (
-    BackendName,
+from torchgw._problem.losses import SQUARE, LossName, find_loss
+from torchgw._problem.marginals import check_relaxation
+from torchgw._problem.problem import Problem
+from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.report import make_result
+from torchgw._results.result import GWResult
+from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._solve.options import (
     Differentiable,
-    GradientName,
     Options,
     Precision,
     Regularization,
     Storage,
     merge_precision,
-    reject_unknown,
 )
-from torchgw._problem import DistanceOptions, ScaleName, Sides, build_providers
-from torchgw._relaxation import check_relaxation
-from torchgw._result import GWResult
-from torchgw._solve import Outcome, solve_problem
-from torchgw._tracked import Definition, check_tracked, check_units, tracked_inputs
+from torchgw._solve.pipeline import solve_problem
+from torchgw._solve.state import Recorder
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
@@ -367,7 +366,7 @@ def solve(
                 for space, part in zip(sides.spaces, pair, strict=True)
             )
             sides = sides._replace(spaces=(first, second))
-        result = _report(outcome, problem, sides, seed)
+        result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         return result
     known = Definition(problem, pair, feature_metric)
@@ -390,64 +389,3 @@ def _both(
         return callback(entry)
 
     return shown
-
-
-def _report(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
-    """Assemble the result and warn if it has not converged."""
-    ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
-    found, polished, options = ending.evaluation, ending.polished, strategy.options
-    recorder, tiles = outcome.recorder, strategy.tiling and strategy.tiling.report()
-    quadratic = problem.alpha * found.quadratic.value
-    value_linear = (1 - problem.alpha) * found.linear
-    if not ending.status.converged:
-        warn_user(ending.status.advice, ConvergenceWarning)
-    return GWResult(
-        lazy_plan=ending.plan,
-        potential_a=outcome.potentials.f,
-        potential_b=outcome.potentials.g,
-        value_quad=quadratic,
-        value_linear=value_linear,
-        marginal_a=found.masses.a,
-        marginal_b=found.masses.b,
-        marginal_error=found.marginal_error,
-        status=ending.status,
-        epsilon=ending.epsilon,
-        alpha=problem.alpha,
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
-        gradient=strategy.gradient,
-        backend=outcome.backend,
-        precision=strategy.precision,
-        random_state=seed,
-        alternatives=search.alternatives if search else (),
-        ambiguity=search.ambiguity if search else float("nan"),
-        history=tuple(recorder.history),
-        timings=dict(recorder.timings),
-        log={
-            "loss": problem.loss.name,
-            "value_standard_error": problem.alpha * found.quadratic.standard_error,
-            "kl": found.kl,
-            "objective": quadratic + value_linear + found.penalty + ending.epsilon * found.kl,
-            "mass": found.mass,
-            "penalty": found.penalty,
-            "outer_iterations": len(recorder.history),
-            "max_iter": options.max_iter,
-            "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
-            "settle_iterations": recorder.settle_iterations,
-            "inner_max_iter": options.inner_max_iter,
-            "n_anchors": outcome.n_anchors,
-            "cost_standard_error": outcome.noise.standard_error if outcome.noise else None,
-            "cost_size": outcome.noise.size if outcome.noise else None,
-            "landmarks": sides.landmarks or None,
-            "polish_steps": polished.steps if polished else None,
-            "polish_gap": polished.gap if polished else None,
-            "tiles": tiles._asdict() if tiles else None,
-        },
-        extension=Extension.of(
-            strategy.gradient,
-            outcome.linearised,
-            outcome.coupling,
-            sides.spaces,
-            ending.unpolished,
-            strategy.mass,
-        ),
-    )

@@ -1,8 +1,8 @@
 """The Triton backend: Sinkhorn half-steps, iterations and plan products on a CUDA device.
 
-Half-steps are in :mod:`torchgw._triton_softmin`, a dense iteration that reads its kernel once in
-:mod:`torchgw._triton_dense`, sweeps of both in :mod:`torchgw._triton_sweeps`, plan products in
-:mod:`torchgw._triton_plan`.
+A thin door to the kernels in ``torchgw/_sinkhorn/kernels/``: half-steps in ``softmin``, a dense
+iteration that reads its kernel once in ``stored``, sweeps of both in ``sweeps``, plan products in
+``read_off``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torchgw import _triton_batch, _triton_dense, _triton_dense_plan, _triton_plan
-from torchgw._backend import Sweeper
-from torchgw._batch_sinkhorn import BatchPlans, solve_batch
-from torchgw._cost import Cost, DenseCost, FactoredCost
-from torchgw._eager_sinkhorn import EagerBackend
-from torchgw._sinkhorn import softmin
-from torchgw._triton_operands import Operands, ProductPrecision, interpreted, operands, scale_of
-from torchgw._triton_softmin import log_sum_exp, padded
-from torchgw._triton_sweeps import Linear, dense_sweeper, factored_sweeper
+from torchgw._sinkhorn.batch import BatchPlans, solve_batch
+from torchgw._sinkhorn.contract import Sweeper
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.kernels import batch, read_off, stored
+from torchgw._sinkhorn.kernels.operands import (
+    Operands,
+    ProductPrecision,
+    interpreted,
+    operands,
+    scale_of,
+)
+from torchgw._sinkhorn.kernels.softmin import log_sum_exp, padded
+from torchgw._sinkhorn.kernels.sweeps import Linear, dense_sweeper, factored_sweeper
+from torchgw._sinkhorn.softmin import softmin
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
@@ -51,7 +57,7 @@ class TritonBackend:
         self,
         precision: ProductPrecision = "fp16x3",
         poly: int = 0,
-        plan: _triton_dense.SweepPlan | None = None,
+        plan: stored.SweepPlan | None = None,
         graphs: bool = True,
         least_entries: int = 0,
     ) -> None:
@@ -81,7 +87,7 @@ class TritonBackend:
     def softmin(
         self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
     ) -> Tensor:
-        """Compute :func:`torchgw._sinkhorn.softmin`."""
+        """Compute :func:`torchgw._sinkhorn.softmin.softmin`."""
         if isinstance(cost, FactoredCost) and cost.shape[0] * cost.shape[1] < self.least_entries:
             return softmin(cost, log_weight, potential, epsilon, axis)
         scale = scale_of(epsilon)
@@ -108,8 +114,8 @@ class TritonBackend:
         g = tau[1] * softmin(f): the potentials of marginals relaxed by a KL term.
         """
         problem = Linear(marginals, start, epsilon, tau)
-        if isinstance(cost, DenseCost) and (self.plan or _triton_dense.fits(cost)):
-            plan = self.plan or _triton_dense.sweep_plan(cost)
+        if isinstance(cost, DenseCost) and (self.plan or stored.fits(cost)):
+            plan = self.plan or stored.sweep_plan(cost)
             return dense_sweeper(cost, problem, plan, graphs=self.graphs)
         parts = operands(cost, epsilon, self.precision)
         return factored_sweeper(parts, problem, self._poly(parts))
@@ -127,8 +133,8 @@ class TritonBackend:
         iterations: int,
         relaxation: float,
     ) -> BatchPlans:
-        """Compute :func:`torchgw._batch_sinkhorn.solve_batch`, on chip where problems fit."""
-        solve = _triton_batch.solve_batch if _triton_batch.fits(costs.shape) else solve_batch
+        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, on chip where problems fit."""
+        solve = batch.solve_batch if batch.fits(costs.shape) else solve_batch
         return solve(costs, marginals, g, epsilon, iterations, relaxation)
 
     def apply(
@@ -141,23 +147,23 @@ class TritonBackend:
     ) -> Tensor:
         """Return plan @ values, shape (n, c), without the plan."""
         parts = operands(cost, epsilon, self.precision)
-        return _triton_plan.apply(parts, marginals, potentials, scale_of(epsilon), values)
+        return read_off.apply(parts, marginals, potentials, scale_of(epsilon), values)
 
     def dense(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
     ) -> Tensor:
         """Return the plan as a matrix, shape (n, m), in one pass."""
         parts = operands(cost, epsilon, self.precision)
-        return _triton_dense_plan.dense(parts, marginals, potentials, scale_of(epsilon))
+        return read_off.dense(parts, marginals, potentials, scale_of(epsilon))
 
     def topk(
         self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
     ) -> tuple[Tensor, Tensor]:
         """Return the k largest entries of each row, by a pass each while that is faster."""
-        if k > _triton_plan.MOST_PASSES:
+        if k > read_off.MOST_PASSES:
             return EagerBackend().topk(cost, marginals, potentials, epsilon, k)
         parts = operands(cost, epsilon, self.precision)
-        return _triton_plan.topk(parts, marginals, potentials, scale_of(epsilon), k)
+        return read_off.topk(parts, marginals, potentials, scale_of(epsilon), k)
 
     def draw(
         self,
@@ -171,7 +177,7 @@ class TritonBackend:
         """Draw one column from each row, shape (s,); the generator gives the seed."""
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         parts = operands(cost, epsilon, self.precision)
-        return _triton_plan.sample(parts, marginals, potentials, scale_of(epsilon), rows, seed)
+        return read_off.sample(parts, marginals, potentials, scale_of(epsilon), rows, seed)
 
     def _poly(self, cost: Operands) -> int:
         return self.poly if cost.dtype == torch.float32 and not interpreted() else 0

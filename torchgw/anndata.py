@@ -11,11 +11,11 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from torchgw._api import solve
+from torchgw._boundary.arrays import check_points, to_numpy
+from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._inputs import check_points, to_numpy
-from torchgw._options import check_count, reject_unknown
-from torchgw._result import GWResult
-from torchgw.distances.adjacency import symmetrise
+from torchgw._results.result import GWResult
+from torchgw.distances import symmetrise
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -7,8 +7,8 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
+from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError
-from torchgw._options import check_count
 
 __all__ = ["spiral", "swiss_roll"]
 

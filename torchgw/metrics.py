@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from torchgw._boundary.arrays import as_labels, to_tensor
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import as_labels, to_tensor
 
 __all__ = ["foscttm", "label_accuracy", "transfer_labels"]
 

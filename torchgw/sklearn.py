@@ -10,6 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from torchgw._api import solve
+from torchgw._boundary.arrays import as_labels, to_numpy
+from torchgw._boundary.checks import reject_unknown
+from torchgw._errors import InvalidInputError
+from torchgw._gradients.choose import GradientName
+from torchgw._problem.linear_term import FeatureMetric
+from torchgw._problem.losses import LossName
+from torchgw._results.result import GWResult
+from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._solve.options import Precision, Regularization, Storage
+from torchgw._typing import Iteration, Seed
+
+__all__ = ["GWAligner", "GWTransport"]
+
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
@@ -17,25 +31,6 @@ except ImportError as error:
     raise ImportError(
         "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install 'torchgw[sklearn]'"
     ) from error
-
-from torchgw._api import solve
-from torchgw._backend import Backend
-from torchgw._errors import InvalidInputError
-from torchgw._features import FeatureMetric
-from torchgw._inputs import as_labels, to_numpy
-from torchgw._losses import LossName
-from torchgw._options import (
-    BackendName,
-    GradientName,
-    Precision,
-    Regularization,
-    Storage,
-    reject_unknown,
-)
-from torchgw._result import GWResult
-from torchgw._typing import Iteration, Seed
-
-__all__ = ["GWAligner", "GWTransport"]
 
 
 class _GWEstimator(BaseEstimator):  # type: ignore[misc]

@@ -9,7 +9,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree, shortest_path
 from scipy.spatial.distance import cdist
 
-from benchmarks import snare
 from benchmarks.quality.instances import (
     Array,
     Index,
@@ -19,6 +18,7 @@ from benchmarks.quality.instances import (
     hits,
     permutation_plan,
 )
+from benchmarks.solves import snare
 
 __all__ = ["MissingDataError", "geometric", "scale_free", "snare_points", "snare_scot", "tree"]
 

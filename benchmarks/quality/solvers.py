@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import torchgw
-from benchmarks.harness import ROOT
-from benchmarks.linear import Unsupported
+from benchmarks.harness.harness import ROOT
 from benchmarks.quality.instances import Array, Instance
+from benchmarks.sinkhorn.linear import Unsupported
 
 __all__ = ["SOLVERS", "Request", "Solution", "Solver", "default_epsilon", "versions"]
 

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from scipy.special import xlogy
 
-from benchmarks.evaluate import gw_value, made_feasible
-from benchmarks.harness import RunOptions, environment, finite
-from benchmarks.linear import Unsupported
+from benchmarks.harness.evaluate import gw_value, made_feasible
+from benchmarks.harness.harness import RunOptions, environment, finite
 from benchmarks.quality.instances import Array, Instance
 from benchmarks.quality.networks import MissingDataError
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.quality.solvers import SOLVERS, Request, default_epsilon, versions
+from benchmarks.sinkhorn.linear import Unsupported
 
 __all__ = ["SweepOptions", "attempt", "prepare", "score", "sweep"]
 

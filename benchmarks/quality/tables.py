@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.report import seconds
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.quality.solvers import SOLVERS
-from benchmarks.report import seconds
 
 __all__ = ["quality_table", "relative"]
 

@@ -9,7 +9,8 @@ from scipy.spatial.distance import cdist
 
 from torchgw import _errors
 from torchgw.datasets import spiral
-from torchgw.distances import connect, geodesic_matrix, knn_graph, stitching, symmetrise
+from torchgw.distances import connect, geodesic_matrix, knn_graph, symmetrise
+from torchgw.distances._graph import stitching
 from torchgw.distances.geodesics import largest_path
 
 

@@ -11,11 +11,11 @@ from torchgw.distances import (
     default_n_neighbors,
     geodesic_matrix,
     knn_graph,
-    neighbours,
     symmetrise,
     validate_graph,
 )
 from torchgw.distances import graph as graph_module
+from torchgw.distances._graph import neighbours
 
 
 def brute_force_graph(points, n_neighbors, metric="euclidean"):

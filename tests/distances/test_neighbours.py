@@ -10,9 +10,10 @@ from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
 from torchgw._errors import BackendUnavailableError, InvalidInputError, PerformanceWarning
-from torchgw.distances import knn_graph, neighbours
-from torchgw.distances import leaves as leaves_module
-from torchgw.distances.leaves import gaps, split
+from torchgw.distances import knn_graph
+from torchgw.distances._graph import leaves as leaves_module
+from torchgw.distances._graph import neighbours
+from torchgw.distances._graph.leaves import gaps, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
@@ -105,7 +106,7 @@ def test_leaves_hold_each_point_once_inside_their_boxes(n, device):
 @pytest.mark.parametrize("products", [1, 3])
 def test_what_is_no_candidate_is_beyond_the_bound(products, device):
     skip_unless_kernels_run(device)
-    from torchgw.distances._triton_neighbours import nearest_candidates
+    from torchgw.distances._graph.neighbours_triton import nearest_candidates
 
     points = torch.tensor(cloud(250, 40), device=device)
     points[0] *= 30
@@ -120,7 +121,7 @@ def test_what_is_no_candidate_is_beyond_the_bound(products, device):
 
 def test_few_points_fill_no_list(device):
     skip_unless_kernels_run(device)
-    from torchgw.distances._triton_neighbours import nearest_candidates
+    from torchgw.distances._graph.neighbours_triton import nearest_candidates
 
     points = torch.tensor(cloud(5, 3), device=device) / 10
     index, bound = nearest_candidates(points, points, 16, 3)
@@ -171,7 +172,7 @@ class TestApproximate:
         assert torch.equal(found.indices, exact.indices)
 
     def test_without_faiss_the_message_names_the_command(self, monkeypatch):
-        monkeypatch.setattr("torchgw.distances._approximate.find_spec", lambda name: None)
+        monkeypatch.setattr("torchgw.distances._graph.approximate.find_spec", lambda name: None)
         with pytest.raises(BackendUnavailableError, match=r"pip install 'torchgw\[approximate\]'"):
             knn_graph(cloud(20, 3), 4, search="approximate")
 

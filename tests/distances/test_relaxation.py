@@ -9,9 +9,9 @@ from problems import skip_unless_kernels_run
 from scipy.sparse import csr_matrix, random_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 
-from torchgw.distances import relaxation as module
-from torchgw.distances.edges import components, from_csr, symmetric_edges
-from torchgw.distances.relaxation import Relaxation
+from torchgw.distances._graph.edges import components, from_csr, symmetric_edges
+from torchgw.distances._paths import relaxation as module
+from torchgw.distances._paths.relaxation import Relaxation
 
 
 def random_graph(n, density, seed=0):
@@ -51,10 +51,10 @@ GRAPHS = {
 
 def small_tiles(monkeypatch):
     """Have small graphs span several tiles."""
-    from torchgw.distances import _triton_relaxation
+    from torchgw.distances._paths import relaxation_triton
 
-    monkeypatch.setattr(_triton_relaxation, "ROWS", 16)
-    monkeypatch.setattr(_triton_relaxation, "SOURCES", 4)
+    monkeypatch.setattr(relaxation_triton, "ROWS", 16)
+    monkeypatch.setattr(relaxation_triton, "SOURCES", 4)
     # the interpreter takes its time over rounds in which nothing happens
     monkeypatch.setattr(module, "_ROUNDS", 2)
 
@@ -116,7 +116,7 @@ def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
 @pytest.mark.parametrize("graph", [GRAPHS["in pieces"], path_graph(140)], ids=["pieces", "path"])
 def test_closing_by_blocks_equals_dijkstra(graph, dtype, device):
     skip_unless_kernels_run(device)
-    from torchgw.distances._triton_minplus import close_
+    from torchgw.distances._paths.min_plus_triton import close_
 
     edges = from_csr(graph).to(device)
     table = torch.full(graph.shape, torch.inf, dtype=dtype, device=device)
@@ -149,7 +149,7 @@ def test_directed_edges_become_symmetric(device):
 
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_components_equal_scipys(graph, device):
-    from torchgw.distances.edges import hooked_components
+    from torchgw.distances._graph.edges import hooked_components
 
     count, labels = connected_components(graph, directed=False)
     edges = from_csr(graph).to(device)

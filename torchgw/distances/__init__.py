@@ -4,16 +4,13 @@ Everything here answers for the symmetric (n, n) distances of one space; :class:
 is the contract.
 """
 
-from torchgw.distances.adjacency import symmetrise, validate_graph
-from torchgw.distances.base import CallableDistance, DistanceProvider, Factors, ScaledDistance
+from torchgw.distances._graph.adjacency import symmetrise, validate_graph
+from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
+from torchgw.distances.callable import CallableDistance
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.graph import (
-    connect,
-    default_n_neighbors,
-    knn_graph,
-)
+from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices, geodesic_matrix

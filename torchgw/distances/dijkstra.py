@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import resolve_device
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.graph import as_geodesics
 

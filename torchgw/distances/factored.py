@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_tensor, resolve_device
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["FactoredDistance"]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
 
-from torchgw.distances.edges import Edges, from_csr
-from torchgw.distances.relaxation import Relaxation
+from torchgw.distances._graph.edges import Edges, from_csr
+from torchgw.distances._paths.relaxation import Relaxation
 
 __all__ = ["Geodesics", "largest_path", "path_lengths"]
 
@@ -143,7 +143,7 @@ class Geodesics:
         closing = _CLOSING_SECONDS[0] * n**3 + _CLOSING_SECONDS[1] * n
         if find_spec("triton") is None or _RELAXATION_SECONDS * n * slots < closing:
             return self.reader(device)(torch.arange(n, device=device))
-        from torchgw.distances._triton_minplus import close_
+        from torchgw.distances._paths.min_plus_triton import close_
 
         edges = self.edges.to(device)
         table = torch.full((n, n), torch.inf, dtype=torch.float64, device=device)

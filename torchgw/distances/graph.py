@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
-from torchgw._inputs import to_tensor
-from torchgw.distances.adjacency import symmetrise, validate_graph
-from torchgw.distances.edges import Edges, components, from_csr, symmetric_edges, with_edges
+from torchgw.distances._graph.adjacency import symmetrise, validate_graph
+from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
+from torchgw.distances._graph.leaves import split
+from torchgw.distances._graph.neighbours import nearest_others
+from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
-from torchgw.distances.leaves import split
-from torchgw.distances.neighbours import nearest_others
-from torchgw.distances.stitching import shortest_bridges
 
 __all__ = [
     "ConnectPolicy",
@@ -27,6 +27,7 @@ __all__ = [
     "as_geodesics",
     "connect",
     "default_n_neighbors",
+    "given_geodesics",
     "knn_graph",
     "neighbour_geodesics",
 ]
@@ -170,8 +171,8 @@ def connect(
         components. "fill" leaves the graph and gives unreachable pairs one distance.
     fill : float
         That distance, as a multiple, at least 1, of the largest path length within a component.
-        That length is the lower bound of :func:`torchgw.distances.geodesics.largest_path`; a graph
-        without it (no edges) counts as 1.
+        That length is the lower bound of ``largest_path``; a graph without it (no edges) counts
+        as 1.
     metric : {"euclidean", "cosine", "correlation"}
         Length of the added edges.
 

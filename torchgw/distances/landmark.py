@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
-from torchgw._inputs import resolve_device
+from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
-from torchgw.distances.edges import components
 from torchgw.distances.graph import as_geodesics
 
 __all__ = ["LandmarkDistance"]
@@ -120,8 +120,8 @@ class LandmarkDistance(DistanceProvider):
         self.device = resolve_device(device)
         self.dtype = dtype
         if n_landmarks is not None:
-            _check_choice("n_landmarks", n_landmarks, 1, self.n)
-        _check_choice("start", start, 0, self.n - 1)
+            check_choice("n_landmarks", n_landmarks, 1, self.n)
+        check_choice("start", start, 0, self.n - 1)
         generator = generator or torch.Generator().manual_seed(0)
         rows_of = self.geodesics.reader(self.device)
         held_out = torch.from_numpy(_draw(self.n, min(_HELD_OUT, self.n), generator))
@@ -232,7 +232,7 @@ class LandmarkDistance(DistanceProvider):
         return float(error.norm()) / size if size else float(error.norm())
 
 
-def _check_choice(name: str, value: int, low: int, high: int) -> None:
+def check_choice(name: str, value: int, low: int, high: int) -> None:
     """Refuse a number out of its range."""
     if not isinstance(value, Integral) or not low <= value <= high:
         raise InvalidInputError(

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_tensor, resolve_device
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["PointDistance", "PointMetric", "pairwise_distances"]

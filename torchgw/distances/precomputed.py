@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_tensor, resolve_device
 from torchgw._errors import InvalidInputError
-from torchgw._inputs import check_tensor, resolve_device
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics

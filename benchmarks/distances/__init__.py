@@ -1,0 +1,1 @@
+"""Benchmarks of graphs and shortest paths."""

@@ -1,0 +1,1 @@
+"""Problems, runners, one evaluator and one report for every benchmark."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the linear problem: kernels, precision, tiles."""

@@ -1,0 +1,149 @@
+"""Time and memory of whole calls against n: ``python -m benchmarks scaling``.
+
+A spiral is aligned to a Swiss roll of as many points, from NumPy arrays to a result, by defaults at
+epsilon 5e-4. Each size runs alone in a process, a first call (which compiles) and
+some more, of which the median counts. One JSON line for each size, then a table and the exponents
+of n that fit best, by least squares in logarithms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+import torchgw
+from benchmarks.harness.measure import MemoryProbe, synchronize
+from torchgw.datasets import spiral, swiss_roll
+
+ROOT = Path(__file__).resolve().parents[2]
+_EPSILON = 5e-4
+# Columns of the table that have an exponent, and are no phase.
+_TOTALS = ("seconds", "cpu_seconds", "peak_mib")
+
+
+def measure(
+    n: int, device: torch.device, repeat: int, *, all_tiles: bool = False
+) -> dict[str, Any]:
+    """Return what whole calls of one size take, and how good the last result is."""
+    (x, angle_x), (y, angle_y) = spiral(n, random_state=0), swiss_roll(n, random_state=1)
+    probe = MemoryProbe(device)
+    calls: list[tuple[float, float, dict[str, float]]] = []
+    result = None
+    for _ in range(1 + repeat):
+        # what a call needs, not what the last one left
+        del result
+        synchronize(device)
+        begin, busy = time.perf_counter(), time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torchgw.GraphWarning)
+            result = torchgw.solve(
+                x,
+                y,
+                epsilon=_EPSILON,
+                device=device,
+                random_state=0,
+                skip_tiles=False if all_tiles else "auto",
+            )
+        synchronize(device)
+        busy = time.process_time() - busy
+        calls.append((time.perf_counter() - begin, busy, result.timings))
+    # one call alone is its own first
+    counted = sorted(calls[1:] or calls, key=lambda call: call[0])
+    seconds, busy, phases = counted[len(counted) // 2]
+    peak = probe.peak_mib()
+    matched = angle_y[result.lazy_plan.argmax().cpu().numpy()]
+    errors = [float((mass * n - 1).abs().max()) for mass in (result.marginal_a, result.marginal_b)]
+    return {
+        "n": n,
+        "device": device.type,
+        "seconds": round(seconds, 4),
+        # of all threads, which is what counts on a shared machine
+        "cpu_seconds": round(busy, 4),
+        "all_seconds": [round(call[0], 4) for call in calls],
+        **peak,
+        "phases": {name: round(spent, 4) for name, spent in phases.items()},
+        "status": result.status.name,
+        "value": result.value,
+        "marginal_error": result.marginal_error,
+        "worst_relative_masses": errors,
+        "spearman": float(spearmanr(angle_x, matched).statistic),
+        "outer_iterations": result.n_iters,
+        "inner_iterations": result.log["inner_iterations"],
+        "rank": getattr(result.lazy_plan.cost, "rank", None),
+        "tiles": result.log.get("tiles"),
+        "torch": torch.__version__,
+    }
+
+
+def exponent(sizes: list[int], values: list[float]) -> float:
+    """Return the slope of log(value) over log(n), NaN where it has none."""
+    if len(sizes) < 2 or min(values) <= 0:
+        return math.nan
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Return the measurements as a Markdown table, with exponents from all and the last two."""
+    sizes = [record["n"] for record in records]
+    names = list(dict.fromkeys(name for record in records for name in record["phases"]))
+    lines = [
+        "| |" + "".join(f" {n:,} |" for n in sizes) + " exponent | of the last two |",
+        "|---|" + "---|" * (len(sizes) + 2),
+    ]
+    for name in (*_TOTALS, *names):
+        values = [record.get(name, record["phases"].get(name, 0.0)) for record in records]
+        slopes = exponent(sizes, values), exponent(sizes[-2:], values[-2:])
+        cells = [*(f"{value:.4g}" for value in values), *(f"{slope:.2f}" for slope in slopes)]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for name in ("value", "marginal_error", "spearman", "outer_iterations", "inner_iterations"):
+        cells = [f"{record[name]:.6g}" for record in records]
+        lines.append(f"| {name} | " + " | ".join(cells) + " | | |")
+    worst = [f"{max(record['worst_relative_masses']):.1e}" for record in records]
+    lines.append("| worst relative mass | " + " | ".join(worst) + " | | |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure each size in a process of its own."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__)
+    parser.add_argument("--sizes", default="1000,10000,100000,1000000")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeat", type=int, default=2, help="calls after the first one")
+    parser.add_argument("--all-tiles", action="store_true", help="skip no tile")
+    parser.add_argument("--output", type=Path, help="file that the JSON lines are added to")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    sizes = [int(size) for size in options.sizes.split(",")]
+    if options.inside:
+        device = torch.device(options.device)
+        record = measure(sizes[0], device, options.repeat, all_tiles=options.all_tiles)
+        print(json.dumps(record))
+        return 0
+    records = []
+    for n in sizes:
+        command = [sys.executable, "-m", "benchmarks", "scaling", "--inside", "--sizes", str(n)]
+        command += ["--device", options.device, "--repeat", str(options.repeat)]
+        command += ["--all-tiles"] * options.all_tiles
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(f"{n}: {done.stderr}", file=sys.stderr)
+            return done.returncode
+        line = done.stdout.splitlines()[-1]
+        print(line, flush=True)
+        if options.output is not None:
+            with options.output.open("a") as file:
+                file.write(line + "\n")
+        records.append(json.loads(line))
+    print(table(records))
+    return 0

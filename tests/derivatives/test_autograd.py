@@ -1,0 +1,411 @@
+"""Gradients against finite differences, and what they refuse."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from problems import LargestTensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import torchgw
+
+EPSILON = {"sqeuclidean": 1.5, "euclidean": 0.6, "cosine": 0.4}
+# Fixed points so accurate that finite differences of 1e-4 see the derivative and not the solver.
+TIGHT = {"tol": 1e-9, "inner_tol": 1e-10, "max_iter": 400}
+CHECK = {"eps": 1e-4, "atol": 1e-5, "rtol": 1e-4, "fast_mode": True}
+
+
+def problem(n=7, m=6, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
+
+    weights = [normal(size).abs() + 0.5 for size in (n, m)]
+    a, b = (weight / weight.sum() for weight in weights)
+    return {"X": normal(n, 2), "Y": normal(m, 3), "a": a, "b": b, "M": normal(n, m).abs()}
+
+
+def require(tensors):
+    return [tensor.clone().requires_grad_() for tensor in tensors]
+
+
+def solver(metric, mode, names, fixed, read, **options):
+    def run(*tensors):
+        given = {**fixed, **dict(zip(names, tensors, strict=True))}
+        for name in {"a", "b"} & set(given):
+            given[name] = given[name] / given[name].sum()
+        result = torchgw.solve(
+            distances=metric, epsilon=EPSILON[metric], differentiable=mode, **given, **TIGHT,
+            **options,
+        )  # fmt: skip
+        return read(result)
+
+    return run
+
+
+def loss(result):
+    return result.loss
+
+
+def pushed(result):
+    return result.lazy_plan.T @ torch.linspace(
+        -1, 2, result.lazy_plan.shape[0], dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("metric", list(EPSILON))
+@pytest.mark.parametrize(("mode", "read"), [("value", loss), ("implicit", pushed)])
+def test_points_weights_and_linear_cost(metric, mode, read):
+    given = problem()
+    run = solver(metric, mode, list(given), {}, read)
+    assert gradcheck(run, require(given.values()), **CHECK)
+
+
+@pytest.mark.parametrize(("mode", "read"), [("value", loss), ("implicit", pushed)])
+def test_distance_matrices(mode, read):
+    given = problem()
+    tables = require([torch.cdist(given[name], given[name]) + 0.1 for name in ("X", "Y")])
+
+    def run(source, target):
+        # one entry alone would make a table asymmetric, which is refused
+        result = torchgw.solve(
+            D_X=(source + source.T) / 2, D_Y=(target + target.T) / 2, epsilon=0.6,
+            differentiable=mode, **TIGHT,
+        )  # fmt: skip
+        return read(result)
+
+    assert gradcheck(run, tables, **CHECK)
+
+
+@pytest.mark.parametrize("pair", [("euclidean", "sqeuclidean"), ("cosine", "euclidean")])
+def test_sides_of_different_kind(pair):
+    given = problem()
+
+    def run(x, y):
+        result = torchgw.solve(
+            x, y, distances=pair, epsilon=1.0, gradient="factored", differentiable="implicit",
+            **TIGHT,
+        )  # fmt: skip
+        return result.loss + pushed(result).square().sum()
+
+    assert gradcheck(run, require([given["X"], given["Y"]]), **CHECK)
+
+
+def test_every_way_to_read_a_plan():
+    given = problem()
+
+    def run(x, m, values):
+        plan = torchgw.solve(
+            x, given["Y"], M=m, distances="sqeuclidean", epsilon=1.5, differentiable="implicit",
+            **TIGHT,
+        ).lazy_plan  # fmt: skip
+        return plan @ values, plan.to_dense(), plan.rows([3, 1]), plan.barycentric(values)
+
+    assert gradcheck(run, require([given["X"], given["M"], given["Y"]]), **CHECK)
+
+
+def test_marginals_can_be_differentiated_at_any_time():
+    """What is kept of a plan would be a graph that is used up, or no graph at all."""
+    given = problem()
+    (a,) = require([given["a"]])
+    plan = torchgw.solve(
+        given["X"], given["Y"], a=a, distances="sqeuclidean", epsilon=1.5,
+        differentiable="implicit", n_init=1, **TIGHT,
+    ).lazy_plan  # fmt: skip
+    with torch.no_grad():
+        assert not plan.marginals()[0].requires_grad
+    upstream = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    gradients = [torch.autograd.grad(plan.marginals()[0] @ upstream, a)[0] for _ in range(2)]
+    # rows have the mass a, which the solve has normalised
+    expected = upstream - upstream @ given["a"]
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "metric", ["sqeuclidean", pytest.param("euclidean", marks=pytest.mark.slow)]
+)
+def test_second_derivatives_of_the_loss(metric):
+    given = problem()
+    names = ["X", "Y", "M"]
+    run = solver(metric, "implicit", names, {"a": given["a"]}, loss)
+    tolerance = {**CHECK, "atol": 1e-5, "rtol": 1e-3}
+    assert gradgradcheck(run, require([given[name] for name in names]), **tolerance)
+
+
+def test_second_derivatives_that_are_not_defined_say_so():
+    given = problem()
+    for mode, name, message in [
+        ("value", "X", "differentiable='implicit'"),
+        ("implicit", "a", "potentials"),
+    ]:
+        names = ["X", "a"]
+        tensors = require([given[each] for each in names])
+        run = solver("sqeuclidean", mode, names, {"Y": given["Y"]}, loss)
+        first = torch.autograd.grad(run(*tensors), tensors, create_graph=True)
+        with pytest.raises(torchgw.UnsupportedError, match=message):
+            first[names.index(name)].square().sum().backward()
+    (x,) = require([given["X"]])
+    run = solver("sqeuclidean", "implicit", ["X"], {"Y": given["Y"]}, pushed)
+    (first,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+    with pytest.raises(torchgw.UnsupportedError, match="once"):
+        first.sum().backward()
+
+
+def test_unrolled_iterations_agree_with_the_implicit_derivative():
+    """Their series has converged here, to what 20 iterations of a rate near one half leave."""
+    given = problem()
+    gradients = []
+    for mode in ("implicit", "unrolled"):
+        tensors = require(given.values())
+        run = solver("sqeuclidean", mode, list(given), {}, lambda result: result)
+        result = run(*tensors)
+        total = result.loss * 3 + pushed(result).square().sum()
+        gradients.append(torch.autograd.grad(total, tensors))
+    for implicit, unrolled in zip(*gradients, strict=True):
+        assert implicit.norm() > 1e-3
+        torch.testing.assert_close(implicit, unrolled, rtol=1e-4, atol=1e-6)
+
+
+def test_upstream_gradient_counts():
+    given = problem()
+    gradients = []
+    for factor in (1.0, -2.5):
+        (x,) = require([given["X"]])
+        run = solver("sqeuclidean", "value", ["X"], {"Y": given["Y"]}, loss)
+        (run(x) * factor).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[0] * -2.5, gradients[1])
+
+
+def test_descent_lowers_the_value():
+    given = problem(20, 15)
+    (x,) = require([given["X"]])
+    values = []
+    for _ in range(6):
+        result = torchgw.solve(
+            x, given["Y"], distances="sqeuclidean", epsilon=1.0, differentiable="value"
+        )
+        values.append(result.loss.item())
+        assert result.loss.item() == result.log["objective"]
+        (gradient,) = torch.autograd.grad(result.loss, x)
+        with torch.no_grad():
+            x -= 0.2 * gradient
+    assert all(after < before for before, after in zip(values, values[1:], strict=False))
+    assert values[-1] < 0.98 * values[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("value", 15),
+        ("implicit", 15),
+        pytest.param("value", 200, marks=pytest.mark.slow),
+        pytest.param("implicit", 200, marks=pytest.mark.slow),
+    ],
+)
+def test_training_keeps_nothing(mode, steps):
+    """The number of tensors alive after a few steps is that after many."""
+    given = problem()
+    (x,) = require([given["X"]])
+    optimiser = torch.optim.SGD([x], lr=1e-3)
+    start, alive = None, []
+    for step in range(steps):
+        optimiser.zero_grad()
+        result = torchgw.solve(
+            x, given["Y"], distances="sqeuclidean", epsilon=1.5, init=start, differentiable=mode,
+            tol=1e-3,
+        )  # fmt: skip
+        total = result.loss
+        if mode == "implicit":
+            total = total + pushed(result).square().sum()
+        total.backward()
+        optimiser.step()
+        start = result
+        if step in (5, steps - 1):
+            gc.collect()
+            alive.append(sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()))
+    assert alive[0] == alive[1]
+
+
+def test_points_of_weight_zero_count_for_nothing():
+    given = problem()
+    gradients = []
+    for extra in (0, 2):
+        x = torch.cat([given["X"], torch.ones(extra, 2)]).double().requires_grad_()
+        y = torch.cat([given["Y"], -torch.ones(extra, 3)]).double().requires_grad_()
+        a, b = (torch.cat([given[name], torch.zeros(extra)]) for name in ("a", "b"))
+        result = torchgw.solve(
+            x, y, a=a, b=b, distances="sqeuclidean", epsilon=1.5, differentiable="implicit",
+            **TIGHT,
+        )  # fmt: skip
+        values = torch.linspace(-1, 1, 6, dtype=torch.float64)
+        moved = result.lazy_plan @ torch.cat([values, torch.zeros(extra).double()])
+        total = result.loss + moved[:7].square().sum()
+        gradients.append(torch.autograd.grad(total, [x, y]))
+    for short, long in zip(*gradients, strict=True):
+        torch.testing.assert_close(short, long[: len(short)], rtol=1e-6, atol=1e-9)
+        assert long[len(short) :].abs().max() < 1e-12
+
+
+def test_weight_gradients_have_mean_zero():
+    """They are potentials, which are defined up to a constant; weights are normalised."""
+    given = problem()
+    (a,) = require([given["a"]])
+    result = torchgw.solve(
+        given["X"], given["Y"], a=a, distances="sqeuclidean", epsilon=1.5, differentiable="value"
+    )
+    result.loss.backward()
+    f = result.potential_a
+    torch.testing.assert_close(a.grad, f - given["a"] @ f)
+    assert abs(float(given["a"] @ a.grad)) < 1e-10
+
+
+def test_sampled_gradient_estimates_the_exact_one():
+    given = problem(20, 15)
+    gradients = {}
+    for name in ("dense", "sampled"):
+        x, y = require([given["X"], given["Y"]])
+        result = torchgw.solve(
+            x, y, distances="euclidean", epsilon=2.0, gradient=name, n_anchors=5_000,
+            differentiable="value", random_state=0,
+        )  # fmt: skip
+        gradients[name] = torch.autograd.grad(result.loss, [x, y])
+    for exact, sampled in zip(gradients["dense"], gradients["sampled"], strict=True):
+        # noise of the plan and of the estimate, seen for several seeds: 0.1 to 0.2
+        assert (sampled - exact).norm() < 0.4 * exact.norm()
+
+
+def test_nothing_of_the_size_of_the_plan(monkeypatch):
+    monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
+    monkeypatch.setattr("torchgw._derivatives.implicit._STORED_ENTRIES", {"cpu": 0})
+    given = problem(100, 80)
+    x, y = require([given["X"], given["Y"]])
+    with LargestTensor() as largest:
+        result = torchgw.solve(
+            x, y, distances="sqeuclidean", epsilon=2.0, storage="streamed",
+            differentiable="implicit", precision="float64", tol=1e-3, n_init=1,
+        )  # fmt: skip
+        total = result.loss + (result.lazy_plan @ y).square().sum()
+        total.backward()
+    assert x.grad.norm() > 0
+    # the largest is the basis of GMRES: 60 vectors of m numbers and a coupling
+    assert largest.size <= 61 * (80 + 4 * 5)
+
+
+def test_a_constant_plan_is_differentiable_in_what_it_maps():
+    given = problem()
+    plan = torchgw.solve(given["X"], given["Y"], distances="sqeuclidean").lazy_plan
+    (values,) = require([given["Y"]])
+    assert gradcheck(lambda v: (plan @ v, plan.barycentric(v)), [values])
+    assert gradgradcheck(lambda v: plan @ v.square(), [values])
+
+
+def test_float32_inputs_get_float32_gradients():
+    given = problem()
+    double, single = require([given["X"]]), [given["X"].float().requires_grad_()]
+    for tensors in (double, single):
+        run = solver("euclidean", "value", ["X"], {"Y": given["Y"]}, loss)
+        run(*tensors).backward()
+    assert single[0].grad.dtype == torch.float32
+    torch.testing.assert_close(single[0].grad.double(), double[0].grad, rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_option_results_are_plain():
+    given = problem()
+    x, y = require([given["X"], given["Y"]])
+    result = torchgw.solve(x, y, distances="sqeuclidean")
+    assert result.loss is None
+    assert isinstance(result.value, float)
+    assert not (result.lazy_plan @ np.ones(6)).requires_grad
+    with torch.no_grad():
+        quiet = torchgw.solve(x, y, distances="sqeuclidean", epsilon=1.0, differentiable="value")
+    assert not quiet.loss.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"epsilon": "auto"}, torchgw.InvalidInputError, "needs a number"),
+        ({"differentiable": "yes"}, torchgw.InvalidInputError, "'unrolled' or None"),
+        ({"regularization": "proximal"}, torchgw.UnsupportedError, "entropic"),
+        ({"polish": True}, torchgw.UnsupportedError, "entropic"),
+        ({"unbalanced": 1.0}, torchgw.UnsupportedError, "strict marginals"),
+        ({"mass": 0.5}, torchgw.UnsupportedError, "strict marginals"),
+        ({"scale": "max"}, torchgw.UnsupportedError, "scale=None"),
+        ({"distances": "precomputed", "n_neighbors": 4}, torchgw.UnsupportedError, "geodesics"),
+        (
+            {"distances": "euclidean", "gradient": "sampled", "differentiable": "implicit"},
+            torchgw.UnsupportedError,
+            "fixed point",
+        ),
+    ],
+)
+def test_what_has_no_gradient_is_refused(change, error, message):
+    given = problem(20, 15)
+    (x,) = require([given["X"]])
+    options = {"distances": "sqeuclidean", "epsilon": 1.0, "differentiable": "value", **change}
+    with pytest.raises(error, match=message):
+        torchgw.solve(x, given["Y"], **options)
+
+
+def test_unrolled_refuses_what_it_cannot_hold():
+    given = problem(300, 200)
+    (x,) = require([given["X"]])
+    options = {"distances": "sqeuclidean", "epsilon": 2.0, "differentiable": "unrolled"}
+    with pytest.raises(torchgw.UnsupportedError, match="300 x 200"):
+        torchgw.solve(x, given["Y"], **options)
+    a = torch.tensor([0.0, 0.5, 0.5])
+    with pytest.raises(torchgw.UnsupportedError, match="positive weights"):
+        torchgw.solve(given["X"][:3], given["Y"][:4], a=a, **options)
+
+
+@pytest.mark.parametrize("mode", ["implicit", "unrolled"])
+@pytest.mark.parametrize("precision", ["float32", "mixed", "float64"])
+def test_operations_of_plans_in_any_precision(mode, precision):
+    """Of values in double precision, whatever that of the plan is."""
+    given = problem(12, 9)
+    (x,) = require([given["X"]])
+    options = {"distances": "sqeuclidean", "epsilon": 1.0, "inner_tol": 1e-5, "n_init": 1}
+    result = torchgw.solve(
+        x, given["Y"], differentiable=mode, precision=precision, random_state=0, **options
+    )
+    plan = result.lazy_plan
+    dense = plan.to_dense().double()
+    for got, expected in (
+        (plan @ np.eye(9), dense),
+        (plan.T @ np.eye(12), dense.T),
+        (plan.rows([3, -1]), dense[[3, 11]]),
+        (plan.barycentric(given["Y"]), dense @ given["Y"] / dense.sum(1, keepdim=True)),
+    ):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-6)
+        (gradient,) = torch.autograd.grad(got.double().square().sum(), x, retain_graph=True)
+        assert gradient.norm() > 0
+
+
+@pytest.mark.slow
+def test_torch_compile_leaves_a_solve_alone():
+    """Traced, it would be recorded in hundreds of graphs, for minutes."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def step(x):
+        y = x[:8, :2] + 1
+        options = {"distances": "sqeuclidean", "epsilon": 1.0, "n_init": 1, "max_iter": 2}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return 3 * torchgw.solve(2 * x, y, **options, differentiable="value").loss
+
+    inputs = [torch.arange(30.0).double().sin().reshape(10, 3).requires_grad_() for _ in range(2)]
+    for function, x in zip((torch.compile(step, backend=backend), step), inputs, strict=True):
+        function(x).backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=0)
+    assert 1 <= len(graphs) <= 6

@@ -1,0 +1,237 @@
+"""Drawings: which points get which colour, and axes that are given back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+mpl.use("Agg")
+
+from matplotlib import pyplot  # noqa: E402
+
+import torchgw  # noqa: E402
+from torchgw import InvalidInputError, InvalidTypeError  # noqa: E402
+from torchgw.plotting import (
+    plot_alternatives,
+    plot_confusion,
+    plot_convergence,
+    plot_demo,
+    plot_match,
+    plot_plan,
+    plot_points,
+)
+
+
+class StoredPlan:
+    """A plan of given entries."""
+
+    def __init__(self, matrix):
+        self.matrix = torch.as_tensor(matrix)
+        self.shape = tuple(self.matrix.shape)
+
+    def argmax(self, axis=1):
+        return self.matrix.argmax(axis)
+
+    def rows(self, index):
+        return self.matrix[index]
+
+    @property
+    def T(self):
+        return StoredPlan(self.matrix.T)
+
+    def __matmul__(self, values):
+        return self.matrix.double() @ torch.as_tensor(values, dtype=torch.float64)
+
+
+@pytest.fixture
+def permutation():
+    return np.array([3, 0, 4, 1, 2])
+
+
+@pytest.fixture
+def result(permutation):
+    """Point i of X is matched with point permutation[i] of Y, light rows and heavy ones."""
+    matrix = np.zeros((5, 5))
+    matrix[np.arange(5), permutation] = [0.1, 0.2, 0.3, 0.4, 0.0]
+    matrix[4, permutation[4]] = 1e-9
+    return SimpleNamespace(lazy_plan=StoredPlan(matrix))
+
+
+@pytest.fixture
+def clouds():
+    generator = np.random.default_rng(0)
+    return generator.random((5, 2)), torch.as_tensor(generator.random((5, 3)))
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    pyplot.close("all")
+
+
+def test_match_carries_colours_over(result, clouds, permutation):
+    colour = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+    source, target = plot_match(result, *clouds, colour=colour)
+    assert (source.name, target.name) == ("rectilinear", "3d")
+    np.testing.assert_array_equal(source.collections[0].get_array(), colour)
+    np.testing.assert_array_equal(target.collections[0].get_array()[permutation], colour)
+
+
+def test_plan_rows_are_scaled_to_one(result, permutation):
+    axes = plot_plan(result, order="index")
+    picture = axes.images[0].get_array()
+    np.testing.assert_array_equal(picture, np.eye(5)[permutation])
+
+
+def test_empty_rows_are_drawn_empty():
+    axes = plot_plan(SimpleNamespace(lazy_plan=StoredPlan(np.diag([1.0, 0.0]))))
+    np.testing.assert_array_equal(axes.images[0].get_array(), np.diag([1.0, 0.0]))
+
+
+def test_sorted_plan_is_a_band(permutation):
+    """Without distances X stays, and Y follows it; with numbers X follows them."""
+    matrix = np.eye(5)[permutation]
+    result = SimpleNamespace(lazy_plan=StoredPlan(matrix))
+    np.testing.assert_array_equal(plot_plan(result).images[0].get_array(), np.eye(5))
+    drawn = plot_plan(result, order=["c", "a", "b", "e", "d"]).images[0].get_array()
+    np.testing.assert_array_equal(drawn, np.eye(5))
+
+
+def test_results_whose_file_holds_no_distances_are_drawn(tmp_path):
+    """In the order that the points came in."""
+    distances = np.abs(np.subtract.outer(np.arange(9.0), np.arange(9.0)))
+    result = torchgw.solve(D_X=distances, D_Y=distances[::-1, ::-1], epsilon=0.5, n_init=1)
+    result.save(tmp_path / "result.npz")
+    loaded = torchgw.load(tmp_path / "result.npz")
+    assert loaded.extension.source.provider is None
+    drawn = plot_plan(loaded).images[0].get_array()
+    rows = result.plan / result.plan.amax(1, keepdim=True)
+    np.testing.assert_allclose(np.sort(drawn, axis=1), np.sort(rows, axis=1), atol=1e-9)
+
+
+def test_structure_is_found_in_the_distances():
+    """Points of a line and of its copy, both in random order."""
+    rng = np.random.default_rng(0)
+    line = np.linspace(0, 1, 40)[:, None] ** 1.2
+    first, second = rng.permutation(40), rng.permutation(40)
+    result = torchgw.solve(line[first], line[second] * 3, distances="euclidean", epsilon=1e-3)
+    drawn = plot_plan(result).images[0].get_array()
+    assert np.abs(drawn.argmax(1) - np.arange(40)).max() <= 1
+    with pytest.raises(torchgw.InvalidInputError, match="`order` must be 'structure'"):
+        plot_plan(result, order="random")
+    with pytest.raises(torchgw.InvalidInputError, match=r"shape \(40,\); got \(3,\)"):
+        plot_plan(result, order=[1, 2, 3])
+
+
+def test_confusion_counts_mass(result, permutation):
+    source = np.array(["a", "a", "b", "b", "c"])
+    target = np.empty(5, dtype=int)
+    target[permutation] = [0, 1, 1, 1, 0]
+    axes = plot_confusion(result, source, target)
+    # masses 0.1, 0.2 | 0.3, 0.4 | 1e-9 of a, b and c
+    np.testing.assert_allclose(
+        axes.images[0].get_array(), [[1 / 3, 2 / 3], [0, 1], [1, 0]], rtol=1e-12
+    )
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert {text.get_text() for text in axes.texts} == {"0.33", "0.67", "1.00"}
+    with pytest.raises(torchgw.InvalidInputError, match="one per point"):
+        plot_confusion(result, source[:3], target)
+
+
+def test_convergence_draws_what_is_positive():
+    rng = np.random.default_rng(0)
+    result = torchgw.solve(rng.normal(size=(30, 2)), rng.normal(size=(25, 2)), max_iter=60)
+    axes = plot_convergence(result)
+    curves = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert set(curves) == {"epsilon", "marginal error", "change of the plan"}
+    np.testing.assert_array_equal(curves["epsilon"], [item.epsilon for item in result.history])
+    assert axes.get_yscale() == "log"
+    assert plot_convergence(result, ax=axes) is axes
+
+
+def test_large_plan_is_thinned():
+    """More than 4,000 columns are drawn on evenly spaced ones, first and last among them."""
+    matrix = np.zeros((2, 9_001))
+    matrix[0, 0] = matrix[1, -1] = 1.0
+    picture = plot_plan(SimpleNamespace(lazy_plan=StoredPlan(matrix))).images[0].get_array()
+    assert picture.shape == (2, 4_000)
+    assert picture[0, 0] == picture[1, -1] == picture.sum() / 2 == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "name"), [(1, "rectilinear"), (2, "rectilinear"), (5, "3d")]
+)
+def test_points_of_any_dimension(dimensions, name):
+    points = np.random.default_rng(1).random((7, dimensions))
+    axes = plot_points(points)
+    assert axes.name == name
+    assert len(axes.collections[0].get_offsets()) == 7
+    assert plot_points(points, ax=axes) is axes
+
+
+def test_demo_figure_draws_three_panels(result, clouds, tmp_path):
+    figure = plot_demo(result, *clouds)
+    assert [axes.name for axes in figure.axes] == ["rectilinear", "3d", "rectilinear"]
+    figure.savefig(tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert pyplot.get_fignums() == [], "a figure left in pyplot's list is never freed"
+
+
+def test_alternatives_are_bars_of_their_values():
+    X = np.random.default_rng(0).normal(size=(60, 2)) * [3, 1]
+    result = torchgw.solve(X, X, distances="euclidean", n_init=8, random_state=0)
+    axes = plot_alternatives(result)
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [item.value for item in result.alternatives]
+    assert len(widths) > 1
+    single = torchgw.solve(X, X, distances="euclidean", n_init=1, random_state=0)
+    with pytest.raises(torchgw.InvalidInputError, match="Pass `n_init`"):
+        plot_alternatives(single)
+
+
+def test_what_cannot_be_drawn():
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    result = torchgw.solve(points, points, distances="euclidean", epsilon=0.5, random_state=0)
+    low = torchgw.solve_low_rank(points, points, rank=2, tol=0.1, init=result)
+    for draw in (plot_plan, plot_convergence, plot_alternatives):
+        for odd in (None, "plan", result.plan):
+            with pytest.raises(InvalidTypeError, match="`result` must be a GWResult"):
+                draw(odd)
+    with pytest.raises(InvalidTypeError, match="got LowRankResult"):
+        plot_plan(low)
+    for odd in (points[:5], np.zeros((12, 2, 2)), np.zeros(0), 3.0):
+        with pytest.raises(InvalidInputError, match=r"`X` must have shape \(12, d\)"):
+            plot_match(result, odd, points)
+    with pytest.raises(InvalidInputError, match=r"`colour` must have shape \(12,\)"):
+        plot_match(result, points, points, colour=[1, 2])
+
+
+def test_color_is_colour(result, clouds):
+    with pytest.raises(InvalidTypeError, match="no argument 'color'. Did you mean 'colour'"):
+        plot_match(result, *clouds, color=np.arange(5))
+
+
+def test_missing_labels_are_refused(result):
+    with pytest.raises(InvalidInputError, match="`target_labels` has 2 missing labels, of 5"):
+        plot_confusion(result, list("ababa"), np.array(["a", None, "b", np.nan, "a"], dtype=object))
+
+
+def test_labels_are_colours(result, clouds, permutation):
+    labels = np.array(["b", "x", "b", "red", "x"], dtype=object)
+    source, target = plot_match(result, *clouds, colour=labels)
+    np.testing.assert_array_equal(source.collections[0].get_array(), [0, 2, 0, 1, 2])
+    np.testing.assert_array_equal(target.collections[0].get_array()[permutation], [0, 2, 0, 1, 2])
+    assert len(set(plot_points(clouds[0], colour=list("ababc")).collections[0].get_array())) == 3
+
+
+def test_axes_that_do_not_fit(result, clouds):
+    flat = pyplot.figure().subplots(1, 2)
+    with pytest.raises(InvalidInputError, match="three-dimensional for points of d >= 3"):
+        plot_match(result, *clouds, ax=flat)
+    with pytest.raises(InvalidInputError, match="a pair of Axes"):
+        plot_match(result, *clouds, ax=flat[0])
+    assert plot_match(result, clouds[0], clouds[0], ax=flat) is flat

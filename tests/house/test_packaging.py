@@ -1,0 +1,218 @@
+"""The house: ranks of the rooms, imports, exported names, metadata."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import torchgw
+
+PACKAGE = Path(torchgw.__file__).parent
+
+# Rooms of the package by rank. A room may import from rooms of a lower rank only: rooms of one rank
+# never meet, and the two pillars, distances and _sinkhorn, know nothing of each other.
+RANKS = {
+    "_errors": 0,
+    "_typing": 0,
+    "_boundary": 1,
+    "_tensors": 1,
+    "distances": 2,
+    "_sinkhorn": 2,
+    "metrics": 2,
+    "datasets": 2,
+    "_plans": 3,
+    "_problem": 3,
+    "_gradients": 4,
+    "_search": 5,
+    "_solve": 6,
+    "_results": 7,
+    "_derivatives": 8,
+    "_api": 9,
+    "_variants": 10,
+    "torchgw": 11,
+    "pot": 12,
+    "sklearn": 12,
+    "anndata": 12,
+    "plotting": 12,
+    "backends": 12,
+    "cli": 13,
+    "__main__": 14,
+}
+# A required name at the top that belongs to a room.
+LODGERS = {"_triton_sinkhorn": "_sinkhorn"}
+# Where Triton is imported: kernels, and what launches them over kept tiles.
+TRITON = ("_sinkhorn.kernels.*", "_sinkhorn.tiles.triton", "distances.*_triton", "_triton_sinkhorn")
+
+
+def module_name(path: Path) -> str:
+    """Name below torchgw: "" for the package itself, "distances.base" for a nested module."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_every_module_is_on_the_map():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    modules = {name.replace(".", "/") for name in MODULES} - {""}
+    named = {name.rstrip("/") for name in re.findall(r"`([a-z_/]+)`", page)}
+    assert not modules - named, "not in docs/architecture.md"
+    gone = {name for name in named - modules if name.startswith("_") or "/" in name}
+    assert not gone, "docs/architecture.md names what is gone"
+
+
+def room(name: str) -> str:
+    """Name of the room that a module is in; a new top-level name has to be given a rank."""
+    top = name.split(".")[0] or "torchgw"
+    top = LODGERS.get(top, top)
+    assert top in RANKS, f"torchgw/{top} has no rank: add it to RANKS in {__file__}"
+    return top
+
+
+def absolute(name: str, node: ast.ImportFrom) -> str:
+    """Name of the module that a module imports from, also where it is written with dots."""
+    here = ["torchgw", *filter(None, name.split("."))]
+    if MODULES[name].name != "__init__.py":
+        here.pop()
+    above = here[: len(here) - node.level + 1] if node.level else []
+    return ".".join([*above, *filter(None, [node.module])])
+
+
+def imported(name: str) -> set[str]:
+    """Modules of the package that a module imports anywhere, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # `from torchgw import _plan` imports a module, `from torchgw import solve` a name.
+            targets = [f"{absolute(name, node)}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            if target.split(".")[0] == "torchgw":
+                inside = target.removeprefix("torchgw").removeprefix(".")
+                found.add(inside if inside in MODULES else inside.rpartition(".")[0])
+    return found - {name}
+
+
+@pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "torchgw")
+def test_imports_go_down(name: str) -> None:
+    own = room(name)
+    others = {other: room(other) for other in imported(name)}
+    up = sorted(other for other, its in others.items() if its != own and RANKS[its] >= RANKS[own])
+    assert not up, f"torchgw.{name} (rank {RANKS[own]}) imports from above or beside it: {up}"
+
+
+@pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "torchgw")
+def test_rooms_are_entered_by_their_doors(name: str) -> None:
+    """A room's folders and modules with an underscore are its own affair."""
+    hidden = sorted(
+        other
+        for other in imported(name)
+        if room(other) != room(name) and any(part.startswith("_") for part in other.split(".")[1:])
+    )
+    assert not hidden, f"torchgw.{name} imports what belongs to another room: {hidden}"
+
+
+def test_triton_is_imported_where_kernels_are() -> None:
+    importing = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (
+            isinstance(node, ast.Import)
+            and any(a.name.split(".")[0] == "triton" for a in node.names)
+        )
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "triton")
+    }
+    assert importing, "nothing was read"
+    strangers = {n for n in importing if not any(fnmatchcase(n, place) for place in TRITON)}
+    assert not strangers
+
+
+def test_imports_make_no_circle() -> None:
+    graph = {name: imported(name) for name in MODULES}
+    # Raises CycleError, which names the circle.
+    tuple(TopologicalSorter(graph).static_order())
+
+
+def test_import_is_light() -> None:
+    """`import torchgw` loads no optional package and does not touch a GPU."""
+    code = (
+        "import sys, torchgw, torch\n"
+        "heavy = {'triton', 'sklearn', 'matplotlib', 'networkx', 'pandas', 'ot', 'torch._dynamo'}\n"
+        "assert not heavy & set(sys.modules), sorted(heavy & set(sys.modules))\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_exported_members() -> None:
+    """Every name in the namespace is re-exported on purpose, documented and in an `__all__`."""
+    tree = ast.parse(MODULES[""].read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    # `from torchgw._api import solve as solve` is what type checkers read as a re-export.
+    exported = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    assert all(asname == name for asname, (_, name) in exported.items())
+    public = {
+        name
+        for name, value in vars(torchgw).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    modules = {name for name in exported if inspect.ismodule(getattr(torchgw, name))}
+    assert public == set(exported) - modules
+    for name in public:
+        assert getattr(torchgw, name).__doc__, f"torchgw.{name} has no docstring"
+        assert name in importlib.import_module(exported[name][0]).__all__
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MODULES if name not in {"", "__main__"}], ids=str
+)
+def test_every_module_says_what_it_exports(name: str) -> None:
+    if "triton" in name:
+        pytest.importorskip("triton")
+    module = importlib.import_module(f"torchgw.{name}")
+    missing = [member for member in module.__all__ if not hasattr(module, member)]
+    assert not missing
+    assert module.__doc__
+
+
+def test_every_module_is_found_by_name() -> None:
+    """A folder without __init__.py would be left out of a walk, and of the documentation."""
+    walked = {info.name for info in pkgutil.walk_packages(torchgw.__path__, "torchgw.")}
+    assert walked >= {f"torchgw.{name}" for name in MODULES if name}
+
+
+def test_metadata() -> None:
+    metadata = importlib.metadata.metadata("torchgw")
+    requirements = importlib.metadata.requires("torchgw") or []
+    core = {
+        re.split(r"[^A-Za-z0-9_-]", requirement)[0]
+        for requirement in requirements
+        if "extra ==" not in requirement
+    }
+    assert metadata["Version"] == torchgw.__version__
+    assert metadata["License-Expression"] == "MIT"
+    assert core == {"joblib", "numpy", "scipy", "torch"}
+    assert {"docs", "plot", "progress", "test"} <= set(metadata.get_all("Provides-Extra"))
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_console_script() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="torchgw")
+    assert script.value == "torchgw.cli:main"

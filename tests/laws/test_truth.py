@@ -1,0 +1,183 @@
+"""What a result says of itself is true: status, budgets, marginals, rounding."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import reference
+import torch
+from problems import distance_matrices, isometric_copy, linear_problem, random_weights
+
+import torchgw
+from torchgw import ConvergenceWarning, Status
+from torchgw._gradients.contract import QuadraticValue
+from torchgw._gradients.dense import DenseGradient
+from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._solve.evaluation import Evaluation, judge
+from torchgw._typing import Marginals
+from torchgw.distances import PrecomputedDistance
+
+DECADES = [5e-4, 5e-3, 5e-2, 0.5, 5.0]
+
+
+def solve_quietly(*args, **options):
+    """Result of a solve that may say that it has not converged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return torchgw.solve(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "precision", "backend"),
+    [
+        *itertools.product(["dense", "factored", "sampled"], ["float64", "float32"], ["eager"]),
+        # a compilation takes seconds; the softmin is all that is its own
+        pytest.param("factored", "float64", "compile", marks=pytest.mark.slow),
+        pytest.param("dense", "float32", "compile", marks=pytest.mark.slow),
+    ],
+)
+def test_four_decades_of_epsilon(gradient, precision, backend):
+    """No NaN, no exception, and a status that the plan itself bears out."""
+    if backend == "compile" and (
+        reason := CompiledBackend.why_not(torch.device("cpu"), torch.float64)
+    ):
+        pytest.skip(reason)
+    x, y, _ = isometric_copy(16, noise=0.1, seed=1)
+    spread = solve_quietly(x, y, distances="sqeuclidean", max_iter=1).epsilon / 0.0025
+    product = reference.gw_value(*(_table(side) for side in (x, y)), np.full((16, 16), 16**-2.0))
+    for share in DECADES:
+        result = solve_quietly(
+            x, y, distances="sqeuclidean", gradient=gradient, backend=backend, n_anchors=30,
+            precision=precision, epsilon=share * spread, max_iter=25, random_state=0, n_init=1,
+        )  # fmt: skip
+        plan = result.plan.double().numpy()
+        assert np.isfinite(plan).all()
+        assert np.isfinite([result.value, result.log["kl"], result.marginal_error]).all()
+        # rows are exact after a row update, up to the rounding of exponents
+        rounding = float(np.finfo(precision).eps) * max(1.0, 4 / share)
+        assert np.abs(16 * plan.sum(1) - 1).max() < 10 * rounding + 1e-12
+        error = np.abs(plan.sum(0) - 1 / 16).sum()
+        assert result.marginal_error == pytest.approx(error, abs=16 * rounding)
+        if result.converged:
+            assert error < 1e-5 + 20 * rounding
+            noise = 6 * np.nan_to_num(result.log["value_standard_error"])
+            assert -noise - 1e-6 < result.value < product + noise + 1e-6
+
+
+def _table(points):
+    table = ((points[:, None] - points) ** 2).sum(-1)
+    return table / table.max()
+
+
+def test_small_epsilon_does_not_break_the_loop():
+    """Plans far from their marginals, linearised at, led from one such plan to the next."""
+    d_x, d_y = distance_matrices(30, 25)
+    spread = 4 * d_x.std() * d_y.std()
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=5e-4 * spread, n_init=1)
+    assert result.converged
+    assert result.marginal_error < 1e-6
+
+
+def test_budgets_are_reported_apart():
+    d_x, d_y = distance_matrices()
+    options = {"D_X": d_x, "D_Y": d_y, "epsilon": 1e-3, "n_init": 1, "objective_tol": 0}
+    done = torchgw.solve(**options)
+    assert done.status is Status.CONVERGED
+    log = done.log
+    assert 0 < log["outer_iterations"] == done.n_iters < log["max_iter"] == 500
+    assert log["inner_iterations"] == sum(entry.inner_iterations for entry in done.history)
+    assert 0 < log["settle_iterations"] < log["inner_max_iter"] == 2000
+    outer = solve_quietly(max_iter=4, **options)
+    assert outer.status is Status.OUTER_LIMIT
+    assert outer.log["outer_iterations"] == outer.log["max_iter"] == 4
+    both = solve_quietly(max_iter=4, inner_max_iter=3, **options)
+    assert both.status is Status.BOTH_LIMITS
+    assert both.log["settle_iterations"] == 3
+    inner = solve_quietly(inner_tol=1e-14, inner_max_iter=100, **{**options, "epsilon": 5e-3})
+    assert inner.status is Status.INNER_LIMIT
+    assert inner.log["outer_iterations"] < inner.log["max_iter"]
+    assert inner.log["settle_iterations"] == 100
+    for status in Status:
+        assert status.converged == (status in (Status.CONVERGED, Status.STATIONARY, Status.FLAT))
+
+
+def test_implausible_values_are_not_converged():
+    d_x, d_y = distance_matrices(12, 9)
+    a, b = (torch.full((size,), 1 / size, dtype=torch.float64) for size in (12, 9))
+    linear = torch.rand(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for alpha, table in ((1.0, None), (0.5, DenseCost(linear))):
+        gradient = DenseGradient(
+            Problem(
+                PrecomputedDistance(torch.from_numpy(d_x)),
+                PrecomputedDistance(torch.from_numpy(d_y)),
+                Marginals(a, b),
+                alpha,
+                table,
+            )
+        )
+        mean = 0.0 if table is None else float(linear.mean())
+        product = reference.gw_value(d_x, d_y, np.full((12, 9), 1 / 108))
+        assert gradient.product == pytest.approx(alpha * product, rel=1e-12)
+
+        def judged(value, error=0.0, spread=0.0, mean=mean, gradient=gradient):
+            found = Evaluation(
+                Marginals(a, b), error, QuadraticValue(value, spread), linear=mean, kl=0.1
+            )
+            return judge(Status.CONVERGED, found, gradient, 1e-6, constant=False)
+
+        assert judged(product) is Status.CONVERGED
+        assert judged(0.0) is Status.CONVERGED
+        assert judged(1.001 * product) is Status.IMPLAUSIBLE
+        assert judged(1.001 * product, spread=product) is Status.CONVERGED
+        assert judged(-1e-3 * product) is Status.IMPLAUSIBLE
+        assert judged(product, error=1e-3) is Status.INNER_LIMIT
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_rounded_plan_is_the_rounded_matrix(kind, zeros):
+    problem = linear_problem(14, 11, 3, zero_weights=zeros)
+    plan = TransportPlan(problem.cost(kind), problem.potentials, problem.marginals, 2.0)
+    a, b = problem.marginals
+    # exponents of random potentials: far from any marginal
+    assert float((plan.marginals()[0] - a).abs().sum()) > 0.1
+    rounded = plan.rounded()
+    expected = round_to_marginals(plan.to_dense(), a, b)
+    torch.testing.assert_close(rounded.to_dense(), expected, atol=1e-14, rtol=0)
+    for mass, weight in zip(rounded.marginals(), (a, b), strict=True):
+        torch.testing.assert_close(mass, weight, atol=1e-14, rtol=0)
+    values = torch.randn(11, 2, dtype=torch.float64)
+    torch.testing.assert_close(rounded @ values, expected @ values, atol=1e-13, rtol=0)
+    torch.testing.assert_close(rounded @ values[:, 0], expected @ values[:, 0])
+    torch.testing.assert_close(rounded.T.to_dense(), expected.T, atol=1e-14, rtol=0)
+    torch.testing.assert_close(rounded.rows([3, 0]), expected[[3, 0]], atol=1e-14, rtol=0)
+    assert rounded.shape == (14, 11)
+
+
+def test_rounding_to_other_marginals():
+    problem = linear_problem(14, 11, 3)
+    plan = TransportPlan(problem.factored, problem.potentials, problem.marginals, 2.0)
+    a, b = (torch.from_numpy(random_weights(size, 5)) for size in (14, 11))
+    a[2] = 0
+    a /= a.sum()
+    rounded = plan.rounded(a, b)
+    torch.testing.assert_close(rounded.marginals()[0], a, atol=1e-14, rtol=0)
+    torch.testing.assert_close(rounded.marginals()[1], b, atol=1e-14, rtol=0)
+
+
+def test_a_result_that_missed_its_marginals_can_be_rounded():
+    d_x, d_y = distance_matrices()
+    result = solve_quietly(D_X=d_x, D_Y=d_y, epsilon=1e-3, inner_max_iter=2, max_iter=60)
+    assert result.marginal_error > 1e-6
+    rounded = result.lazy_plan.rounded()
+    for mass, size in zip(rounded.marginals(), (30, 25), strict=True):
+        torch.testing.assert_close(mass, torch.full_like(mass, 1 / size), atol=1e-12, rtol=0)
+    moved = float((rounded.to_dense() - result.plan).abs().sum())
+    assert moved <= 2 * 2 * result.marginal_error

@@ -1,0 +1,176 @@
+"""The implicit plan equals the matrix that it stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import scipy.sparse
+import torch
+from problems import linear_problem
+
+from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan
+from torchgw._plans.stored import StoredPlan
+from torchgw._sinkhorn import softmin as softmin_module
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.loop import sinkhorn
+from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._tensors import memory
+from torchgw._typing import Potentials
+
+EPSILON = 0.5
+
+
+@pytest.fixture(params=["dense", "factored"])
+def pair(request, monkeypatch):
+    """A plan and its matrix; blocks are small so that streaming has several."""
+    monkeypatch.setitem(softmin_module._BLOCK_BYTES, "cpu", 20 * 8 * 4)
+    problem = linear_problem(31, 20, 3, zero_weights=True)
+    cost = problem.cost(request.param)
+    start = Potentials(*map(torch.zeros_like, problem.marginals))
+    solved = sinkhorn(
+        LinearProblem(cost, problem.marginals, EPSILON, EagerBackend()),
+        start,
+        max_iter=500,
+        tol=1e-12,
+    )
+    plan = TransportPlan(cost, solved.potentials, problem.marginals, EPSILON)
+    a, b = (w.numpy() for w in problem.marginals)
+    potentials = (p.numpy() for p in solved.potentials)
+    return plan, reference.plan(problem.dense.matrix.numpy(), a, b, *potentials, EPSILON)
+
+
+def test_products(pair):
+    plan, matrix = pair
+    rng = np.random.default_rng(0)
+    v, u = rng.normal(size=(20, 3)), rng.normal(size=31)
+    np.testing.assert_allclose((plan @ v).numpy(), matrix @ v, atol=1e-14)
+    np.testing.assert_allclose((plan.T @ u).numpy(), matrix.T @ u, atol=1e-14)
+    np.testing.assert_allclose(plan.push(u).numpy(), matrix.T @ u, atol=1e-14)
+    np.testing.assert_allclose(plan.pull(v).numpy(), matrix @ v, atol=1e-14)
+    assert (plan @ v.astype(np.float32)).dtype == torch.float64
+    assert (plan @ np.arange(20)).dtype == torch.float64
+    with pytest.raises(InvalidInputError, match=r"values of shape \(20,\)"):
+        plan @ u
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_products_from_the_left(pair, kind):
+    plan, matrix = pair
+    values = np.random.default_rng(0).normal(size=(2, 31))
+    np.testing.assert_allclose((kind(values) @ plan).numpy(), values @ matrix, atol=1e-14)
+    np.testing.assert_allclose((kind(values[0]) @ plan).numpy(), values[0] @ matrix, atol=1e-14)
+    with pytest.raises(InvalidInputError, match=r"`values @ plan` needs .* \(c, 31\)"):
+        kind(values.T) @ plan
+
+
+def test_rows_dense_marginals(pair):
+    plan, matrix = pair
+    assert plan.shape == plan.T.T.shape == matrix.shape
+    np.testing.assert_allclose(plan.to_dense().numpy(), matrix, atol=1e-15)
+    np.testing.assert_allclose(plan.T.to_dense().numpy(), matrix.T, atol=1e-15)
+    np.testing.assert_allclose(plan.rows([3, 3, 30]).numpy(), matrix[[3, 3, 30]], atol=1e-15)
+    for got, expected in zip(plan.marginals(), (matrix.sum(1), matrix.sum(0)), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)
+
+
+def test_argmax_topk_sparse(pair):
+    plan, matrix = pair
+    filled = matrix.sum(1) > 0
+    np.testing.assert_array_equal(plan.argmax().numpy()[filled], matrix.argmax(1)[filled])
+    columns = matrix.sum(0) > 0
+    np.testing.assert_array_equal(plan.argmax(axis=0).numpy()[columns], matrix.argmax(0)[columns])
+    values, index = plan.topk(4)
+    np.testing.assert_allclose(values.numpy(), -np.sort(-matrix, axis=1)[:, :4], atol=1e-15)
+    kept = plan.to_sparse(k=4)
+    assert scipy.sparse.issparse(kept)
+    np.testing.assert_allclose(kept.sum(), values.sum(), rtol=1e-12)
+    rows = np.arange(31)[:, None]
+    np.testing.assert_allclose(kept.toarray()[rows, index.numpy()], values.numpy(), atol=1e-15)
+    close = plan.to_sparse(threshold=1e-3).toarray()
+    assert np.abs(close - matrix).sum() < 1e-3 * 20
+    assert (close > 0).sum() < (matrix > 0).sum()
+    # the largest of each row stays whatever its share
+    alone = plan.to_sparse(threshold=1.0).toarray()
+    np.testing.assert_array_equal((alone > 0).sum(1), filled)
+    with pytest.raises(InvalidInputError, match="between 1 and 20"):
+        plan.topk(21)
+    with pytest.raises(InvalidInputError, match="axis"):
+        plan.argmax(axis=2)
+
+
+def test_rounding_to_different_masses_is_refused(pair):
+    plan, _ = pair
+    a, b = plan.weights
+    with pytest.raises(InvalidInputError, match="`a` and `b` must have equal sums; got 2 and 1"):
+        plan.rounded(a=2 * a)
+    # a difference that float32 leaves is none
+    rounded = plan.rounded(a.float(), b)
+    assert float((rounded.marginals()[1] - b).abs().sum()) < 1e-6
+
+
+def test_barycentric_is_defined_for_zero_weights(pair):
+    plan, matrix = pair
+    points = np.random.default_rng(1).normal(size=(20, 2))
+    got = plan.barycentric(points).numpy()
+    assert np.isfinite(got).all()
+    filled = matrix.sum(1) > 0
+    assert not filled.all()
+    expected = matrix[filled] @ points / matrix[filled].sum(1, keepdims=True)
+    np.testing.assert_allclose(got[filled], expected, atol=1e-12)
+
+
+def test_sample_follows_the_plan(pair):
+    plan, matrix = pair
+    generator = torch.Generator().manual_seed(0)
+    count = 20_000
+    drawn = plan.sample(count, generator)
+    table = np.zeros_like(matrix)
+    np.add.at(table, (drawn.source.numpy(), drawn.target.numpy()), 1 / count)
+    # standard deviation of each entry is at most sqrt(p / count); five of them
+    assert (np.abs(table - matrix) <= 5 * np.sqrt(matrix / count) + 5 / count).all()
+    assert table[matrix == 0].sum() == 0
+    again = plan.sample(count, torch.Generator().manual_seed(0))
+    assert torch.equal(again.target, drawn.target)
+
+
+def test_stored_plan_reads_like_the_implicit_one(pair):
+    plan, matrix = pair
+    stored = StoredPlan(torch.from_numpy(matrix))
+    v = torch.randn(20, 2, dtype=torch.float64)
+    torch.testing.assert_close(stored @ v, plan @ v)
+    torch.testing.assert_close(stored.T.stored(), plan.T.to_dense())
+    places, order = torch.linspace(0, 0.999, 1000, dtype=torch.float64), torch.arange(len(matrix))
+    drawn = stored.sample_at(places, order, torch.Generator().manual_seed(0))
+    assert (matrix[drawn.source.numpy(), drawn.target.numpy()] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "stat", "total", "free"),
+    [
+        ("1000", "active_file 70\ninactive_file 30\n", "", 700),
+        ("1000", "inactive_file 9\ntotal_inactive_file 30\ntotal_active_file 70\n", "total_", 700),
+        ("max", "", "", 4096),
+        (None, "", "", 4096),
+    ],
+)
+def test_containers_have_less_memory_than_their_machine(
+    tmp_path, monkeypatch, limit, stat, total, free
+):
+    """Their processes are killed beyond the limit, whatever the machine has."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
+    if limit is not None:
+        (tmp_path / "limit").write_text(limit + "\n")
+    (tmp_path / "used").write_text("400\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
+    files = (tmp_path / "limit", tmp_path / "used", total)
+    monkeypatch.setattr(memory, "_CONTAINER", ((tmp_path / "absent", None, ""), files))
+    assert memory.free_memory(torch.device("cpu")) == free
+
+
+def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
+    plan, _ = pair
+    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
+        plan.to_dense()

@@ -1,0 +1,19 @@
+"""Curves, and solves of them, that the tests of mappings and files share."""
+
+from __future__ import annotations
+
+import warnings
+
+import torchgw
+
+DISTANCES = [
+    "euclidean", "sqeuclidean", "cosine", "precomputed", "landmark", "dijkstra",
+    ("landmark", "euclidean"), ("euclidean", "landmark"), ("sqeuclidean", "precomputed"),
+]  # fmt: skip
+
+
+def solve(X=None, Y=None, **settings):
+    """Far enough for a plan that is no product plan; whether it converged does not matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        return torchgw.solve(X, Y, max_iter=12, random_state=0, **settings)

@@ -1,0 +1,212 @@
+"""Every backend equals the reference half-step; the loop meets its marginals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from problems import linear_problem
+
+from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
+from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._typing import Marginals, Potentials
+
+CPU = torch.device("cpu")
+# float64: rounding of a few hundred terms; float32: rounding of exponents of size 10/epsilon
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+@pytest.fixture(params=["eager", "compile"])
+def backend(request):
+    if request.param == "eager":
+        return EagerBackend()
+    reason = CompiledBackend.why_not(CPU, torch.float64)
+    if reason is not None:
+        pytest.skip(reason)
+    return CompiledBackend()
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("n", "m", "rank", "zeros"),
+    [(13, 17, 3, False), (1, 9, 1, False), (9, 1, 2, False), (30, 8, 4, True)],
+)
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
+def test_softmin_equals_reference(backend, kind, dtype, n, m, rank, zeros, epsilon):
+    problem = linear_problem(n, m, rank, zero_weights=zeros)
+    cost = problem.cost(kind, dtype)
+    (a, b), (f, g) = problem.marginals, problem.potentials
+    for axis, weight, potential in ((1, b, g), (0, a, f)):
+        got = backend.softmin(cost, weight.log(), potential, epsilon, axis)
+        expected = reference.softmin(
+            problem.dense.matrix.numpy(), weight.numpy(), potential.numpy(), epsilon, axis
+        )
+        assert got.dtype == torch.float64
+        np.testing.assert_allclose(got.numpy(), expected, atol=TOLERANCE[dtype] * 10)
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("relaxation", [1.0, 1.4])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_sweep_equals_its_softmins(kind, relaxation, zeros):
+    problem = linear_problem(20, 26, 3, zero_weights=zeros)
+    cost, backend = problem.cost(kind), EagerBackend()
+    f = backend.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
+    start = Potentials(f, problem.potentials.g)
+    expected = softmin_sweep(
+        LinearProblem(cost, problem.marginals, 1.0, backend), start, 4, relaxation
+    )
+    got = backend.sweeper(cost, problem.marginals, start, 1.0)(start, 4, relaxation)
+    assert bool(got.check[0])
+    a, b = problem.marginals
+    # a point of zero weight takes no part in a sweep: its potential is found at the end
+    for mine, other, weight in (
+        (got.f, expected.f, a),
+        (got.g, expected.g, b),
+        (got.g_next, expected.g_next, b),
+        (got.state.f, expected.state.f, a),
+        (got.state.g, expected.state.g, b),
+    ):
+        used = weight > 0
+        torch.testing.assert_close(mine[used], other[used], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+def test_plain_sweep_is_reference_sinkhorn(kind):
+    problem = linear_problem(20, 26, 3)
+    a, b = (w.numpy() for w in problem.marginals)
+    f, g, g_next = reference.sinkhorn(
+        problem.dense.matrix.numpy(), a, b, 0.7, 5, g=problem.potentials.g.numpy()
+    )
+    cost = problem.cost(kind)
+    start = Potentials(torch.from_numpy(f), problem.potentials.g)
+    got = EagerBackend().sweeper(cost, problem.marginals, start, 0.7)(start, 5, 1.0)
+    for mine, other in zip(got[:3], (f, g, g_next), strict=True):
+        np.testing.assert_allclose(mine.numpy(), other, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("epsilon", [0.05, 1.0])
+def test_marginals_and_reported_error(backend, kind, epsilon):
+    problem = linear_problem(30, 20, 2, zero_weights=True)
+    cost = problem.cost(kind)
+    result = sinkhorn(
+        LinearProblem(cost, problem.marginals, epsilon, backend),
+        Potentials(*map(torch.zeros_like, problem.marginals)),
+        max_iter=5000,
+        tol=1e-10,
+    )
+    assert result.converged
+    a, b = (w.numpy() for w in problem.marginals)
+    plan = reference.plan(
+        problem.dense.matrix.numpy(), a, b, *(p.numpy() for p in result.potentials), epsilon
+    )
+    # rows are exact after a row update; columns are what the loop says they are
+    np.testing.assert_allclose(plan.sum(1), a, atol=1e-13)
+    assert abs(np.abs(plan.sum(0) - b).sum() - result.error) < 1e-13
+
+
+def test_over_relaxation_pays_at_small_epsilon():
+    x = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None]
+    cost = linear_problem(60, 60, 1).factored._replace(
+        left=2 * x, right=x**2, row=x[:, 0] ** 2, column=x[:, 0] ** 4
+    )
+    uniform = Marginals(*(torch.full((60,), 1 / 60, dtype=torch.float64),) * 2)
+    start = Potentials(*map(torch.zeros_like, uniform))
+
+    class Plain(EagerBackend):
+        two_level = False
+
+        def sweeper(self, cost, marginals, start, epsilon, **options):
+            self.sweep = super().sweeper(cost, marginals, start, epsilon, **options)
+            return self
+
+        def __call__(self, start, count, relaxation):
+            return self.sweep(start, count, 1.0)
+
+    options = {"max_iter": 20_000, "tol": 1e-9}
+    plain = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, Plain()), start, **options)
+    relaxed = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, EagerBackend()), start, **options)
+    assert plain.converged
+    assert relaxed.converged
+    assert relaxed.n_iters < plain.n_iters / 3
+    # same fixed point, up to the constant that moves between f and g
+    shift = (relaxed.potentials.f - plain.potentials.f).mean()
+    torch.testing.assert_close(relaxed.potentials.f - shift, plain.potentials.f, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("epsilon", [5e-3, 1e-3])
+def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
+    """The error stays 1/3 for some hundred iterations, which is no rounding."""
+    cost = DenseCost(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0]], dtype=torch.float64))
+    marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
+    assert sinkhorn(
+        LinearProblem(cost, marginals, epsilon, backend), None, max_iter=2000, tol=1e-8
+    ).converged
+    # what rounding leaves is still noticed
+    assert (
+        sinkhorn(LinearProblem(cost, marginals, 0.1, backend), None, max_iter=2000, tol=0.0).n_iters
+        < 1000
+    )
+
+
+def test_a_single_column_that_has_to_change_partners_gets_there(backend):
+    """Its mass of 1/41 is the error for a long time: 21 columns of 41 are nearer to one point."""
+    near = torch.arange(41) < 21
+    cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
+    marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
+    problem = LinearProblem(cost, marginals, 2e-3, backend)
+    assert sinkhorn(problem, None, max_iter=2000, tol=1e-8).converged
+
+
+def test_next_relaxation_follows_young():
+    # plain iterations at rate 0.99: the best factor is 2 / (1 + sqrt(0.01))
+    assert next_relaxation(1.0, 0.99**10, 10) == pytest.approx(2 / 1.1)
+    # under the best factor the rate is factor - 1: the factor stays there
+    assert next_relaxation(1.5, 0.5**10 * 1.0001, 10) == pytest.approx(1.5, rel=1e-2)
+    assert next_relaxation(1.7, 1.2, 10) == 1.0
+    assert next_relaxation(1.7, 0.0, 10) == 1.7
+
+
+def test_underflow_of_a_sweep_is_redone_safely():
+    # potentials far from the solution: the column sums of the first sweep underflow in float32
+    problem = linear_problem(10, 12, 2)
+    cost = problem.cost("dense", torch.float32)
+    far = Potentials(problem.potentials.f, problem.potentials.g + torch.arange(12.0) * 100)
+    zero = Potentials(*map(torch.zeros_like, problem.marginals))
+    sweep = EagerBackend().sweeper(cost, problem.marginals, far, 0.05)(far, 1, 1.0)
+    assert not bool(sweep.check[0])
+    for start in (far, zero):
+        result = sinkhorn(
+            LinearProblem(cost, problem.marginals, 0.05, EagerBackend()),
+            start,
+            max_iter=3000,
+            tol=1e-5,
+        )
+        assert result.converged
+
+
+def test_compiled_backend_does_not_recompile_for_new_shapes():
+    if (reason := CompiledBackend.why_not(CPU, torch.float64)) is not None:
+        pytest.skip(reason)
+    import torch._dynamo.utils as utils
+
+    backend = CompiledBackend()
+
+    def run(n, m, rank, epsilon):
+        problem = linear_problem(n, m, rank)
+        for kind in ("dense", "factored"):
+            weight = problem.marginals.log_b
+            backend.softmin(problem.cost(kind), weight, problem.potentials.g, epsilon, axis=1)
+
+    run(8, 9, 3, 1.0)
+    run(11, 7, 2, 0.5)
+    before = utils.counters["stats"]["unique_graphs"]
+    for size in range(12, 26):
+        run(size, size + 3, 2 + size % 5, 1.0 / size)
+    assert utils.counters["stats"]["unique_graphs"] == before

@@ -1,0 +1,234 @@
+"""Proximal point steps and polishing: sharp plans, lower values, in every gradient form."""
+
+from __future__ import annotations
+
+import sys
+
+import networkx as nx
+import numpy as np
+import ot
+import pytest
+import reference
+import torch
+from problems import distance_matrices, isometric_copy, random_weights
+from scipy.spatial.distance import cdist
+
+import torchgw
+from torchgw import ConvergenceWarning, Status
+from torchgw._gradients.sampled import SampledGradient
+from torchgw._plans.pairs import Anchors
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._typing import Marginals
+from torchgw.distances import PrecomputedDistance
+
+
+def noisy_graph_copy(n=80, extra=0.05, seed=1):
+    """Adjacency of a geometric network, of a permuted copy with more edges, and the answer."""
+    rng = np.random.default_rng(seed)
+    graph = nx.random_geometric_graph(n, (10 / (np.pi * n)) ** 0.5, seed=seed)
+    source = nx.to_numpy_array(graph, weight=None)
+    target = source.copy()
+    absent = np.argwhere(np.triu(target == 0, k=1))
+    more = absent[rng.choice(len(absent), int(extra * source.sum() / 2), replace=False)]
+    target[more[:, 0], more[:, 1]] = target[more[:, 1], more[:, 0]] = 1
+    order = rng.permutation(n)
+    return source, target[order][:, order], np.argsort(order)
+
+
+def test_schedule_adds_one_step_of_regularisation_each_time():
+    anneal = Annealing(start=1.0, target=0.1, proximal=True)
+    values = [anneal(i) for i in range(30)]
+    arrival = next(i for i, value in enumerate(values) if value == 0.1)
+    assert all(value > 0.1 for value in values[:arrival])
+    assert [anneal.share(i) for i in range(arrival)] == [1.0] * arrival
+    for i in range(arrival, 29):
+        # the exponents of a step: those of the plan before, and the cost over the target
+        assert 1 / values[i + 1] == pytest.approx(1 / values[i] + 1 / 0.1)
+        assert anneal.share(i) == pytest.approx(values[i + 1] / 0.1)
+    assert anneal.final(0) == 0.1
+    later = Annealing(start=0.1, target=0.1, proximal=True, first=12)
+    assert [later(i) for i in (11, 12, 13)] == [0.1, 0.1, 0.05]
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_steps_equal_pot(steps):
+    d_x, d_y = distance_matrices(30, 25)
+    a, b = random_weights(30), random_weights(25, 1)
+    expected = ot.gromov.entropic_gromov_wasserstein(
+        d_x, d_y, a, b, "square_loss", epsilon=0.05, solver="PPA", max_iter=steps + 1, tol=0,
+        numItermax=5000, stopThr=1e-13,
+    )  # fmt: skip
+    with pytest.warns(ConvergenceWarning, match="max_iter"):
+        result = torchgw.solve(
+            D_X=d_x, D_Y=d_y, a=a, b=b, epsilon=0.05, regularization="proximal",
+            init=np.outer(a, b), max_iter=steps, inner_tol=1e-11,
+        )  # fmt: skip
+    assert result.epsilon == pytest.approx(0.05 / (steps + 1))
+    # each step's columns are met to a tenth of its change only; a wrong step is off by 0.1
+    assert np.abs(result.plan.numpy() - expected).sum() < 0.01
+
+
+def test_noisy_graph_copy():
+    """The value of POT's proximal solver or less, and most nodes found, with marginals met."""
+    d_x, d_y, answer = noisy_graph_copy()
+    epsilon = 0.1 * 4 * d_x.std() * d_y.std()
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, regularization="proximal")
+    assert result.status is Status.CONVERGED
+    assert result.epsilon < epsilon / 10
+    assert result.marginal_error < 1e-6
+
+    plan = ot.gromov.entropic_gromov_wasserstein(
+        d_x, d_y, loss_fun="square_loss", epsilon=epsilon, solver="PPA", max_iter=200,
+        numItermax=200, warn=False,
+    )  # fmt: skip
+    assert result.value <= 1.001 * reference.gw_value(d_x, d_y, plan)
+    # nodes without edges look alike: which of them meet is chance, in POT's plan too
+    assert (result.lazy_plan.argmax().numpy() == answer).mean() > 0.9
+    assert (plan.argmax(1) == answer).mean() > 0.9
+
+
+def test_every_gradient_form():
+    x, y, answer = isometric_copy(40, noise=0.2, seed=1)
+    options = {"distances": "sqeuclidean", "regularization": "proximal", "random_state": 0}
+    dense = torchgw.solve(x, y, gradient="dense", **options)
+    factored = torchgw.solve(x, y, gradient="factored", **options)
+    sampled = torchgw.solve(x, y, gradient="sampled", n_anchors=800, inner_max_iter=9000, **options)
+    entropic = torchgw.solve(x, y, gradient="dense", distances="sqeuclidean")
+    for result in (dense, factored):
+        assert result.status is Status.CONVERGED
+        assert result.value < 0.99 * entropic.value
+        # sharp: nearly all of a row's mass at one target
+        assert float(result.plan.max(1).values.mean() * 40) > 0.95
+    # the two measure the change of the plan differently, and end at different steps
+    assert factored.value == pytest.approx(dense.value, rel=0.03)
+    assert sampled.status is Status.STATIONARY
+    assert sampled.value < 1.3 * dense.value + 6 * sampled.log["value_standard_error"]
+    assert (sampled.lazy_plan.argmax().numpy() == answer).mean() > 0.8
+
+
+@pytest.mark.parametrize("precision", ["mixed", "float32"])
+@pytest.mark.parametrize("storage", ["stored", "streamed"])
+def test_precisions_end_at_one_value(precision, storage):
+    x, y, _ = isometric_copy(60, noise=0.2, seed=1)
+    options = {"distances": "sqeuclidean", "regularization": "proximal"}
+    exact = torchgw.solve(x, y, precision="float64", **options)
+    result = torchgw.solve(x, y, precision=precision, storage=storage, **options)
+    assert result.converged
+    # float32 stops earlier, where the rounding of the exponents is the change of the plan
+    assert result.value == pytest.approx(exact.value, rel=0.15 if precision == "float32" else 1e-5)
+    assert result.marginal_error < (1e-4 if precision == "float32" else 1e-5)
+
+
+def test_reservoir_keeps_its_share():
+    table = PrecomputedDistance(1 - torch.eye(50, dtype=torch.float64))
+    uniform = torch.full((50,), 0.02, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    problem = Problem(table, table, Marginals(uniform, uniform), 1.0, None)
+    gradient = SampledGradient(problem, 1000, 1.0)
+    latest = Anchors(*(torch.arange(1000) + 1000 for _ in range(2)))
+    first = gradient.mean(None, latest, 0.5, generator)
+    assert int((first.source >= 1000).sum()) == 500
+    assert torch.equal(first.source >= 1000, first.target >= 1000)
+    # shares below one anchor are met in the mean: 200 draws of 0.3 anchors
+    counts = [
+        int((gradient.mean(None, latest, 3e-4, generator).source >= 1000).sum()) for _ in range(200)
+    ]
+    assert set(counts) == {0, 1}
+    assert 30 < sum(counts) < 90
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+def test_polish_ends_at_a_stationary_vertex(gradient):
+    x, y, answer = isometric_copy(50, noise=0.2, seed=1)
+    options = {"distances": "sqeuclidean", "gradient": gradient, "epsilon": 1e-3}
+    plain = torchgw.solve(x, y, **options)
+    result = torchgw.solve(x, y, polish=True, **options)
+    assert result.epsilon == 0
+    assert result.log["polish_steps"] >= 1
+    assert 0 <= result.log["polish_gap"] < 1e-6 * plain.value
+    assert result.value < plain.value
+    plan = result.plan.numpy()
+    assert np.abs(plan.sum(1) - 1 / 50).max() < 1e-12
+    assert result.marginal_error < 1e-12
+    assert ((plan > 1e-6).sum(1) == 1).all()
+    assert (plan.argmax(1) == answer).mean() > 0.9
+    tables = [ot.dist(side, side) for side in (x, y)]
+    tables = [table / table.max() for table in tables]
+    assert result.value == pytest.approx(reference.gw_value(*tables, plan), rel=1e-9)
+    # what POT's conditional gradient finds from there is no lower
+    after, log = ot.gromov.gromov_wasserstein(*tables, G0=plan, log=True)
+    assert log["gw_dist"] >= result.value * (1 - 1e-9)
+    assert np.abs(after - plan).sum() < 1e-9
+
+
+def test_polish_takes_over_from_proximal_steps():
+    x, y, _ = isometric_copy(50, noise=0.2, seed=1)
+    options = {"distances": "sqeuclidean", "gradient": "dense", "regularization": "proximal"}
+    sharp = torchgw.solve(x, y, **options)
+    result = torchgw.solve(x, y, polish=True, **options)
+    assert result.status is Status.CONVERGED
+    assert result.n_iters < sharp.n_iters / 2
+    # a vertex: what is left of the entropy of the sharp plan does not count
+    assert result.value <= sharp.value * (1 + 1e-6)
+
+
+def test_polish_with_general_weights_and_a_linear_cost():
+    d_x, d_y = distance_matrices(20, 15)
+    a, b = random_weights(20), random_weights(15, 1)
+    linear = np.random.default_rng(0).uniform(size=(20, 15))
+    options = {"D_X": d_x, "D_Y": d_y, "a": a, "b": b, "M": linear, "alpha": 0.7}
+    plain = torchgw.solve(**options)
+    result = torchgw.solve(polish=True, **options)
+    # the plain plan misses its marginals by 3e-7, which may buy that much
+    assert result.value < plain.value * (1 + 1e-6)
+    assert result.marginal_error < 1e-12
+    after = ot.gromov.fused_gromov_wasserstein(
+        linear, d_x, d_y, a, b, alpha=0.7, G0=result.plan.numpy()
+    )
+    value = 0.3 * (linear * after).sum() + 0.7 * reference.gw_value(d_x, d_y, after)
+    assert value >= result.value * (1 - 1e-6)
+
+
+def test_polish_is_refused_with_the_reason(monkeypatch):
+    d_x, d_y = distance_matrices(12, 9)
+    with pytest.raises(torchgw.UnsupportedError, match="exact gradient"):
+        torchgw.solve(D_X=d_x, D_Y=d_y, gradient="sampled", polish=True)
+    monkeypatch.setitem(sys.modules, "ot", None)
+    with pytest.raises(torchgw.UnsupportedError, match="pip install pot"):
+        torchgw.solve(D_X=d_x, D_Y=d_y, polish=True)
+    with pytest.raises(torchgw.InvalidInputError, match="polish"):
+        torchgw.solve(D_X=d_x, D_Y=d_y, polish=1)
+    with pytest.raises(torchgw.InvalidInputError, match="'entropic', 'proximal'"):
+        torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
+
+
+def test_new_points_go_by_the_plan_before_it_was_polished():
+    x, y, _ = isometric_copy(12)
+    settings = {"distances": "euclidean", "epsilon": 1e-2}
+    polished = torchgw.solve(x, y, polish=True, **settings).transform(x)
+    np.testing.assert_allclose(polished, torchgw.solve(x, y, **settings).transform(x), atol=1e-9)
+
+
+def test_polish_of_negative_costs():
+    """Distances in large units: the linearised cost is far below zero, and still has a plan."""
+    steps = np.abs(np.subtract.outer(np.arange(12.0), np.arange(12.0)))
+    y = np.random.default_rng(0).normal(size=(9, 3))
+    options = {"D_X": steps, "D_Y": cdist(y, y), "epsilon": 0.1, "random_state": 0}
+    plain = torchgw.solve(**options)
+    result = torchgw.solve(polish=True, **options)
+    assert result.marginal_error < 1e-12
+    assert result.value < plain.value
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+def test_polish_in_single_precision(gradient):
+    x, y, _ = isometric_copy(30, noise=0.05, seed=1)
+    options = {"distances": "sqeuclidean", "gradient": gradient, "polish": True}
+    single, double = (
+        torchgw.solve(x, y, precision=name, random_state=0, **options)
+        for name in ("float32", "float64")
+    )
+    # the rounding of float32, relative to squared distances of up to one
+    assert single.value == pytest.approx(double.value, abs=1e-6)
+    np.testing.assert_array_equal(single.lazy_plan.argmax(), double.lazy_plan.argmax())

@@ -1,0 +1,487 @@
+"""Unbalanced, semi-relaxed and partial problems: POT's answers, laws, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import reference
+import torch
+from problems import linear_problem, random_weights
+
+import torchgw
+from torchgw import InvalidInputError, UnsupportedError
+from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.loop import sinkhorn
+from torchgw._sinkhorn.partial import level, partial_sinkhorn
+from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._triton_sinkhorn import TritonBackend
+from torchgw._typing import Potentials
+
+INF = math.inf
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(30, 2))
+# most of X turned by a right angle, and a few points of its own
+Y = np.concatenate([X[:22] @ np.array([[0, 1], [-1, 0]]), RNG.normal(size=(6, 2)) + 4])
+UNIT = ot.dist(X, X, "euclidean").max()
+D_X, D_Y = (ot.dist(side, side, "euclidean") / UNIT for side in (X, Y))
+A, B = random_weights(30), random_weights(28, 1)
+GIVEN = {"D_X": D_X, "D_Y": D_Y, "a": A, "b": B}
+
+
+def divergence(masses, weights):
+    """KL(mu x mu | a x a), as the definition says."""
+    pairs, reference_pairs = np.outer(masses, masses), np.outer(weights, weights)
+    ratio = np.where(pairs > 0, pairs / reference_pairs, 1.0)
+    return float((pairs * np.log(ratio)).sum() - pairs.sum() + reference_pairs.sum())
+
+
+def objective(plan, rho, epsilon):
+    penalty = sum(
+        weight * divergence(mass, given)
+        for weight, mass, given in zip(rho, (plan.sum(1), plan.sum(0)), (A, B), strict=True)
+        if math.isfinite(weight)
+    )
+    entropy = divergence(plan.ravel(), np.outer(A, B).ravel())
+    return reference.gw_value(D_X, D_Y, plan) + penalty + epsilon / 2 * entropy
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, (0.2, 1.0)])
+def test_unbalanced_equals_pot(rho):
+    epsilon = 0.05
+    pair = rho if isinstance(rho, tuple) else (rho, rho)
+    expected, _ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        D_X, D_Y, A, B, reg_marginals=pair, epsilon=epsilon / 2, unbalanced_solver="sinkhorn_log",
+        max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
+    )  # fmt: skip
+    result = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, tol=1e-8, inner_tol=1e-10)
+    assert result.converged
+    plan = result.plan.numpy()
+    assert np.abs(plan - expected).sum() < 1e-5
+    assert 0.3 < plan.sum() < 0.99
+    assert result.log["mass"] == pytest.approx(plan.sum(), rel=1e-9)
+    assert result.value == pytest.approx(reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    assert result.log["objective"] == pytest.approx(objective(plan, pair, epsilon), rel=1e-9)
+    np.testing.assert_allclose(result.marginal_a.numpy(), plan.sum(1), atol=1e-12)
+    # the mass is the best one: no multiple of the plan costs less
+    for factor in (0.99, 1.01):
+        assert objective(factor * plan, pair, epsilon) > result.log["objective"]
+
+
+@pytest.mark.parametrize("rho", [1e6, (INF, 1e6)])
+def test_a_heavy_penalty_is_balanced(rho):
+    options = {"epsilon": 0.05, "tol": 1e-9, "inner_tol": 1e-11, "n_init": 1}
+    strict = torchgw.solve(**GIVEN, **options)
+    result = torchgw.solve(**GIVEN, unbalanced=rho, **options)
+    assert result.converged
+    assert float((result.plan - strict.plan).abs().sum()) < 1e-6
+    for name in ("marginal_a", "marginal_b"):
+        assert float((getattr(result, name) - getattr(strict, name)).abs().sum()) < 1e-6
+
+
+@pytest.mark.parametrize("rho", [(INF, 0), (0, INF), (INF, 0.1)])
+@pytest.mark.parametrize("gradient", ["dense", "sampled"])
+def test_strict_sides_are_strict_and_others_are_not(rho, gradient):
+    result = torchgw.solve(
+        **GIVEN, unbalanced=rho, epsilon=0.02, gradient=gradient, random_state=0, n_anchors=300
+    )
+    plan = result.plan.numpy()
+    errors = np.abs(plan.sum(1) - A).sum(), np.abs(plan.sum(0) - B).sum()
+    for side, weight in enumerate(rho):
+        if math.isinf(weight):
+            assert errors[side] < 1e-6
+        else:
+            assert errors[side] > 0.05
+    assert result.log["mass"] == 1
+    if gradient == "dense":
+        assert result.converged
+        assert result.log["objective"] == pytest.approx(objective(plan, rho, 0.02), rel=1e-8)
+        # stationary: the plan solves the linear problem at its own cost
+        cost = 2 * reference.gw_cost(D_X, D_Y, plan)
+        if rho == (INF, 0):
+            kernel = B * np.exp((cost.min(1)[:, None] - cost) / 0.02)
+            fixed = A[:, None] * kernel / kernel.sum(1)[:, None]
+            assert np.abs(plan - fixed).sum() < 1e-3
+
+
+def test_semi_relaxed_is_near_pot():
+    """POT's solver has no entropy at the end: ours costs little more at a small epsilon."""
+    exact = ot.gromov.semirelaxed_gromov_wasserstein(D_X, D_Y, A)
+    ours = torchgw.solve(**GIVEN, unbalanced=(INF, 0), epsilon=5e-4)
+    balanced = torchgw.solve(**GIVEN, epsilon=0.005)
+    assert ours.value < 1.5 * reference.gw_value(D_X, D_Y, exact)
+    assert ours.value < 0.2 * balanced.value
+
+
+@pytest.mark.parametrize("mass", [0.167, 0.5, 0.8])
+def test_partial_moves_its_mass(mass):
+    result = torchgw.solve(**GIVEN, mass=mass, epsilon=0.01)
+    assert result.converged
+    plan = result.plan.numpy()
+    assert plan.sum() == pytest.approx(mass, abs=1e-6)
+    assert result.log["mass"] == mass
+    for moved, weight in ((plan.sum(1), A), (plan.sum(0), B)):
+        assert (moved - weight).max() < 1e-6
+    assert result.epsilon == pytest.approx(0.01)
+    assert result.value == pytest.approx(reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    kl = float((plan * np.log(np.maximum(plan, 1e-300) / np.outer(A, B))).sum())
+    assert result.log["objective"] == pytest.approx(result.value + 0.01 * kl, rel=1e-6)
+
+
+def test_partial_equals_pot():
+    given = {"D_X": D_X, "D_Y": D_Y}
+    expected = ot.gromov.entropic_partial_gromov_wasserstein(
+        D_X, D_Y, reg=0.01, m=0.167, numItermax=2000, tol=1e-9
+    )
+    result = torchgw.solve(**given, mass=0.167, epsilon=0.01, tol=1e-7)
+    # POT's plan has no reference measure, which for uniform weights is a constant
+    assert np.abs(result.plan.numpy() - expected).sum() < 1e-4
+
+
+def slow(*parameters):
+    return [pytest.param(*one, marks=pytest.mark.slow) for one in parameters]
+
+
+def instance(seed):
+    """Distances like those above, of other points."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(30, 2))
+    y = np.concatenate([x[:22] @ np.array([[0, 1], [-1, 0]]), rng.normal(size=(6, 2)) + 4])
+    unit = ot.dist(x, x, "euclidean").max()
+    return tuple(ot.dist(side, side, "euclidean") / unit for side in (x, y))
+
+
+@pytest.mark.parametrize(("seed", "rho"), [(2, 0.2), *slow((2, 1.0), (3, 1.0))])
+def test_unbalanced_starts_reach_the_optimum_of_pot(seed, rho):
+    """At a small epsilon a single start ends above POT's in two of these."""
+    d_x, d_y = instance(seed)
+    plan, _ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        d_x, d_y, reg_marginals=rho, epsilon=0.005, unbalanced_solver="sinkhorn_log",
+        max_iter=300, tol=1e-7, max_iter_ot=2000, tol_ot=1e-9,
+    )  # fmt: skip
+    options = {"D_X": d_x, "D_Y": d_y, "unbalanced": rho, "epsilon": 0.01}
+    result = torchgw.solve(**options)
+    # POT's own plan, judged by our objective
+    pot = torchgw.solve(**options, init=plan / plan.sum()).log["objective"]
+    assert result.log["objective"] <= pot + 1e-6
+    found = [one.value for one in result.alternatives]
+    assert found == sorted(found)
+    # fewer Sinkhorn iterations and a tolerance of 1e-3 while starts are compared
+    assert found[0] == pytest.approx(result.log["objective"], rel=1e-2)
+
+
+@pytest.mark.parametrize(("seed", "mass"), slow((3, 0.7), (0, 0.7), (5, 0.5)))
+def test_partial_starts_reach_the_optimum_of_pot(seed, mass):
+    """Not at 0.9, where POT's inner solver stops early and its plan breaks the bounds by 1-4%."""
+    d_x, d_y = instance(seed)
+    plan = ot.gromov.entropic_partial_gromov_wasserstein(
+        d_x, d_y, reg=0.01, m=mass, numItermax=300, tol=1e-7
+    )
+    assert (plan.sum(0) - 1 / 28).max() < 1e-9
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, mass=mass, epsilon=0.01)
+    expected = reference.gw_value(d_x, d_y, plan) + 0.01 * float(
+        (plan * np.log(np.maximum(plan, 1e-300) * 30 * 28)).sum()
+    )
+    assert result.log["objective"] <= expected + 1e-6
+    single = torchgw.solve(D_X=d_x, D_Y=d_y, mass=mass, epsilon=0.01, n_init=1)
+    assert result.log["objective"] <= single.log["objective"] + 1e-6
+    if seed == 3:
+        # this one has a better optimum than that of the annealed product plan
+        assert result.log["objective"] < 0.99 * single.log["objective"]
+
+
+@pytest.mark.slow
+def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2)) * [1, 2]
+    y = np.concatenate([x[:220] @ np.array([[0, 1], [-1, 0]]), rng.normal(size=(60, 2)) + 6])
+    result = torchgw.solve(x, y, distances="euclidean", mass=0.7, epsilon=2e-3)
+    single = torchgw.solve(x, y, distances="euclidean", mass=0.7, epsilon=2e-3, n_init=1)
+    assert result.alternatives[0].plan.shape == (96, 96)
+    assert result.log["objective"] <= single.log["objective"] + 1e-6
+    again = torchgw.solve(
+        x, y, distances="euclidean", mass=0.7, epsilon=2e-3, init=result.alternatives[0]
+    )
+    assert again.value == pytest.approx(result.value, rel=1e-6)
+
+
+def test_partial_finds_the_common_part():
+    """The part of Y that is a turned copy of X is matched, the points of its own are not."""
+    result = torchgw.solve(D_X=D_X, D_Y=D_Y, mass=0.6, epsilon=1e-3)
+    assert result.value < 1e-3
+    assert float(result.marginal_b[22:].sum()) < 0.02
+
+
+@pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}])
+def test_gradients_storages_and_precisions_agree(options):
+    given = {"X": X, "Y": Y, "distances": "sqeuclidean", "epsilon": 0.05, "tol": 1e-8} | options
+    given |= {"inner_tol": 1e-9, "a": A, "b": B}
+    dense = torchgw.solve(gradient="dense", **given)
+    assert dense.converged
+    for other, tolerance in (
+        ({"gradient": "factored"}, 1e-6),
+        ({"gradient": "factored", "storage": "streamed"}, 1e-6),
+        ({"gradient": "factored", "precision": "mixed"}, 1e-4),
+        ({"gradient": "dense", "precision": "float32", "tol": 1e-5}, 1e-2),
+    ):
+        result = torchgw.solve(**{**given, **other})
+        assert float((result.plan - dense.plan).abs().sum()) < tolerance
+        assert result.value == pytest.approx(dense.value, rel=10 * tolerance)
+    sampled = torchgw.solve(gradient="sampled", n_anchors=2000, random_state=0, **given)
+    error = sampled.log["value_standard_error"]
+    assert sampled.log["objective"] == pytest.approx(
+        dense.log["objective"], abs=6 * error + 0.1 * abs(dense.log["objective"])
+    )
+    # rows are drawn by what they carry
+    drawn = sampled.lazy_plan.sample(20_000, torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn.source, minlength=30) / 20_000
+    carried = sampled.marginal_a / sampled.marginal_a.sum()
+    assert float((share - carried).abs().max()) < 5 * 0.5 / 20_000**0.5
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+@pytest.mark.parametrize("tau", [(0.7, 0.9), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("relaxation", [1.0, 1.4])
+@pytest.mark.parametrize(
+    "backend",
+    [EagerBackend, pytest.param(CompiledBackend, marks=pytest.mark.slow), TritonBackend],
+)
+def test_relaxed_sweeps_equal_their_softmins(kind, tau, relaxation, backend):
+    device = torch.device("cpu")
+    if backend is not EagerBackend and (reason := backend.why_not(device, torch.float64)):
+        pytest.skip(reason)
+    problem = linear_problem(20, 26, 3, zero_weights=True)
+    cost, ways = problem.cost(kind), backend()
+    f = tau[0] * ways.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
+    start = Potentials(f, problem.potentials.g)
+    linear = LinearProblem(cost, problem.marginals, 1.0, EagerBackend(), tau)
+    expected = softmin_sweep(linear, start, 4, relaxation)
+    got = ways.sweeper(cost, problem.marginals, start, 1.0, tau=tau)(start, 4, relaxation)
+    a, b = problem.marginals
+    for mine, other, weight in (
+        (got.f, expected.f, a),
+        (got.g, expected.g, b),
+        (got.g_next, expected.g_next, b),
+    ):
+        used = weight > 0
+        torch.testing.assert_close(mine[used], other[used], atol=1e-11, rtol=0)
+
+
+def test_relaxed_sinkhorn_solves_the_relaxed_problem():
+    """Stationarity: epsilon log P / (a x b) + rho log of the marginals' densities = -C."""
+    problem = linear_problem(12, 9, 2)
+    cost, epsilon, rho = problem.dense, 0.5, (0.8, 2.0)
+    tau = tuple(weight / (weight + epsilon) for weight in rho)
+    result = sinkhorn(
+        LinearProblem(cost, problem.marginals, epsilon, EagerBackend(), tau),
+        None,
+        max_iter=3000,
+        tol=1e-13,
+    )
+    assert result.converged
+    a, b = (weight.numpy() for weight in problem.marginals)
+    plan = reference.plan(
+        cost.matrix.numpy(), a, b, *(part.numpy() for part in result.potentials), epsilon
+    )
+    slope = epsilon * np.log(plan / np.outer(a, b)) + cost.matrix.numpy()
+    slope += rho[0] * np.log(plan.sum(1) / a)[:, None] + rho[1] * np.log(plan.sum(0) / b)
+    # the same everywhere: a constant is the mass, which the outer problem chooses
+    assert np.ptp(slope) < 1e-9
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+@pytest.mark.parametrize("options", [{"mass": 0.6}, {"unbalanced": (INF, 0)},
+                                     {"unbalanced": (0, INF)}], ids=str)  # fmt: skip
+def test_polished_plans_are_stationary_without_entropy(options, gradient):
+    """Nothing that keeps the constraints lowers the linearised cost, and POT's ends no lower."""
+    given = {"X": X, "Y": Y, "distances": "sqeuclidean", "scale": None, "gradient": gradient}
+    entropic = torchgw.solve(**given, **options, a=A, b=B, n_init=1)
+    result = torchgw.solve(**given, **options, a=A, b=B, n_init=1, polish=True)
+    assert result.converged
+    assert result.epsilon == 0
+    # the gap is a rounding of the cost
+    assert result.log["polish_gap"] <= 1e-8 * result.value
+    assert result.value < entropic.value
+    plan = result.plan.numpy()
+    d_x, d_y = (ot.dist(side, side) for side in (X, Y))
+    assert result.value == pytest.approx(reference.gw_value(d_x, d_y, plan), rel=1e-8)
+    assert plan.sum() == pytest.approx(options.get("mass", 1), abs=1e-12)
+    if "mass" in options:
+        assert (plan.sum(1) - A).max() < 1e-12
+        assert (plan.sum(0) - B).max() < 1e-12
+        return
+    strict, cost = (0 if options["unbalanced"][0] else 1), reference.gw_cost(d_x, d_y, plan)
+    np.testing.assert_allclose(plan.sum(1 - strict), (A, B)[strict], atol=1e-12)
+    # every point of the strict side sends its mass to its cheapest partners
+    excess = (plan * (cost - cost.min(1 - strict, keepdims=True))).sum()
+    assert excess < 1e-6 * result.value
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("epsilon", [1.0, 0.05])
+@pytest.mark.parametrize("warm", ["cold", "near", "far"])
+def test_a_stored_kernel_gives_the_softmins_of_a_partial_problem(dtype, epsilon, warm):
+    """A kernel of potentials from far away is given up: 500 is 10,000 scalings of e."""
+    problem = linear_problem(40, 50, 3, zero_weights=True)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.rand(40, generator=generator, dtype=torch.float64)
+    options = {"max_iter": 2000, "tol": 1e-12, "mass": 0.6}
+    plain = partial_sinkhorn(
+        LinearProblem(problem.factored, problem.marginals, epsilon, EagerBackend()), None, **options
+    )
+    assert plain.converged
+    f, g = plain.potentials
+    start = {
+        "cold": None,
+        "near": Potentials(f + epsilon * noise, g),
+        "far": Potentials(f + 500 * noise, g - 500 * noise[:1]),
+    }[warm]
+    cost = problem.dense.to(dtype)
+    found = partial_sinkhorn(
+        LinearProblem(cost, problem.marginals, epsilon, EagerBackend()), start, **options
+    )
+    assert found.converged
+    plans = [
+        EagerBackend().dense(problem.dense, problem.marginals, result.potentials, epsilon)
+        for result in (plain, found)
+    ]
+    # float32 exponents of size 10 / epsilon are off by 1e-6 of themselves
+    assert float((plans[0] - plans[1]).abs().sum()) < (1e-9 if dtype == torch.float64 else 1e-3)
+    assert float(plans[1].sum()) == pytest.approx(0.6, abs=1e-9 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("mass", [0.02, 0.5, 0.97])
+def test_level_fills_to_the_mass(mass):
+    generator = torch.Generator().manual_seed(1)
+    softmin = torch.randn(50, generator=generator, dtype=torch.float64) * 3
+    weight = torch.rand(50, generator=generator, dtype=torch.float64)
+    weight[7] = 0
+    weight /= weight.sum()
+    height = level(softmin, weight, mass, 0.3)
+    filled = weight * ((height - softmin) / 0.3).exp().clamp_max(1.0)
+    assert float(filled.sum()) == pytest.approx(mass, rel=1e-12)
+
+
+def test_level_of_points_that_are_full_with_nothing_left():
+    # far apart, so that the mass is that of 15 of 30 points, but for rounding
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.full((30,), 1 / 30, dtype=torch.float64)
+    for _ in range(200):
+        softmin = torch.rand(30, generator=generator, dtype=torch.float64).sub(0.5).mul(2000)
+        height = level(softmin, weight, 0.5, 1.0)
+        filled = weight * (height - softmin).exp().clamp_max(1.0)
+        assert float(filled.sum()) == pytest.approx(0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"mass": 0.5}, {"unbalanced": (0, INF)}])
+def test_slow_relaxed_iterations_are_extrapolated_to_the_same_plan(options, monkeypatch):
+    # a uniform line along one that is not: most of a plan slides before it settles
+    line = np.linspace(0, 1, 40)[:, None], np.linspace(0, 1, 50)[:, None] ** 1.5
+    call = {"distances": "euclidean", "n_init": 1, "random_state": 0, **options}
+    found = torchgw.solve(*line, **call)
+    monkeypatch.setattr(
+        "torchgw._solve.relaxed_step.RelaxedStep.extrapolate", lambda *given: given[-1]
+    )
+    plain = torchgw.solve(*line, **call)
+    assert found.converged
+    assert found.n_iters < 0.85 * plain.n_iters
+    assert found.log["objective"] == pytest.approx(plain.log["objective"], rel=1e-7)
+    assert float((found.plan - plain.plan).abs().sum()) < 1e-3
+
+
+def test_bad_values_are_refused():
+    for options, message in (
+        ({"mass": 0}, "`mass`"),
+        ({"mass": 1.2}, "`mass`"),
+        ({"mass": True}, "`mass`"),
+        ({"mass": float("nan")}, "`mass`"),
+        ({"unbalanced": -1}, "`unbalanced`"),
+        ({"unbalanced": (1, 2, 3)}, "`unbalanced`"),
+        ({"unbalanced": "kl"}, "`unbalanced`"),
+        ({"unbalanced": 0}, "nothing would hold any mass"),
+        ({"unbalanced": 1.0, "mass": 0.5}, "Pass one of them"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            torchgw.solve(**GIVEN, **options)
+
+
+def test_combinations_are_refused_with_the_reason():
+    linear = np.ones((30, 28))
+    for options, message in (
+        ({"mass": 0.5, "regularization": "proximal"}, "entropic"),
+        ({"unbalanced": 1.0, "polish": True}, "polish=False"),
+        ({"unbalanced": 1.0, "M": linear}, "strict"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            torchgw.solve(**GIVEN, **options)
+
+
+def test_strict_values_mean_balanced():
+    strict = torchgw.solve(**GIVEN, epsilon=0.05)
+    for options in ({"mass": 1.0}, {"unbalanced": INF}, {"unbalanced": (INF, INF)}):
+        assert torch.equal(torchgw.solve(**GIVEN, epsilon=0.05, **options).plan, strict.plan)
+
+
+@pytest.mark.parametrize("options", [{"mass": 0.4}, {"unbalanced": (INF, 0.2)}])
+def test_a_linear_cost_where_the_mass_is_fixed(options):
+    """At alpha near zero the linear cost decides; its value is that of the plan."""
+    linear = np.random.default_rng(2).uniform(size=(30, 28))
+    result = torchgw.solve(**GIVEN, M=linear, alpha=0.3, epsilon=0.02, **options)
+    plan = result.plan.numpy()
+    assert result.value_linear == pytest.approx(0.7 * (linear * plan).sum(), rel=1e-9)
+    assert result.value_quad == pytest.approx(0.3 * reference.gw_value(D_X, D_Y, plan), rel=1e-9)
+    assert result.value_linear < 0.7 * plan.sum() * 0.3
+
+
+def test_zero_weights_and_an_init():
+    a = A.copy()
+    a[3] = 0
+    a /= a.sum()
+    given = {"D_X": D_X, "D_Y": D_Y, "a": a, "b": B, "epsilon": 0.02}
+    for options in ({"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}):
+        result = torchgw.solve(**given, **options)
+        assert bool(torch.isfinite(result.plan).all())
+        assert float(result.plan[3].sum()) == 0
+        again = torchgw.solve(**given, **options, init=result)
+        assert again.n_iters < result.n_iters
+        assert again.value == pytest.approx(result.value, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}], ids=str)
+def test_points_of_weight_zero_are_mapped(options):
+    """By their conditional plans, as new points would be."""
+    a = np.zeros(30)
+    a[3] = 1
+    result = torchgw.solve(X, Y, a=a, distances="euclidean", epsilon=2e-4, n_init=1, **options)
+    mapped = result.lazy_plan.barycentric(Y)
+    torch.testing.assert_close(mapped, result.transform(X), rtol=0, atol=1e-9)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("storage", ["stored", "streamed"])
+@pytest.mark.parametrize(
+    "options", [{"unbalanced": 0.3}, {"unbalanced": (INF, 0)}, {"mass": 0.6}], ids=str
+)
+def test_devices_agree(options, storage, device):
+    """The same objective and the same map as on a CPU, stored; starts are compared on either."""
+    given = {"distances": "sqeuclidean", "epsilon": 0.03, "a": A, "b": B, **options}
+    given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64"}
+    expected = torchgw.solve(X, Y, storage="stored", device="cpu", **given)
+    result = torchgw.solve(X, Y, storage=storage, device=device, **given)
+    assert result.converged
+    assert result.lazy_plan.device.type == device
+    assert result.log["objective"] == pytest.approx(expected.log["objective"], rel=1e-6)
+    assert (result.plan.cpu() - expected.plan).abs().sum() < 1e-3
+    assert (result.transform(X[:7]).cpu() - expected.transform(X[:7])).abs().max() < 1e-2
+    kinds = {one.plan.device.type for one in result.alternatives}
+    assert kinds == {device}
+    if options != {"unbalanced": 0.3}:
+        sharp = torchgw.solve(X, Y, device=device, polish=True, **given)
+        assert sharp.converged
+        assert sharp.value < result.value

@@ -1,0 +1,337 @@
+"""Where user arrays are coerced and checked; graphs are in ``graphs``."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+
+__all__ = [
+    "as_labels",
+    "as_weights",
+    "check_distances",
+    "check_linear_cost",
+    "check_list",
+    "check_magnitude",
+    "check_plan",
+    "check_points",
+    "check_tensor",
+    "make_generator",
+    "resolve_device",
+    "to_numpy",
+    "to_tensor",
+]
+
+# Relative asymmetry that rounding can explain.
+_SYMMETRY_TOLERANCE = 1e-5
+# Relative deviation of a total mass from one that rounding can explain.
+_MASS_TOLERANCE = 1e-4
+# Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
+_LARGEST_ENTRY = 1e15
+# Where every path is tested. Others lack float64 or a random generator.
+_DEVICE_TYPES = ("cpu", "cuda")
+
+
+def to_tensor(name: str, value: Any) -> Tensor:
+    """Convert anything array-like to a real tensor on its own device, without copying if possible.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the value is no array of real numbers.
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+    elif hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        tensor = torch.utils.dlpack.from_dlpack(value)
+    else:
+        tensor = torch.from_numpy(_real_array(name, value))
+    if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        kind = "a nested tensor" if tensor.is_nested else f"{tensor.dtype} on {tensor.device}"
+        raise InvalidTypeError(f"`{name}` must be a plain tensor of real numbers; got {kind}.")
+    if tensor.layout != torch.strided:
+        raise InvalidTypeError(
+            f"`{name}` must be a dense tensor; got layout {tensor.layout}. "
+            "Pass a graph as a SciPy sparse matrix."
+        )
+    return tensor
+
+
+def to_numpy(values: Any) -> NDArray[Any]:
+    """Bring a tensor, wherever it is, or an array-like to NumPy."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def as_labels(name: str, value: Any) -> NDArray[Any]:
+    """Return labels, numbers or words, as a NumPy array; refuse missing ones."""
+    try:
+        array = to_numpy(value)
+    except ValueError as error:
+        raise InvalidInputError(f"`{name}` must be an array of labels: {error}") from error
+    missing = np.zeros(array.size, dtype=bool)
+    if array.dtype.kind == "f":
+        missing = np.isnan(array)
+    elif array.dtype.kind == "O":
+        # None, NaN, and what pandas has for them; a word may be any of these
+        names = ["" if isinstance(item, str) else str(item) for item in array.flat]
+        missing = np.isin(names, ("None", "nan", "<NA>", "NaT"))
+    if missing.any():
+        raise InvalidInputError(
+            f"`{name}` has {int(missing.sum())} missing labels, of {missing.size}. Drop their "
+            "rows, or give them a label of their own."
+        )
+    return array
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse anything but a tensor where a provider keeps what it is given."""
+    if not isinstance(value, Tensor):
+        raise InvalidTypeError(
+            f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Pass "
+            f"`torch.as_tensor({name})`."
+        )
+
+
+def _real_array(name: str, value: Any) -> NDArray[Any]:
+    """Return a NumPy array of real numbers that PyTorch can take over."""
+    if scipy.sparse.issparse(value):
+        raise InvalidTypeError(
+            f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
+            f"`{name}.toarray()`, or a graph as X or Y."
+        )
+    if hasattr(value, "obsm"):
+        raise InvalidTypeError(
+            f"`{name}` is an AnnData. Use torchgw.anndata.align, or pass its points, such as "
+            "adata.obsm['X_pca']."
+        )
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; {type(value).__name__} cannot be made "
+            f"one: {error}"
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "
+            f"{array.dtype}. Pass `numpy.asarray({name}, dtype=float)` if that is what it holds."
+        )
+    if np.ma.is_masked(value):
+        raise InvalidInputError(
+            f"`{name}` has masked entries, {int(np.ma.getmaskarray(value).sum())} of {array.size}. "
+            "Fill them, or drop their rows."
+        )
+    # a negative stride, a foreign byte order or an extended precision is legal in NumPy only
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    dtype = np.dtype(np.float64) if wide else array.dtype.newbyteorder("=")
+    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+
+
+def _floating(tensor: Tensor) -> Tensor:
+    """Promote integers, booleans and half precisions: exact for what they can hold."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.float64 if not tensor.dtype.is_floating_point else torch.float32)
+
+
+def check_points(name: str, value: Any) -> Tensor:
+    """Return points as a floating tensor of shape (n, d), n and d at least one."""
+    tensor = _floating(to_tensor(name, value))
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape (n, d), one row per point, with n and d at least 1; got "
+            f"{tuple(tensor.shape)}. A single feature is a column: X[:, None]."
+        )
+    _check_finite(name, tensor)
+    check_magnitude(name, tensor)
+    return tensor
+
+
+def check_distances(name: str, value: Any) -> Tensor:
+    """Return a distance matrix as a floating tensor of shape (n, n)."""
+    tensor = _floating(to_tensor(name, value))
+    if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
+        raise InvalidInputError(
+            f"`{name}` must be a square matrix of distances, shape (n, n); got "
+            f"{tuple(tensor.shape)}. Pass points as X or Y."
+        )
+    _check_finite(
+        name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance."
+    )
+    scale = check_magnitude(name, tensor)
+    gap = float((tensor - tensor.T).abs().max())
+    if gap > _SYMMETRY_TOLERANCE * scale:
+        raise InvalidInputError(
+            f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
+            f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean."
+        )
+    if float(tensor.min()) < 0:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative; its smallest entry is {float(tensor.min()):.3g}. "
+            "A similarity is turned into a distance by, for example, D = S.max() - S."
+        )
+    return tensor
+
+
+def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
+    """Return a table over pairs (M, or a starting plan) as a floating tensor of shape (n, m)."""
+    tensor = _floating(to_tensor(name, value))
+    if tuple(tensor.shape) != shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
+            f"got {tuple(tensor.shape)}."
+        )
+    _check_finite(name, tensor)
+    check_magnitude(name, tensor, smallest=0.0)
+    return tensor
+
+
+def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
+    """Return a starting plan, non-negative and of total mass exactly one, float64.
+
+    A total within 1e-4 of one is rounding and is normalised, as for weights.
+    """
+    tensor = check_linear_cost(value, shape, name="init").double()
+    total = float(tensor.sum())
+    if float(tensor.min()) < 0 or abs(total - 1) > _MASS_TOLERANCE:
+        raise InvalidInputError(
+            "`init` must be a plan: non-negative entries that sum to 1; its smallest entry is "
+            f"{float(tensor.min()):.3g} and its sum {total:.6g}. Pass init / init.sum()."
+        )
+    return tensor / total
+
+
+def as_weights(
+    name: str, value: Any, n: int, device: torch.device, each: str | None = None
+) -> Tensor:
+    """Return weights of shape (n,), float64, of total mass exactly one; uniform for ``None``.
+
+    ``each`` says what has a weight: by default a row of X if they are ``a``, else one of Y.
+
+    A total within 1e-4 of one, or one unit of rounding in half precision, is rounding and is
+    normalised; any other total is refused, because balanced transport of different masses is not
+    defined.
+    """
+    if value is None:
+        return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
+    given = to_tensor(name, value)
+    rounding = torch.finfo(given.dtype).eps if given.dtype.is_floating_point else 0.0
+    weights = given.to(device=device, dtype=torch.float64)
+    each = each or ("row of X" if name == "a" else "row of Y")
+    if tuple(weights.shape) != (n,):
+        raise InvalidInputError(
+            f"`{name}` must have shape ({n},), one weight per {each}; got "
+            f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
+        )
+    _check_finite(name, weights)
+    if float(weights.min()) < 0:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
+        )
+    total = float(weights.sum())
+    if abs(total - 1) > max(_MASS_TOLERANCE, rounding):
+        raise InvalidInputError(
+            f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
+        )
+    return weights / total
+
+
+def _check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise InvalidInputError(
+            f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "
+            f"all must be finite. {advice}".rstrip()
+        )
+
+
+def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_ENTRY) -> float:
+    """Refuse numbers whose squares over- or underflow; return the largest magnitude."""
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if largest > _LARGEST_ENTRY or 0 < largest < smallest:
+        raise InvalidInputError(
+            f"The largest entry of `{name}` must be between {smallest:g} and {_LARGEST_ENTRY:g}, "
+            f"so that squares can be computed; got {largest:.3g}. Choose another unit: multiply "
+            "by a constant."
+        )
+    return largest
+
+
+def check_list(name: str, value: Any, what: str) -> list[Any]:
+    """Return the items of a list, or of anything that has a length and items in an order."""
+    listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    if not listed or isinstance(value, (str, bytes, dict)) or getattr(value, "ndim", 1) == 0:
+        raise InvalidTypeError(f"`{name}` must be a list, {what}; got {type(value).__name__}.")
+    return list(value)
+
+
+def resolve_device(device: Any, *values: Any) -> torch.device:
+    """Return the device asked for, or that of the inputs, which must agree."""
+    if device is not None:
+        try:
+            resolved = torch.device(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"`device` must name a PyTorch device, for example 'cuda'; got {device!r}."
+            ) from error
+        _check_device(resolved)
+        if resolved.type == "cuda" and resolved.index is None:
+            resolved = torch.device("cuda", torch.cuda.current_device())
+        return resolved
+    # PyTorch Geometric's data have no device of their own
+    found = [getattr(getattr(value, "edge_index", value), "device", None) for value in values]
+    devices = {item for item in found if isinstance(item, torch.device)}
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(item) for item in devices))
+        raise InvalidInputError(
+            f"The inputs lie on different devices ({names}). Pass `device=` to choose one."
+        )
+    only = devices.pop() if devices else torch.device("cpu")
+    _check_device(only)
+    return only
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type not in _DEVICE_TYPES:
+        raise InvalidInputError(
+            f"torchgw computes on 'cpu' and 'cuda' devices; got '{device}'. Pass `device='cpu'`."
+        )
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise InvalidInputError(
+            f"`device='{device}'` was asked for, and PyTorch sees {count} such devices."
+        )
+
+
+def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Generator, int]:
+    """Return a generator on the device, and the seed that reproduces it.
+
+    ``None`` draws a fresh seed, which the result reports.
+    """
+    generator = torch.Generator(device=device)
+    if random_state is None:
+        return generator, generator.seed()
+    if isinstance(random_state, torch.Generator):
+        seed = int(torch.randint(2**62, (1,), generator=random_state, device=random_state.device))
+    elif isinstance(random_state, np.random.Generator):
+        seed = int(random_state.integers(2**62))
+    elif isinstance(random_state, np.random.RandomState):
+        seed = int(random_state.randint(2**62, dtype=np.int64))
+    elif isinstance(random_state, Integral) and not isinstance(random_state, bool):
+        seed = int(random_state)
+    else:
+        raise InvalidTypeError(
+            "`random_state` must be an integer, a generator of torch or NumPy, or None; got "
+            f"{type(random_state).__name__}."
+        )
+    if not 0 <= seed < 2**64:
+        raise InvalidInputError(f"`random_state` must be within 0 and 2^64 - 1; got {seed}.")
+    generator.manual_seed(seed)
+    return generator, seed

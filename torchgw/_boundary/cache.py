@@ -1,0 +1,102 @@
+"""Results of costly stages kept in a folder, by the content of what they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._boundary.archive import decode, encode, read_archive, write_archive
+from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError, warn_user
+
+__all__ = ["Cache", "content_key", "open_cache"]
+
+# Part of every key: raised when a stage changes what it computes.
+_VERSION = 1
+
+Parts = dict[str, Any]
+
+
+def content_key(stage: str, *content: Any) -> str:
+    """Return the SHA-256 of a stage's name and of tensors and plain values."""
+    digest = hashlib.sha256(f"{stage}|{_VERSION}".encode())
+    for value in content:
+        if isinstance(value, Tensor):
+            array = value.detach().cpu().contiguous().numpy()
+            digest.update(f"|{array.dtype.str}|{array.shape}|".encode())
+            digest.update(array.tobytes())
+        else:
+            plain = value.item() if isinstance(value, np.generic) else value
+            digest.update(f"|{plain!r}".encode())
+    return digest.hexdigest()
+
+
+class Cache:
+    """A folder with one verified file for each result.
+
+    Parameters
+    ----------
+    folder : Path
+        Made on the first write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fetch(self, stage: str, key: str, device: torch.device, make: Callable[[], Parts]) -> Parts:
+        """Return the tensors and plain values under a key, made and stored if they are not there.
+
+        Warns
+        -----
+        CacheWarning
+            If a file is damaged; it is replaced.
+        """
+        path = self.folder / f"{stage}-{key[:32]}.npz"
+        if path.exists():
+            try:
+                tree, arrays = read_archive(path)
+            except InvalidInputError as error:
+                warn_user(
+                    f"a cached result is not usable and is computed again: {error}",
+                    CacheWarning,
+                )
+            else:
+                parts: Parts = decode(tree, arrays, device, _no_types)
+                return parts
+        made = make()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stored: dict[str, NDArray[np.generic]] = {}
+        tree = encode(made, stage, lambda value: None, stored)
+        write_archive(path, tree, stored)
+        return made
+
+
+def open_cache(folder: Any) -> Cache | None:
+    """Return the cache that ``solve(cache=...)`` names.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidInputError
+        If it is no path, or the path of something that is no folder.
+    """
+    if folder is None:
+        return None
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidTypeError(
+            f"`cache` must be the path of a folder, or None; got {type(folder).__name__}."
+        )
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise InvalidInputError(f"`cache` must be a folder; {path} is something else.")
+    return Cache(path)
+
+
+def _no_types(kind: str, parts: Parts) -> Any:
+    raise InvalidInputError(f"A cached result holds a {kind!r}, which none has.")

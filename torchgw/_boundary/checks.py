@@ -1,0 +1,85 @@
+"""Checks of single options: counts, positive numbers, choices, unknown arguments."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import torch
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["check_choice", "check_count", "check_positive", "reject_unknown"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# Names of POT and others, and what they are here.
+_ELSEWHERE = {
+    "C1": ("D_X", "Ca"), "C2": ("D_Y", "Cb"), "Ca": ("D_X",), "Cb": ("D_Y",),
+    "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
+    "reg": ("epsilon",), "epsilon": ("reg",), "G0": ("init", "plan_init"), "plan_init": ("init",),
+    "init": ("plan_init",), "loss_fun": ("loss",), "metric": ("distances",),
+    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "stopThr": ("tol",),
+    "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
+    "sample_weight": ("a",),
+}  # fmt: skip
+
+
+def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
+    """Turn an unknown keyword into an error that names the nearest known one.
+
+    Parameters
+    ----------
+    function : callable
+        Whose keywords are checked.
+    nested : pair of str and callable, optional
+        A keyword that takes a dictionary, and the function whose keywords that has.
+    """
+    known = list(inspect.signature(function).parameters)
+    inner = inspect.signature(nested[1]).parameters if nested else {}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name in known:
+                continue
+            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
+            near += difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+            if nested and name in inner:
+                hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
+            what = type(args[0]) if function.__name__ == "__init__" else function
+            raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
+        if torch.compiler.is_compiling():
+            # torch.compile would trace every iteration, for minutes and to no use
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def check_positive(name: str, value: object, hint: str) -> None:
+    """Refuse anything but a positive finite number."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise InvalidInputError(
+            f"`{name}` must be a positive finite number ({hint}); got {value!r}."
+        )
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse anything but an integer of at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise InvalidInputError(f"`{name}` must be one of {known}; got {value!r}.")

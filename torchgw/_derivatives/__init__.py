@@ -1,0 +1,5 @@
+"""Gradients of a finished solve."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,314 @@
+"""Gradients of a solve: of its objective by the envelope theorem, of its plan implicitly.
+
+Nothing here runs inside the loop. A solve ends as always, without a graph; then its objective and
+its plan are attached to the inputs that require gradients (docs/algorithm.md, equations 20 to 26).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.plans import as_index, as_points_of
+from torchgw._derivatives.implicit import Response, Upstream, respond
+from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
+from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.unrolled import unroll
+from torchgw._errors import UnsupportedError
+from torchgw._gradients.dense import DenseGradient
+from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._results.result import GWResult
+from torchgw._solve.options import Differentiable
+from torchgw._typing import Potentials
+
+__all__ = ["DifferentiablePlan", "attach"]
+
+_TWICE_PLAN = (
+    "The plan can be differentiated once; the derivative of its implicit derivative is not "
+    "implemented. Pass differentiable='unrolled' on a small problem."
+)
+_TWICE_VALUE = (
+    "The gradient of `loss` holds the plan fixed and cannot be differentiated. Pass "
+    "differentiable='implicit', which knows how the plan changes."
+)
+_TWICE_WEIGHTS = (
+    "The gradient of `loss` in `a` or `b` consists of potentials, whose derivative is not "
+    "implemented. Pass differentiable='unrolled' on a small problem."
+)
+
+
+class Link(NamedTuple):
+    """A finished solve and the names of the inputs that it depends on."""
+
+    definition: Definition
+    plan: TransportPlan
+    potentials: Potentials  # of the whole cost
+    objective: float
+    names: tuple[str, ...]  # of the inputs that require gradients
+    anchors: Anchors | None  # of a sampled solve, in place of exact products
+
+    def model(self, inputs: tuple[Tensor, ...]) -> Model:
+        """Return the problem as a function of its inputs."""
+        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
+
+    def respond(self, upstream: Upstream) -> Response:
+        """Return the response of the plan to a function of it."""
+        given = self.definition.problem
+        bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
+        bare = bare.to(self.plan.dtype)
+        stored = bare.source.factors() is None and bare.target.factors() is None
+        gradient = DenseGradient(bare) if stored else FactoredGradient(bare)
+        return respond(self.plan, gradient, upstream)
+
+
+class DifferentiablePlan(TransportPlan):
+    """A plan whose products, rows and matrix carry gradients to the inputs of its solve.
+
+    Parameters
+    ----------
+    plan : TransportPlan
+    product : callable
+        ``product(transposed, values)`` returns plan @ values, or plan.T @ values, with a graph.
+    transposed : bool
+        Whether this is the plan from target to source.
+    """
+
+    def __init__(
+        self,
+        plan: TransportPlan,
+        product: Callable[[bool, Tensor], Tensor],
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan._backend)
+        self._differentiable = product
+        self._transposed = transposed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the graph behind, for pickle and deepcopy: what comes back is a constant plan."""
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self._backend, self.masses)
+        return TransportPlan, parts
+
+    def __copy__(self) -> DifferentiablePlan:
+        """Share everything, the graph too."""
+        return DifferentiablePlan(self, self._differentiable, transposed=self._transposed)
+
+    @property
+    def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return row sums (n,) and column sums (m,), float64; each call has a graph of its own."""
+        return self._row_and_column_sums()
+
+    def _product(self, table: Tensor) -> Tensor:
+        """Return the product with values of shape (m, c)."""
+        return self._differentiable(self._transposed, table)
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points.
+
+        A source point of weight zero is mapped as by :meth:`TransportPlan.barycentric`, without a
+        gradient.
+        """
+        points = as_points_of("points", points, self.shape[1], self.device)
+        fallback = super().barycentric(points.detach())
+        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        used = (self.weights.a > 0)[:, None]
+        return torch.where(used, sums[:, :-1] / torch.where(used, sums[:, -1:], 1.0), fallback)
+
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        index = as_index(index, self.shape[0], self.device)
+        chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
+        chosen[index, torch.arange(len(index), device=self.device)] = 1.0
+        return (self.T @ chosen).T
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix."""
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+
+
+def implicit_plan(link: Link, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
+    """Return the plan of a finished solve, with implicit derivatives by its inputs."""
+
+    def product(transposed: bool, table: Tensor) -> Tensor:
+        result: Tensor = _Product.apply(link, transposed, table, *inputs)  # type: ignore[no-untyped-call]
+        return result
+
+    return DifferentiablePlan(link.plan, product)
+
+
+class _Refuse(torch.autograd.Function):
+    """The identity, with an error in place of a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, value: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.message = message
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        raise UnsupportedError(ctx.message)
+
+
+class _Product(torch.autograd.Function):
+    """plan @ values, differentiable in the values and the inputs of the solve."""
+
+    @staticmethod
+    def forward(ctx: Any, link: Link, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.link, ctx.transposed = link, transposed
+        ctx.save_for_backward(values, *inputs)
+        return (link.plan.T if transposed else link.plan) @ values
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (gradient,) = upstream
+        link, transposed = ctx.link, ctx.transposed
+        values, *inputs = ctx.saved_tensors
+        by_values = None
+        if ctx.needs_input_grad[2]:
+            by_values = _Product.apply(link, not transposed, gradient, *inputs)  # type: ignore[no-untyped-call]
+        if not any(ctx.needs_input_grad[3:]):
+            return None, None, by_values, *(None for _ in inputs)
+        left, right = (values, gradient) if transposed else (gradient, values)
+        with torch.no_grad():
+            by_inputs = _plan_gradient(link, tuple(inputs), left.detach(), right.detach())
+        if torch.is_grad_enabled():
+            by_inputs = [
+                _refuse(_TWICE_PLAN, part, gradient, values, *inputs) for part in by_inputs
+            ]
+        return None, None, by_values, *by_inputs
+
+
+def _plan_gradient(
+    link: Link, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
+) -> list[Tensor]:
+    """Return the gradient in the inputs of a function whose gradient in P is left @ right.T."""
+    left, right = (part.to(link.plan.dtype) for part in (left, right))
+    response = link.respond(lambda rows: left[rows] @ right.T)
+    still = link.model(inputs)
+    with torch.enable_grad():
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        moving = link.model(copies)
+        total = response.u.double() @ moving.a + response.v.double() @ moving.b
+        total = total - 4 * moving.alpha * pairs(moving, still, response, link.plan)
+        total = total + (1 - moving.alpha) * linear(moving, still, response)
+    return _derivatives(total, copies)
+
+
+class _Loss(torch.autograd.Function):
+    """The entropic objective, whose derivative is that at a fixed plan."""
+
+    @staticmethod
+    def forward(ctx: Any, link: Link, implicit: bool, *inputs: Tensor) -> Tensor:
+        ctx.link, ctx.implicit = link, implicit
+        ctx.save_for_backward(*inputs)
+        return link.potentials.f.new_tensor(link.objective)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        parts = _loss_gradient(ctx.link, inputs, again=ctx.implicit and torch.is_grad_enabled())
+        if torch.is_grad_enabled():
+            parts = [
+                _refuse_again(name, part, inputs, ctx.implicit)
+                for name, part in zip(ctx.link.names, parts, strict=True)
+            ]
+        return None, None, *((upstream[0].to(part) * part) for part in parts)
+
+
+def _refuse(message: str, value: Tensor, *inputs: Tensor) -> Tensor:
+    """Return a value whose derivative by the inputs is an error."""
+    refused: Tensor = _Refuse.apply(message, value, *inputs)  # type: ignore[no-untyped-call]
+    return refused
+
+
+def _refuse_again(name: str, part: Tensor, inputs: tuple[Tensor, ...], implicit: bool) -> Tensor:
+    """Make a second derivative that is not defined an error."""
+    if implicit and name not in ("a", "b"):
+        return part
+    return _refuse(_TWICE_WEIGHTS if implicit else _TWICE_VALUE, part, *inputs)
+
+
+def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> list[Tensor]:
+    """Return the derivative of the objective at a fixed plan, equation 20.
+
+    With ``again`` it is itself a differentiable function of the inputs, through the plan also.
+    """
+    plan = implicit_plan(link, inputs) if again else link.plan
+    with torch.enable_grad():
+        # the objective is differentiated by the copies alone; by the inputs it can be again
+        held = inputs if again else tuple(part.detach() for part in inputs)
+        copies = tuple(part.view_as(part) for part in inputs)
+        copies = copies if again else tuple(part.detach().requires_grad_() for part in copies)
+        still, moving = link.model(held), link.model(copies)
+        total = link.potentials.f @ moving.a + link.potentials.g @ moving.b
+        if moving.tracked & {"X", "D_X"}:
+            total = total + moving.alpha * (still.a @ moving.source.mean_square(still.a))
+        if moving.tracked & {"Y", "D_Y"}:
+            total = total + moving.alpha * (still.b @ moving.target.mean_square(still.b))
+        if link.anchors is None:
+            cross = pairs(moving, still, plan, plan)
+        else:
+            cross = sampled_pairs(moving, still, link.plan, link.anchors)
+        total = total - 2 * moving.alpha * cross
+        total = total + (1 - moving.alpha) * linear(moving, still, plan)
+        return _derivatives(total, copies, create_graph=again)
+
+
+def _derivatives(
+    total: Tensor, inputs: tuple[Tensor, ...], *, create_graph: bool = False
+) -> list[Tensor]:
+    """Return the derivatives of a scalar, zero where it does not depend on an input."""
+    parts = torch.autograd.grad(total, inputs, create_graph=create_graph, allow_unused=True)
+    return [
+        torch.zeros_like(item) if part is None else part
+        for part, item in zip(parts, inputs, strict=True)
+    ]
+
+
+def attach(
+    result: GWResult,
+    definition: Definition,
+    inputs: dict[str, Tensor],
+    mode: Differentiable,
+    generator: torch.Generator,
+) -> GWResult:
+    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients."""
+    tensors = tuple(inputs.values())
+    plan = result.lazy_plan
+    if mode == "unrolled":
+        matrix, loss = unroll(Model.of(definition, inputs), plan)
+
+        def product(turned: bool, values: Tensor) -> Tensor:
+            return (matrix.T if turned else matrix).to(values.dtype) @ values
+
+        unrolled = DifferentiablePlan(plan, product)
+        return replace(result, loss=loss, lazy_plan=unrolled)
+    exact = result.gradient != "sampled"
+    if mode == "implicit" and not exact:
+        raise UnsupportedError(
+            "differentiable='implicit' needs a fixed point, and a sampled gradient has none. Pass "
+            "gradient='dense' or 'factored', or differentiable='value'."
+        )
+    anchors = None if exact else plan.sample(result.log["n_anchors"], generator)
+    link = Link(
+        definition,
+        plan,
+        Potentials(result.potential_a, result.potential_b),
+        result.log["objective"],
+        tuple(inputs),
+        anchors,
+    )
+    loss = _Loss.apply(link, mode == "implicit", *tensors)  # type: ignore[no-untyped-call]
+    lazy = implicit_plan(link, tensors) if mode == "implicit" else plan
+    return replace(result, loss=loss, lazy_plan=lazy)

@@ -1,0 +1,203 @@
+"""How a plan at a Gromov-Wasserstein fixed point answers to its inputs, without storing it.
+
+docs/algorithm.md, equations 23 to 26. With P o E entry by entry, S(E) = P o (u + v - E) / epsilon
+is the change of an entropic plan with its cost, u and v such that no row or column sum changes. A
+fixed point changes by dP = S(dC + C'(dP)), where C'(dP) = -4 alpha DX dP DY. So a function with
+gradient W in P changes by <Z, dC> + <u, da> + <v, db>, where
+
+    Z = S(W + C'(Z)).
+
+Unknown are v and the coupling of Z, which is all that C'(Z) needs; u follows from v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from torchgw._derivatives.krylov import gmres
+from torchgw._errors import ConvergenceWarning, warn_user
+from torchgw._gradients.contract import Gradient
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.cost import exp_
+from torchgw._sinkhorn.softmin import row_blocks
+
+__all__ = ["Response", "Upstream", "respond"]
+
+# A block of rows of the gradient of some function in the plan, (rows, m).
+Upstream = Callable[[slice], Tensor]
+
+# Relative residual of the linear system.
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+_MAX_ITER = 1000
+# Residual worth a warning. The marginal error of the plan leaves some that no iteration removes.
+_WORRYING = 1e-4
+# Entries of the plan up to which its density is stored instead of exponentiated in every pass.
+_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
+# Largest exponent. Only entries of two zero weights, which count for nothing, exceed it.
+_LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
+
+
+class Response:
+    """Z = P o (u + v - E) / epsilon, shape (n, m), read block by block.
+
+    ``u`` and ``v`` are the derivatives by the weights a and b.
+    """
+
+    def __init__(
+        self, density: _Density, u: Tensor, v: Tensor, upstream: Upstream, transposed: bool = False
+    ) -> None:
+        self.u = u
+        self.v = v
+        self._density = density
+        self._upstream = upstream
+        self._transposed = transposed
+
+    @property
+    def T(self) -> Response:  # noqa: N802 - the name of every array library
+        """The same from target to source."""
+        return Response(self._density, self.u, self.v, self._upstream, not self._transposed)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m), or (m, n) when transposed."""
+        n, m = self._density.plan.shape
+        return (m, n) if self._transposed else (n, m)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks of rows of Z."""
+        plan, density = self._density.plan, self._density
+        for rows, block in density.blocks():
+            change = self.u[rows, None] + self.v - self._upstream(rows)
+            yield (
+                rows,
+                change.mul_(block).mul_(density.a[rows, None]).mul_(density.b / plan.epsilon),
+            )
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Return Z @ values, shape (n, c)."""
+        table = values.to(self._density.plan.dtype)
+        if self._transposed:
+            result = table.new_zeros(self.shape[0], *table.shape[1:])
+            for rows, block in self.blocks():
+                result += block.T @ table[rows]
+            return result.to(values.dtype)
+        return torch.cat([block @ table for _, block in self.blocks()]).to(values.dtype)
+
+    def stored(self) -> Tensor:
+        """Return the matrix."""
+        matrix = torch.cat([block for _, block in self.blocks()])
+        return matrix.T if self._transposed else matrix
+
+
+class _Density:
+    """P_ij / (a_i b_j) by blocks of rows, stored where it fits."""
+
+    def __init__(self, plan: TransportPlan) -> None:
+        self.plan = plan
+        self.a, self.b = (weight.to(plan.dtype) for weight in plan.weights)
+        n, m = plan.shape
+        small = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
+        self._kept = list(self._compute()) if small else None
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks of rows."""
+        return iter(self._kept) if self._kept is not None else self._compute()
+
+    def _compute(self) -> Iterator[tuple[slice, Tensor]]:
+        plan = self.plan
+        f, g = (part.to(plan.dtype) for part in plan.potentials)
+        for rows in row_blocks(plan.cost):
+            exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
+            yield rows, exp_(exponent.clamp_(max=_LARGEST_EXPONENT[plan.dtype]))
+
+
+def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Response:
+    """Solve for the response Z of a fixed point to a function whose gradient in the plan is given.
+
+    Parameters
+    ----------
+    plan : TransportPlan, shape (n, m)
+        At a fixed point.
+    gradient : Gradient
+        An exact one, of the problem without its linear term: then its linearisation is C'.
+    upstream : callable
+        Blocks of rows of the function's gradient in the plan.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the linear system was not solved to its tolerance.
+
+    Notes
+    -----
+    Restarted GMRES [1]_ on (v, coupling of Z). One step is two passes over the plan.
+
+    References
+    ----------
+    .. [1] Y. Saad, M. Schultz. GMRES. SIAM Journal on Scientific and Statistical Computing 1986.
+    """
+    density = _Density(plan)
+    root = density.b.sqrt()
+    generator = torch.Generator(device=plan.device)
+    no_change = gradient.start()
+    shape = no_change.shape
+
+    def step(v: Tensor, term: Upstream) -> tuple[Response, Tensor]:
+        """Return Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
+        u = torch.empty_like(density.a)
+        column = torch.zeros_like(density.b)
+        weighted = density.b * v
+        for rows, block in density.blocks():
+            change = term(rows)
+            u[rows] = (block * change) @ density.b - block @ weighted
+            column += density.a[rows] @ (block * (u[rows, None] + v - change))
+        return Response(density, u, v, term), column
+
+    def curvature(coupling: Tensor) -> Upstream:
+        cost = gradient.linearise(coupling)
+        return lambda rows: cost.rows(rows).dense().matrix.to(plan.dtype)
+
+    def residual(v: Tensor, coupling: Tensor, term: Upstream) -> tuple[Tensor, Tensor]:
+        response, column = step(v, term)
+        answer = gradient.update(response, None, generator)  # type: ignore[arg-type]
+        scaled = root * column
+        # potentials are defined up to a constant, which rounding must not excite
+        return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype).flatten()
+
+    zero_v, zero = torch.zeros_like(density.b), torch.zeros_like(no_change)
+    parts = residual(zero_v, zero, upstream)
+    sizes = [float(part.norm()) for part in parts]
+    # both parts count alike, whatever their units
+    unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
+
+    def unpack(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = torch.where(root > 0, x[: len(root)] / root, 0.0)
+        return v, (x[len(root) :] / unit).reshape(shape).to(no_change.dtype)
+
+    def operator(x: Tensor) -> Tensor:
+        v, coupling = unpack(x)
+        column, rest = residual(v, coupling, curvature(coupling))
+        return torch.cat([column, rest * unit])
+
+    right = -torch.cat([parts[0], parts[1] * unit])
+    tol = _TOLERANCE[plan.dtype]
+    x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
+    if reached > _WORRYING:
+        warn_user(
+            f"The implicit derivative of the plan has a relative residual of {reached:.1e}. "
+            "Raise `epsilon`, or lower `tol` and `inner_tol`.",
+            ConvergenceWarning,
+        )
+    v, coupling = unpack(x)
+    curve = curvature(coupling)
+
+    def total(rows: slice) -> Tensor:
+        return upstream(rows) + curve(rows)
+
+    response, column = step(v, total)
+    # columns of weight zero take the potential that their conditional plan defines
+    v = torch.where(root > 0, v, -column)
+    return Response(density, response.u, v, total)

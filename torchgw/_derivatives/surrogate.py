@@ -1,0 +1,84 @@
+"""Scalars that change with some inputs as an objective or a plan does, to differentiate by.
+
+Each holds what does not move constant, by the ``still`` model, and is written by streamed products;
+its value means nothing (docs/algorithm.md, equations 21, 22 and 26).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw._derivatives.tracked import Model, Side
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+
+__all__ = ["linear", "pairs", "sampled_pairs"]
+
+
+class Map(Protocol):
+    """A matrix over pairs of points, known by its products."""
+
+    @property
+    def T(self) -> Map:  # noqa: N802 - the name of every array library
+        """Transposed."""
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Return the product with values of shape (m, c)."""
+
+    def stored(self) -> Tensor:
+        """Return the matrix."""
+
+
+def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
+    """Return a scalar that changes like <DX, left DY right'> with the distances that move."""
+    total = moving.a.new_zeros(())
+    if moving.tracked & {"X", "D_X"}:
+        total = total + _pair(moving.source, still.source, still.target, left, right)
+    if moving.tracked & {"Y", "D_Y"}:
+        turned = left.T
+        other = turned if left is right else right.T
+        total = total + _pair(moving.target, still.target, still.source, turned, other)
+    return total
+
+
+def _pair(side: Side, held: Side, other: Side, left: Map, right: Map) -> Tensor:
+    """Return a scalar that changes with D like <D, left D_other right'>; equation 22."""
+    form, held_form, far = side.form(), held.form(), other.form()
+    if form is not None and held_form is not None:
+        matrix = held_form.matrix
+        reach = left @ other.apply(right.T @ matrix)
+        # a plan with itself: both terms are the same
+        back = reach if left is right else right @ other.apply(left.T @ matrix)
+        return (form.matrix * ((reach + back) @ form.form)).sum()
+    if far is not None:
+        return ((left @ (far.matrix @ far.form)) * side.apply(right @ far.matrix)).sum()
+    return side.inner(left @ other.apply(right.stored().T.double()))
+
+
+def linear(moving: Model, still: Model, weights: Map) -> Tensor:
+    """Return a scalar that changes like <M, weights> with a linear cost that moves."""
+    cost, held = moving.linear, still.linear
+    if cost is None or not moving.tracked & {"M", "F_X", "F_Y"}:
+        return moving.a.new_zeros(())
+    if isinstance(cost, DenseCost):
+        return (cost.matrix * weights.stored().double()).sum()
+    assert isinstance(held, FactoredCost)
+    near = weights @ torch.cat([held.right, torch.ones_like(held.right[:, :1])], dim=1)
+    far = weights.T @ torch.cat([held.left, torch.ones_like(held.left[:, :1])], dim=1)
+    products = (cost.left * near[:, :-1]).sum() + (cost.right * far[:, :-1]).sum()
+    return cost.row @ near[:, -1] + cost.column @ far[:, -1] - products
+
+
+def sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
+    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from it."""
+    near, far = still.source.columns(anchors.source), still.target.columns(anchors.target)
+    total = moving.a.new_zeros(())
+    if moving.tracked & {"X", "D_X"}:
+        total = total + (moving.source.columns(anchors.source) * (plan @ far)).sum()
+    if moving.tracked & {"Y", "D_Y"}:
+        total = total + (moving.target.columns(anchors.target) * (plan.T @ near)).sum()
+    return total / len(anchors.source)

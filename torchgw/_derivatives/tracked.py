@@ -1,0 +1,300 @@
+"""A problem as a differentiable function of the tensors that require gradients.
+
+The providers of :mod:`torchgw.distances` are made for speed, once, without a graph. Here the same
+distances, weights and linear cost are written again as functions of those inputs, by the few
+operations whose derivatives are needed, in memory O((n + m) r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, get_args
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.linear_term import FeatureMetric, feature_cost
+from torchgw._problem.losses import SQUARE
+from torchgw._problem.problem import Problem
+from torchgw._problem.providers import ScaleName
+from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._solve.options import Differentiable, Options
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["Definition", "Form", "Model", "Side", "check_tracked", "check_units", "tracked_inputs"]
+
+# Elements of one (rows, n, d) block of differences.
+_BLOCK_ELEMENTS = 2**22
+
+
+class Form(NamedTuple):
+    """D = matrix @ form @ matrix.T."""
+
+    matrix: Tensor  # (n, r)
+    form: Tensor  # (r, r), constant
+
+
+class Side(Protocol):
+    """The distances of one side; every method is differentiable in inputs and arguments."""
+
+    def form(self) -> Form | None:
+        """Return factors if there are any."""
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return D @ values, shape (n, c)."""
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Return (D * D) @ weights, shape (n,)."""
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return D[:, index], shape (n, s)."""
+
+    def inner(self, table: Tensor) -> Tensor:
+        """Return <D, table> for a stored table."""
+
+
+class _FixedSide:
+    """A side that no gradient is asked of."""
+
+    def __init__(self, provider: DistanceProvider) -> None:
+        self.provider = provider
+
+    def form(self) -> Form | None:
+        factors = self.provider.factors()
+        return None if factors is None else Form(factors.matrix, factors.signs.diag())
+
+    def apply(self, values: Tensor) -> Tensor:
+        return self.provider.apply(values)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return self.provider.mean_square(weights)
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.provider.columns(index)
+
+    def inner(self, table: Tensor) -> Tensor:
+        everything = torch.arange(self.provider.n, device=self.provider.device)
+        return (self.provider.columns(everything) * table).sum()
+
+
+class _TableSide:
+    """A given distance matrix."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def form(self) -> None:
+        return None
+
+    def apply(self, values: Tensor) -> Tensor:
+        return self.matrix @ values
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return self.matrix.square() @ weights
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.matrix[:, index]
+
+    def inner(self, table: Tensor) -> Tensor:
+        return (self.matrix * table).sum()
+
+
+class _FactoredSide:
+    """Squared Euclidean or cosine distances of points."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    def form(self) -> Form:
+        return self._form
+
+    def apply(self, values: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ (matrix.T @ values))
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        matrix, form = self._form
+        inner = form @ (matrix.T @ (weights[:, None] * matrix)) @ form
+        return ((matrix @ inner) * matrix).sum(1)
+
+    def columns(self, index: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ matrix[index].T)
+
+    def inner(self, table: Tensor) -> Tensor:
+        matrix, form = self._form
+        return ((matrix @ form) * (table @ matrix)).sum()
+
+
+class _EuclideanSide:
+    """Euclidean distances of points, streamed; their derivative at a coincidence is zero."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points
+
+    def form(self) -> None:
+        return None
+
+    def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
+        """Call a function on blocks of rows of D, computed again for its derivative, never kept."""
+        points = self.points
+        height = max(1, _BLOCK_ELEMENTS // points.numel())
+
+        def block(near: Tensor, *parts: Tensor) -> Tensor:
+            return function(_euclidean(near, points), *parts)
+
+        split = zip(*(item.split(height) for item in (points, *rows)), strict=True)
+        return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
+
+    def apply(self, values: Tensor) -> Tensor:
+        return torch.cat(self._by_blocks(lambda distance: distance @ values))
+
+    def inner(self, table: Tensor) -> Tensor:
+        return torch.stack(
+            self._by_blocks(lambda distance, part: (distance * part).sum(), table)
+        ).sum()
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return _FactoredSide(_squared_form(self.points)).apply(weights[:, None])[:, 0]
+
+    def columns(self, index: Tensor) -> Tensor:
+        return _euclidean(self.points, self.points[index])
+
+
+def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Return |x_i - y_j|, with derivative zero where it is zero."""
+    square = (x[:, None, :] - y).square().sum(2)
+    away = square > 0
+    return torch.where(away, torch.where(away, square, 1.0).sqrt(), 0.0)
+
+
+def _squared_form(points: Tensor) -> Form:
+    """Return |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j as a form of (1, u, x), u = |x|^2."""
+    points = points - points.mean(0)
+    square = points.square().sum(1, keepdim=True)
+    form = -2 * torch.eye(points.shape[1] + 2, dtype=points.dtype, device=points.device)
+    form[:2, :2] = form.new_tensor([[0.0, 1.0], [1.0, 0.0]])
+    return Form(torch.cat([torch.ones_like(square), square, points], dim=1), form)
+
+
+def _cosine_form(points: Tensor) -> Form:
+    """Return 1 - cos, half the squared distance of x / |x|, as such a form."""
+    matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
+    return Form(matrix, form / 2)
+
+
+def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
+    """Return those inputs that are tensors and require gradients; ``F`` is a pair of them."""
+    features = inputs.pop("F", None)
+    if features is not None:
+        inputs.update(zip(("F_X", "F_Y"), features, strict=True))
+    return {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.requires_grad
+    }
+
+
+def check_units(
+    mode: Differentiable, options: Options, scale: ScaleName | None
+) -> ScaleName | None:
+    """Return what ``scale`` means in a differentiable solve, whose units must not move."""
+    if not isinstance(mode, str) or mode not in get_args(Differentiable):
+        raise InvalidInputError(
+            f"`differentiable` must be 'value', 'implicit', 'unrolled' or None; got {mode!r}."
+        )
+    if options.regularization != "entropic" or options.polish:
+        raise UnsupportedError(
+            "`differentiable` needs the plan of regularization='entropic' and polish=False; others "
+            "are no fixed points of the entropic objective."
+        )
+    if options.epsilon == "auto":
+        raise InvalidInputError(
+            "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "
+            "Solve once with scale=None and without `differentiable`, and pass `result.epsilon`."
+        )
+    return None if scale == "auto" else scale
+
+
+def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
+    """Refuse inputs whose gradient is not defined, with the reason."""
+    if problem.loss is not SQUARE:
+        raise UnsupportedError(
+            f"`differentiable` knows the square loss only; got loss={problem.loss.name!r}. Pass "
+            "loss='square', or leave `differentiable` out."
+        )
+    for name, provider in (("X", problem.source), ("Y", problem.target)):
+        if (name in inputs or f"D_{name}" in inputs) and scaled:
+            raise UnsupportedError(
+                f"`{name}` requires a gradient and `scale` divides its distances by their maximum "
+                "or mean, which moves with it. Pass `scale=None`, or divide before the call."
+            )
+        if name in inputs and not isinstance(provider, PointDistance):
+            raise UnsupportedError(
+                f"`{name}` requires a gradient, and geodesics have none: the neighbour graph and "
+                "its shortest paths jump when points move. Pass distances='sqeuclidean', "
+                "'euclidean' or 'cosine', or `D_X`, `D_Y` that you computed differentiably."
+            )
+
+
+class Definition(NamedTuple):
+    """A problem, and the features that its linear cost was made from, if any."""
+
+    problem: Problem
+    features: tuple[Tensor, Tensor] | None
+    metric: FeatureMetric
+
+
+@dataclass(frozen=True)
+class Model:
+    """Distances, weights and linear cost as functions of some inputs, float64."""
+
+    source: Side
+    target: Side
+    a: Tensor
+    b: Tensor
+    linear: Cost | None
+    alpha: float
+    tracked: frozenset[str]  # names of the inputs
+
+    @classmethod
+    def of(cls, definition: Definition, inputs: Mapping[str, Tensor]) -> Model:
+        """Write a problem as a function of the inputs; the rest of it is constant."""
+        problem, features, metric = definition
+        device, dtype = problem.source.device, torch.float64
+        moved = {name: value.to(device, dtype) for name, value in inputs.items()}
+        a, b = (
+            moved[name] / moved[name].sum() if name in moved else given
+            for name, given in zip(("a", "b"), problem.marginals, strict=True)
+        )
+        source = _side(problem.source, moved.get("X"), moved.get("D_X"))
+        target = _side(problem.target, moved.get("Y"), moved.get("D_Y"))
+        linear = problem.linear
+        if "M" in moved:
+            linear = DenseCost(moved["M"])
+        if features is not None:
+            pair = (item.to(device, dtype) for item in features)
+            near, far = (
+                moved.get(name, item) for name, item in zip(("F_X", "F_Y"), pair, strict=True)
+            )
+            linear = feature_cost(near, far, metric)
+        return cls(source, target, a, b, linear, problem.alpha, frozenset(inputs))
+
+
+def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> Side:
+    if points is not None:
+        assert isinstance(provider, PointDistance)
+        if provider.metric == "euclidean":
+            return _EuclideanSide(points - points.mean(0))
+        squared = provider.metric == "sqeuclidean"
+        return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
+    if table is not None:
+        assert isinstance(provider, PrecomputedDistance)
+        # a derivative by one entry alone would leave the symmetric matrices
+        return _TableSide((table + table.T) / 2)
+    return _FixedSide(provider.to(provider.device, torch.float64))

@@ -1,0 +1,133 @@
+"""The exact gradient from factors of the distances, whose coupling is small."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._gradients.contract import (
+    Plan,
+    QuadraticValue,
+    add_linear,
+    exact_own_terms,
+    own_value,
+    product_value,
+)
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider, Factors
+
+__all__ = ["FactoredGradient"]
+
+
+class _Side(NamedTuple):
+    """One factor of DX P DY: D = decode(metric . encode), with or without factors of D."""
+
+    provider: DistanceProvider
+    factors: Factors | None
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Return A' V, or V where D has no factors."""
+        # a polished plan is double precision in any solve
+        return values if self.factors is None else self.factors.matrix.T.to(values.dtype) @ values
+
+    def metric(self, encoded: Tensor) -> Tensor:
+        """Return diag(s) W, or D W where D has no factors."""
+        if self.factors is None:
+            return self.provider.apply(encoded)
+        return self.factors.signs[:, None] * encoded
+
+    def decode(self, measured: Tensor) -> Tensor:
+        """Return A W, or W where D has no factors."""
+        return measured if self.factors is None else self.factors.matrix @ measured
+
+
+class FactoredGradient:
+    """Exact, from factors D = A diag(s) A' of at least one side.
+
+    With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
+    factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
+    """
+
+    name = "factored"
+    exact = True
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        both = problem.sides()
+        assert both is not None
+        self.row, self.column = exact_own_terms(problem)
+        a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)
+        total = (a * both[0].apply(a)).sum() * (b * both[1].apply(b)).sum()
+        self.product = product_value(problem, (self.row, self.column), total)
+        source, target = (side.factors() for side in both)
+        # The side of smaller rank carries the streamed products, whose cost is its rank.
+        ranks = [factors.signs.numel() if factors else float("inf") for factors in (source, target)]
+        self._swapped = ranks[0] < ranks[1]
+        sides = _Side(both[0], source), _Side(both[1], target)
+        self._left, self._right = sides[::-1] if self._swapped else sides
+        assert self._right.factors is not None
+
+    def _oriented(self, plan: Plan) -> Plan:
+        return plan.T if self._swapped else plan
+
+    def start(self) -> Tensor:
+        """Return the coupling of a x b."""
+        a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
+        left, right = (b, a) if self._swapped else (a, b)
+        return self._left.encode(torch.outer(left, right @ self._factors.matrix))
+
+    @property
+    def _factors(self) -> Factors:
+        factors = self._right.factors
+        assert factors is not None
+        return factors
+
+    def linearise(self, coupling: Tensor | None) -> Cost:
+        """Return the factored cost at a coupling."""
+        assert coupling is not None
+        measured = self._left.metric(coupling.to(self.problem.dtype)) * self._factors.signs
+        left = 4 * self.problem.alpha * self._left.decode(measured)
+        cost = FactoredCost.of_products(left, self._factors.matrix)
+        cost = cost.transpose() if self._swapped else cost
+        return add_linear(cost.centred(), self.problem)
+
+    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return the coupling of a plan, by one streamed product."""
+        return self._left.encode(self._oriented(plan) @ self._factors.matrix)
+
+    def mean(
+        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
+    ) -> Tensor:
+        """Return the mean itself, which is as large as either."""
+        return torch.lerp(coupling.to(latest.dtype), latest, share)
+
+    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
+        """Return the relative change in the Frobenius norm."""
+        assert previous is not None
+        size = coupling.norm().clamp_min(torch.finfo(coupling.dtype).tiny)
+        relative: Tensor = (coupling - previous).norm() / size
+        return relative.double()
+
+    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
+        """Return -4 alpha <DX X DY, P>, from the couplings alone."""
+        measured = self._left.metric(point.to(self.problem.dtype)) * self._factors.signs
+        return -4 * self.problem.alpha * torch.sum(measured.double() * coupling.double())
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Return the value from one streamed product."""
+        return self.value(self.update(plan, None, generator), masses)
+
+    def value(self, coupling: Tensor, masses: Marginals) -> QuadraticValue:
+        """Return the value of the plan that has a coupling."""
+        own = own_value(self.problem, masses)
+        coupling = coupling.to(self.problem.dtype)
+        measured = self._left.metric(coupling) * self._factors.signs
+        cross = torch.sum(measured.double() * coupling.double())
+        return QuadraticValue(own - 2 * float(cross), 0.0)

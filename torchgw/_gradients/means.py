@@ -1,0 +1,163 @@
+"""Mean distances by weight, and what of the distances a sample of pairs can show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._problem.losses import Entrywise, Levels, Loss, identity, sums
+from torchgw._problem.problem import Problem
+from torchgw._tensors.draws import categories_at
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.sampling import choose_points
+
+__all__ = ["MeanDistances", "distance_spread", "mean_columns", "own_terms", "part_means", "visible"]
+
+# Columns of the quadrature of a sum over all points where each column is a shortest-path run.
+_QUADRATURE_COLUMNS = 96
+# Columns that tell which distances anchors can show, and anchors that it takes.
+_VISIBLE_COLUMNS = 16
+_FEWEST = 32
+# Levels of a minimum, the columns that means at every level are taken over at most, and how far
+# beyond the largest distance of some columns levels reach.
+_LEVELS = 64
+_LEVEL_COLUMNS = 1024
+_MARGIN = 1.05
+# Distances read at once for these means.
+_BLOCK_ELEMENTS = 2**22
+
+
+def visible(problem: Problem, n_anchors: int) -> Problem:
+    """Return the problem as anchors show it.
+
+    Where a distance of zero is extreme, a few anchors would stand for the distance of every point
+    to itself, and others for none. Distances within which fewer than ``_FEWEST`` anchors lie,
+    by the median of some columns, count as the largest such. A minimum becomes a mean of products.
+    """
+    loss = problem.loss
+    if loss.cross is None:
+        sides = (problem.source, problem.target)
+        reach = min(map(_largest, sides, problem.marginals))
+        return replace(problem, loss=loss.split(Levels(reach, _LEVELS)))
+    if not loss.singular:
+        return problem
+    provider, weights = problem.target, problem.marginals.b
+    index = _spaced(weights, _VISIBLE_COLUMNS)
+    values, order = provider.columns(index).sort(dim=0)
+    mass = weights[order].cumsum(0)
+    share = mass.new_full((len(index), 1), _FEWEST / n_anchors)
+    reached = torch.searchsorted(mass.T.contiguous(), share)[:, 0].clamp_(max=provider.n - 1)
+    floor = values.gather(0, reached[None])
+    return replace(problem, loss=loss.bounded(float(floor.median())))
+
+
+def _largest(provider: DistanceProvider, weights: Tensor) -> float:
+    """Return a bound of the distances, by some columns where columns are costly."""
+    if provider.cheap_columns:
+        return provider.maximum()
+    nodes, _ = _quadrature(provider, weights)
+    assert nodes is not None
+    return _MARGIN * float(provider.columns(nodes).max())
+
+
+def _spaced(weights: Tensor, count: int) -> Tensor:
+    """Return points at equal steps of the cumulative weight."""
+    steps = torch.arange(count, dtype=weights.dtype, device=weights.device) + 0.5
+    return categories_at(weights, steps / count)
+
+
+def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return nodes, ``None`` for all points, and masses of a sum over all points by weight.
+
+    All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
+    those nearest to it.
+    """
+    if provider.cheap_columns:
+        return None, weights.to(provider.dtype)
+    nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
+    return nodes.points, nodes.weights.to(provider.dtype)
+
+
+def _moments(
+    provider: DistanceProvider, weights: Tensor, functions: Sequence[Entrywise]
+) -> list[Tensor]:
+    """Return function(D) @ w for each function, by :func:`_quadrature`."""
+    nodes, mass = _quadrature(provider, weights)
+    if nodes is None:
+        return [sums(provider, function, mass) for function in functions]
+    columns = provider.columns(nodes)
+    return [function(columns) @ mass for function in functions]
+
+
+class MeanDistances(NamedTuple):
+    """The mean distances that a sampled cost has for control variates, and how they were found."""
+
+    nodes: Tensor | None  # points summed over; None is all of them
+    mass: Tensor
+    values: Tensor  # (n, r) means of each part of the cross term
+
+    @classmethod
+    def of(
+        cls, provider: DistanceProvider, weights: Tensor, loss: Loss, side: int
+    ) -> MeanDistances:
+        """Return those of a provider, the source (0) or the target (1)."""
+        nodes, mass = _quadrature(provider, weights)
+        if loss.cross is not None:
+            (values,) = _moments(provider, weights, (loss.cross[side],))
+            return cls(nodes, mass, values[:, None])
+        if nodes is None and provider.n > _LEVEL_COLUMNS:
+            nodes = _spaced(weights, _LEVEL_COLUMNS)
+            mass = torch.full_like(mass[:_LEVEL_COLUMNS], 1 / _LEVEL_COLUMNS)
+        everything = torch.arange(provider.n, device=provider.device)
+        width = max(1, _BLOCK_ELEMENTS // provider.n)
+        blocks = (everything if nodes is None else nodes).split(width), mass.split(width)
+        means = mass.new_zeros(provider.n, loss.parts)
+        for index, share in zip(*blocks, strict=True):
+            means += part_means(loss, side, provider.columns(index), share)
+        return cls(nodes, mass, means)
+
+
+def part_means(loss: Loss, side: int, columns: Tensor, mass: Tensor) -> Tensor:
+    """Return the means of columns (n, s) by mass (s,), for each part of the cross term, (n, r)."""
+    parts = torch.arange(loss.parts, device=columns.device)
+    return torch.stack([loss.part(side, columns, part) @ mass for part in parts], dim=1)
+
+
+def mean_columns(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
+    """Return DX p and DY q as the cross term sees them, in its parts, (n, r) and (m, r)."""
+    source, target = (
+        MeanDistances.of(provider, mass, problem.loss, side).values
+        for side, (provider, mass) in enumerate(
+            zip((problem.source, problem.target), masses, strict=True)
+        )
+    )
+    return source, target
+
+
+def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
+    """Return 2 alpha DX^2 p and 2 alpha DY^2 q, from some columns where columns are costly."""
+    source, target = (
+        2 * problem.alpha * _moments(provider, mass, (function,))[0]
+        for provider, mass, function in zip(
+            (problem.source, problem.target), masses, problem.loss.own, strict=True
+        )
+    )
+    return source, target
+
+
+def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
+    """Return the standard deviation of a distance between two points drawn by weight."""
+    # one point has no distance but that to itself, of which factors leave rounding
+    if int((weights > 0).sum()) == 1:
+        return 0.0
+    mean, square = _moments(provider, weights, (identity, torch.square))
+    weights = weights.to(provider.dtype)
+    second = weights @ square
+    variance = second - (weights @ mean) ** 2
+    # what rounding leaves of a variance of zero is no scale
+    return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0

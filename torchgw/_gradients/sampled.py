@@ -1,0 +1,225 @@
+"""The sampled gradient: unbiased, from distance columns at anchor pairs drawn from the plan."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._gradients.anchors import places, replace_slots, spread_slots
+from torchgw._gradients.contract import Plan, QuadraticValue, add_linear, product_value
+from torchgw._gradients.means import mean_columns, own_terms, visible
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.losses import LOSSES, spread_parts
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._tensors.block_order import block_order
+from torchgw._tensors.draws import categories_at, sample_categories
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.sampling import choose_points
+
+__all__ = ["CostNoise", "SampledGradient"]
+
+# Spread-out points whose distances are the coordinates that the source points are ordered by.
+_COORDINATES = 16
+# Strata that the noise is estimated from at most, two anchors each.
+_NOISE_STRATA = 128
+# Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
+_PAIR_ENTRIES = 2**20
+_MOST_PAIRS = 2**13
+
+
+class CostNoise(NamedTuple):
+    """How well a sampled cost is known, root mean squares over all pairs, cost units."""
+
+    standard_error: float
+    size: float
+
+
+class SampledGradient:
+    """Unbiased, from distance columns at anchor pairs drawn from the plan.
+
+    With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
+
+        Q = 4 alpha [(DX[:, k] - x) / s, x],    K = [DY[:, l] - y, y]
+
+    give the cost up to terms of rows or columns alone. The means are control variates: without
+    them the error of the anchors' own marginals is multiplied by distances as a whole, and is
+    larger than what is to be found. The source points are drawn from equal strata of their mass,
+    along an order in which neighbours are near, and so are the targets as far as the plan is a map.
+    Momentum keeps a share 1 - ``momentum`` of the anchors from one iteration to the next.
+    """
+
+    name = "sampled"
+    exact = False
+
+    def __init__(self, problem: Problem, n_anchors: int, momentum: float) -> None:
+        self.problem = visible(problem, n_anchors)
+        self.n_anchors = n_anchors
+        self.momentum = momentum
+        self._order = _near_order(problem.source, problem.marginals.a)
+        self._means = mean_columns(self.problem, problem.marginals)
+        self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
+        a, b = problem.marginals
+        means = self._means
+        if self.problem.loss.floor > 0:
+            means = mean_columns(problem, problem.marginals)
+        total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
+        self.product = product_value(problem, (self.row, self.column), total)
+
+    def start(self) -> None:
+        """Return ``None``: the product plan needs no anchors."""
+
+    def linearise(self, coupling: Anchors | None) -> Cost:
+        """Return the factored cost at the anchors; at a x b it is known, of a rank of few parts."""
+        left, right = self._means
+        left = left / self.problem.loss.parts
+        if coupling is not None:
+            # any number of pairs in a row, so those of any strata too, spread over the parts
+            count = len(coupling.source)
+            parts = spread_parts(count, self.problem.loss.parts, self._order.device)
+            near, far = self._centred_columns(coupling, parts)
+            left = torch.cat([near / count, left], dim=1)
+            right = torch.cat([far, right], dim=1)
+        cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
+        return add_linear(cost.centred(), self.problem)
+
+    def _centred_columns(self, anchors: Anchors, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
+        loss = self.problem.loss
+        near, far = (
+            loss.part(side, provider.columns(index), parts)
+            - (mean if loss.parts == 1 else mean[:, parts])
+            for side, (provider, index, mean) in enumerate(
+                zip((self.problem.source, self.problem.target), anchors, self._means, strict=True)
+            )
+        )
+        return near, far
+
+    def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
+        """Redraw a share ``momentum`` of the anchors from the plan; all if there are to be more."""
+        if coupling is None or len(coupling.source) != self.n_anchors:
+            return self._draw(plan, self._slots(), generator)
+        count = max(1, round(self.momentum * self.n_anchors))
+        slots = spread_slots(count, self.n_anchors, generator)
+        return replace_slots(coupling, slots, self._draw(plan, slots, generator))
+
+    def _slots(self) -> Tensor:
+        return torch.arange(self.n_anchors, device=self._order.device)
+
+    def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
+        """Return where the anchors of some slots lie in the mass of the source points."""
+        where = places(slots, self.n_anchors, generator)
+        if self.problem.loss.parts > 1:
+            # each part has slots of its own: they must not always be those of the same strata
+            where += torch.rand((), dtype=where.dtype, device=where.device, generator=generator)
+        return where % 1
+
+    def _draw(self, plan: Plan, slots: Tensor, generator: torch.Generator) -> Anchors:
+        return plan.sample_at(self._places(slots, generator), self._order, generator)
+
+    def noise(self, coupling: Anchors) -> CostNoise:
+        """Return the standard error of the cost at some anchors, and its size, both estimated.
+
+        Of the part that depends on rows and columns together; the rest does not move a plan.
+        """
+        whole, known = max(1, self.n_anchors // 2), self.problem.loss.parts
+        strata = min(whole, _NOISE_STRATA)
+        first = 2 * (torch.arange(strata, device=self._order.device) * whole // strata)
+        chosen = torch.stack([first, first + 1], dim=1).flatten().clamp_(max=self.n_anchors - 1)
+        index = Anchors(*(side[chosen] for side in coupling))
+        # the two draws of a stratum are independent, and compared in one part
+        parts = spread_parts(strata, known, self._order.device).repeat_interleave(2)
+        a, b = (weight.to(self.problem.dtype)[:, None] for weight in self.problem.marginals)
+        near, far = self._centred_columns(index, parts)
+        left, right = (
+            torch.cat(pair, dim=1) for pair in zip((near, far), self._means, strict=True)
+        )
+        left, right = left - (a * left).sum(0), right - (b * right).sum(0)
+        # <u_s v_s', u_t v_t'> of the terms of the cost, one for each anchor; those after are known
+        gram = ((a * left).T @ left * ((b * right).T @ right)).double()
+        count = len(chosen)
+        drawn = gram[:count, :count]
+        variance = (drawn.diagonal().mean() - drawn.diagonal(1)[::2].mean()).clamp_min(0)
+        share = torch.full_like(gram[0], 1 / count)
+        share[count:] = 1 / known
+        size = (share @ gram @ share - variance / count).clamp_min(0)
+        error = (variance / self.n_anchors).sqrt()
+        return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
+
+    def with_anchors(self, count: int) -> SampledGradient:
+        """Return the same gradient with another number of anchors."""
+        other = copy.copy(self)
+        other.n_anchors = count
+        return other
+
+    def with_means(self, means: tuple[Tensor, Tensor]) -> SampledGradient:
+        """Return the same gradient for plans of other marginals, DX p and DY q."""
+        other = copy.copy(self)
+        other._means = means
+        return other
+
+    def mean(
+        self, coupling: Anchors | None, latest: Anchors, share: float, generator: torch.Generator
+    ) -> Anchors:
+        """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
+        if coupling is None:
+            a, b = self.problem.marginals
+            where = self._places(self._slots(), generator)
+            source = self._order[categories_at(a[self._order], where)]
+            coupling = Anchors(source, sample_categories(b, self.n_anchors, generator))
+        # rounded up or down so that the share is met in the mean, however small it is
+        chance = torch.rand((), generator=generator, device=generator.device)
+        count = int(share * self.n_anchors + float(chance))
+        slots = spread_slots(count, self.n_anchors, generator)
+        return replace_slots(coupling, slots, Anchors(*(side[slots] for side in latest)))
+
+    def change(self, coupling: Anchors, previous: Anchors | None) -> Tensor:
+        """Return NaN: two samples of one plan differ."""
+        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
+
+    def pairing(self, cost: Cost, point: Anchors | None, coupling: Anchors) -> Tensor:
+        """Return NaN: anchors of a plan are not drawn with its cost in mind."""
+        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
+
+    def evaluate(
+        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+    ) -> QuadraticValue:
+        """Estimate the value from fresh anchors.
+
+        Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
+        exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
+        each stratum tell its error. Where the cross term is no product that mean is one over
+        further pairs, the same for all anchors.
+        """
+        loss = LOSSES[self.problem.loss.name]
+        anchors = self._draw(plan, self._slots(), generator)
+        left = self.problem.source.columns(anchors.source).double()
+        right = self.problem.target.columns(anchors.target).double()
+        shared = 0.0
+        if loss.cross is None:
+            count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
+            pairs = plan.sample(count, generator)
+            table = loss(left[pairs.source], right[pairs.target])
+            values = table.mean(0)
+            shared = float(table.mean(1).var()) / len(table)
+        else:
+            p, q = masses
+            cross = (loss.cross[0](left) * (plan @ loss.cross[1](right))).sum(0)
+            values = p @ loss.own[0](left) + q @ loss.own[1](right) - 2 * cross
+        if self.n_anchors == 1:
+            return QuadraticValue(float(values), float("nan"))
+        strata = values[: self.n_anchors // 2 * 2].reshape(-1, 2)
+        variance = float(strata.diff(dim=1).square().mean()) / 2
+        error = (variance / self.n_anchors + shared) ** 0.5
+        return QuadraticValue(float(values.mean()), error)
+
+
+def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
+    """Return the points in an order in which neighbours are near each other, (n,) int64."""
+    nodes = choose_points(provider, weights, _COORDINATES).points
+    return block_order(provider.columns(nodes), 1).point

@@ -1,0 +1,201 @@
+"""A plan known by its largest entries, as a file holds it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from torchgw._boundary.plans import as_points_of, check_draw, check_entries, check_threshold
+from torchgw._errors import UnsupportedError
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.rounded import RoundedPlan
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._tensors.draws import sample_categories
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["SparsePlan", "sparse_tensor"]
+
+
+def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a checked COO tensor of some values (e,) at places (2, e)."""
+    with warnings.catch_warnings():
+        # torch 2.11 says that nobody chose whether to check, which the next line does
+        warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
+        return torch.sparse_coo_tensor(
+            places, values, shape, check_invariants=True, device=values.device
+        )
+
+
+class SparsePlan(TransportPlan):
+    """The largest entries of each row of a plan; others count as zero.
+
+    What :func:`torchgw.load` returns for a result whose cost was a stored matrix, unless it was
+    saved with ``dense=True``. All operations of :class:`torchgw.TransportPlan` work on the entries
+    kept.
+
+    Parameters
+    ----------
+    entries : Tensor, sparse COO, shape (n, m), float64
+    potentials : Potentials
+    marginals : Marginals
+    epsilon : float
+    """
+
+    def __init__(
+        self, entries: Tensor, potentials: Potentials, marginals: Marginals, epsilon: float
+    ) -> None:
+        self.entries = entries.coalesce()
+        values, places = self.entries.values(), self.entries.indices()
+        self.masses = Marginals(
+            *(
+                values.new_zeros(size).index_add_(0, place, values)
+                for place, size in zip(places, self.shape, strict=True)
+            )
+        )
+        self.potentials = potentials
+        self.weights = marginals
+        self.epsilon = epsilon
+        self._backend = EagerBackend()
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
+        """Keep of each row the k largest entries that carry at least ``share`` of its mass."""
+        values, columns = plan.topk(min(k, plan.shape[1]))
+        kept = values >= share * values.sum(1, keepdim=True)
+        rows = torch.arange(plan.shape[0], device=plan.device)[:, None].expand_as(columns)
+        places = torch.stack([rows[kept], columns[kept]])
+        entries = sparse_tensor(places, values[kept].double(), plan.shape)
+        return cls(entries, plan.potentials, plan.weights, plan.epsilon)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.entries.shape[0], self.entries.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the plan computes."""
+        return self.entries.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the entries."""
+        return self.entries.dtype
+
+    @property
+    def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        f, g = self.potentials
+        a, b = self.weights
+        return SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
+
+    def replaced(
+        self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
+    ) -> SparsePlan:
+        """Return the plan of other potentials and weights, its entries scaled accordingly."""
+        values, places = self.entries.values(), self.entries.indices()
+        sides = zip(places, potentials, self.potentials, weights, self.weights, strict=True)
+        for place, now, before, weight, old in sides:
+            share = torch.where(old > 0, weight / old, 0.0)
+            values = values * (share * ((now - before) / self.epsilon).exp())[place]
+        entries = sparse_tensor(places, values, self.shape)
+        return SparsePlan(entries, potentials, weights, self.epsilon)
+
+    def __repr__(self) -> str:
+        """Say what the plan is."""
+        return (
+            f"SparsePlan(shape={self.shape}, epsilon={self.epsilon:.4g}, "
+            f"{self.entries.values().numel():,} entries, {self.dtype}, {self.device})"
+        )
+
+    def _product(self, table: Tensor) -> Tensor:
+        """Return the product with values of shape (m, c)."""
+        product: Tensor = torch.sparse.mm(self.entries, table)
+        return product
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points, (n, d).
+
+        Raises
+        ------
+        UnsupportedError
+            If a source point has no entry: its weight is zero, or it is nobody's largest.
+        """
+        points = as_points_of("points", points, self.shape[1], self.device)
+        product = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        empty = int((product[:, -1] == 0).sum())
+        if empty:
+            raise UnsupportedError(
+                f"{empty} points have no entry in this sparse plan, so they are mapped nowhere. "
+                "Save the result with `result.save(path, dense=True)`."
+            )
+        return product[:, :-1] / product[:, -1:]
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        """Return rows as a dense block."""
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(self.shape[0]), device=self.device)
+        block: Tensor = self.entries.index_select(0, index).to_dense()
+        return block
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
+        k = check_entries(k, self.shape[1])
+        parts = [block.topk(k, dim=1) for block in self._blocks()]
+        return torch.cat([part.values for part in parts]), torch.cat(
+            [part.indices for part in parts]
+        )
+
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw ``count`` pairs (i, j) from the entries, with repetition."""
+        check_draw(count, generator, self.device)
+        drawn = sample_categories(self.entries.values(), count, generator)
+        source, target = self.entries.indices()[:, drawn]
+        return Anchors(source, target)
+
+    def _with_partners(self, source: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw a target point for each source point, among its entries."""
+        parts = source.split(self._height)
+        drawn = [sample_categories(self._block(part), 1, generator)[:, 0] for part in parts]
+        return Anchors(source, torch.cat(drawn))
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix."""
+        dense: Tensor = self.entries.to_dense()
+        return dense
+
+    def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
+        """Return the entries, or those that :meth:`torchgw.TransportPlan.to_sparse` keeps."""
+        if k is not None:
+            return super().to_sparse(k)
+        check_threshold(threshold)
+        rows, columns = self.entries.indices().cpu().numpy()
+        data = self.entries.values().cpu().numpy()
+        mass, largest = np.bincount(rows, data, minlength=self.shape[0]), np.zeros(self.shape[0])
+        np.maximum.at(largest, rows, data)
+        kept = (data >= threshold * mass[rows]) | (data == largest[rows])
+        entries = (data[kept], (rows[kept], columns[kept]))
+        return scipy.sparse.csr_array(entries, shape=self.shape)
+
+    def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
+        """Refuse: rounding works on the whole plan, and this one has lost its cost."""
+        raise UnsupportedError(
+            "A plan stored by its largest entries cannot be rounded to marginals. Save the "
+            "result with `result.save(path, dense=True)`."
+        )
+
+    @property
+    def _height(self) -> int:
+        """Rows of a dense block."""
+        return max(1, 2**22 // self.shape[1])
+
+    def _blocks(self) -> list[Tensor]:
+        step = self._height
+        return [self._block(slice(start, start + step)) for start in range(0, self.shape[0], step)]

@@ -1,0 +1,149 @@
+"""The linear cost: a given table, or distances between features of the two sides."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw.distances.factored import FactoredDistance
+
+__all__ = [
+    "FeatureMetric",
+    "check_alpha",
+    "check_features",
+    "feature_cost",
+    "linear_cost",
+    "spread",
+    "without_structure",
+]
+
+FeatureMetric = Literal["sqeuclidean", "cosine", "euclidean"]
+# Pairs up to which Euclidean distances, which have no factors, are stored.
+_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
+
+
+def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] | None:
+    """Return a pair of features, (n, d) and (m, d), checked; ``None`` if none were given."""
+    if not isinstance(metric, str) or metric not in get_args(FeatureMetric):
+        known = ", ".join(repr(name) for name in get_args(FeatureMetric))
+        raise InvalidInputError(f"`feature_metric` must be one of {known}; got {metric!r}.")
+    if value is None:
+        if metric != "sqeuclidean":
+            raise InvalidInputError(
+                f"`feature_metric={metric!r}` was given without `features`. Pass both, or drop it."
+            )
+        return None
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidInputError(
+            "`features` must be a pair (F_X, F_Y) of shapes (n, d) and (m, d); got "
+            f"{type(value).__name__}."
+        )
+    source, target = (check_points(f"features[{side}]", item) for side, item in enumerate(value))
+    if source.shape[1] != target.shape[1]:
+        raise InvalidInputError(
+            "`features` must have the same columns on both sides; got "
+            f"{tuple(source.shape)} and {tuple(target.shape)}."
+        )
+    for side, item in enumerate((source, target)):
+        if metric == "cosine" and bool((item == 0).all(1).any()):
+            raise InvalidInputError(
+                f"`features[{side}]` has a zero row, which has no direction. Drop it, or pass "
+                "feature_metric='sqeuclidean'."
+            )
+    return source, target
+
+
+def linear_cost(
+    table: Any,
+    features: tuple[Tensor, Tensor] | None,
+    metric: FeatureMetric,
+    shape: tuple[int, int],
+    device: torch.device,
+) -> Cost | None:
+    """Return M of shape (n, m), float64, from what was given; ``None`` without any."""
+    if table is not None and features is not None:
+        raise InvalidInputError(
+            "`M` and `features` are two ways to give one linear cost. Pass one of them."
+        )
+    if table is not None:
+        return DenseCost(check_linear_cost(table, shape).to(device).double())
+    if features is None:
+        return None
+    rows = len(features[0]), len(features[1])
+    if rows != shape:
+        raise InvalidInputError(
+            f"`features` must have one row per point, {shape[0]} and {shape[1]}; got {rows[0]} and "
+            f"{rows[1]}."
+        )
+    source, target = (item.to(device).double() for item in features)
+    if metric == "euclidean" and shape[0] * shape[1] > _STORED_ENTRIES.get(device.type, 0):
+        raise UnsupportedError(
+            f"feature_metric='euclidean' stores all {shape[0]} x {shape[1]} distances, which is "
+            "too many. 'sqeuclidean' and 'cosine' have factors and store none."
+        )
+    return feature_cost(source, target, metric)
+
+
+def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
+    """Return distances between features, (n, d) and (m, d): factors, or a table for "euclidean".
+
+    Differentiable, for "euclidean" with derivative zero where two features coincide.
+    """
+    if metric == "euclidean":
+        mode = "donot_use_mm_for_euclid_dist"
+        return DenseCost(torch.cdist(source, target, compute_mode=mode))
+    if metric == "cosine":
+        left, right = (item / item.norm(dim=1, keepdim=True) for item in (source, target))
+        return FactoredCost(left, right, left.new_ones(len(left)), right.new_zeros(len(right)))
+    # distances do not depend on the origin, and near it numbers are small
+    middle = (source.mean(0) + target.mean(0)) / 2
+    source, target = source - middle, target - middle
+    return FactoredCost(2 * source, target, source.square().sum(1), target.square().sum(1))
+
+
+def without_structure(
+    table: Any, features: tuple[Tensor, Tensor] | None
+) -> tuple[FactoredDistance, FactoredDistance]:
+    """Return two spaces whose points all coincide, as many as the linear cost is about."""
+    if features is not None:
+        shape: tuple[int, ...] = len(features[0]), len(features[1])
+    else:
+        shape = () if table is None else tuple(to_tensor("M", table).shape)
+    if len(shape) != 2:
+        raise InvalidInputError(
+            "`alpha=0` needs a linear cost: `M` of shape (n, m), or `features=(F_X, F_Y)`."
+        )
+    one = torch.ones(1, dtype=torch.float64, device="cpu")
+    source, target = (FactoredDistance(one.new_zeros(size, 1), one) for size in shape)
+    return source, target
+
+
+def spread(cost: Cost) -> float:
+    """Return the standard deviation of the entries of a cost, all counted alike."""
+    if isinstance(cost, DenseCost):
+        return float(cost.matrix.std(correction=0))
+    left, right, row, column = cost.centred()
+    # centred rows, columns and products are uncorrelated
+    products = ((left.T @ left) * (right.T @ right)).sum() / (len(left) * len(right))
+    variance = row.var(correction=0) + column.var(correction=0) + products
+    return float(variance.clamp_min(0).sqrt())
+
+
+def check_alpha(alpha: float | None, linear: Cost | None) -> float:
+    """Return the weight of the quadratic term; 1 without a linear cost and 0.5 with one."""
+    if alpha is None:
+        return 1.0 if linear is None else 0.5
+    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
+        raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
+    if alpha < 1 and linear is None:
+        raise InvalidInputError(
+            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or "
+            "`features`, or leave `alpha`."
+        )
+    return float(alpha)

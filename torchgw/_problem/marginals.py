@@ -1,0 +1,136 @@
+"""Which marginals a plan must have: strict, held by a penalty, free, or bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError
+from torchgw._typing import Marginals
+
+__all__ = [
+    "Relaxation",
+    "Terms",
+    "best_mass",
+    "check_relaxation",
+    "quadratic_divergence",
+    "relative_entropy",
+]
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Which marginals a plan must have.
+
+    Attributes
+    ----------
+    rho : tuple of float
+        Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict
+        marginal, zero a free one; both are strict in a partial problem, up to ``mass``.
+    mass : float or None
+        Exactly what a partial plan moves, with P1 <= a and P'1 <= b.
+    """
+
+    rho: tuple[float, float] = (math.inf, math.inf)
+    mass: float | None = None
+
+    @property
+    def fixed_mass(self) -> float | None:
+        """Mass of every plan, or ``None`` where it is part of the answer."""
+        if self.mass is not None:
+            return self.mass
+        return 1.0 if math.inf in self.rho else None
+
+    @property
+    def polyhedral(self) -> bool:
+        """Whether plans are bounded by linear constraints, with no penalty."""
+        return self.mass is not None or set(self.rho) == {0.0, math.inf}
+
+    def tau(self, epsilon: float) -> tuple[float, float]:
+        """Return the factors of the half-steps, 2 rho / (2 rho + epsilon)."""
+        source, target = (
+            1.0 if math.isinf(rho) else 2 * rho / (2 * rho + epsilon) for rho in self.rho
+        )
+        return source, target
+
+    def violation(self, masses: Marginals, weights: Marginals) -> float:
+        """Return by how much masses break what is strict, the larger L1 distance of both sides."""
+        over = [mass - weight for mass, weight in zip(masses, weights, strict=True)]
+        if self.mass is not None:
+            return max(float(part.clamp_min(0).sum()) for part in over)
+        return max(
+            float(part.abs().sum()) if math.isinf(rho) else 0.0
+            for part, rho in zip(over, self.rho, strict=True)
+        )
+
+
+def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
+    """Return what ``unbalanced`` and ``mass`` ask for; ``None`` for strict marginals."""
+    if mass is not None:
+        if unbalanced is not None:
+            raise InvalidInputError(
+                "`unbalanced` relaxes marginals by a penalty and `mass` by a bound. Pass one of "
+                "them."
+            )
+        if not _is_number(mass) or not 0 < mass <= 1:
+            raise InvalidInputError(
+                "`mass` is the share of the mass that a partial plan moves, in (0, 1]; got "
+                f"{mass!r}."
+            )
+        return Relaxation(mass=float(mass)) if mass < 1 else None
+    if unbalanced is None:
+        return None
+    pair = tuple(unbalanced) if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
+    if len(pair) != 2 or not all(_is_number(rho) and rho >= 0 for rho in pair):
+        raise InvalidInputError(
+            "`unbalanced` must be None, one weight rho of the marginals' divergence, or a pair "
+            f"(rho_a, rho_b) of weights between 0 (free) and inf (strict); got {unbalanced!r}."
+        )
+    if pair == (0, 0):
+        raise InvalidInputError(
+            "`unbalanced=0` frees both marginals, and nothing would hold any mass. Make one side "
+            "positive, as in (inf, 0)."
+        )
+    rho = float(pair[0]), float(pair[1])
+    return None if rho == (math.inf, math.inf) else Relaxation(rho)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
+
+
+class Terms(NamedTuple):
+    """What the objective of a normalised plan consists of."""
+
+    value: float  # alpha <L(P), P> (+ (1 - alpha) <M, P>)
+    source: float  # sum p log(p / a)
+    target: float  # sum q log(q / b)
+    whole: float  # sum P log(P / (a x b))
+
+
+def best_mass(terms: Terms, relaxation: Relaxation, epsilon: float) -> float:
+    """Return the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+    if relaxation.fixed_mass is not None:
+        return relaxation.fixed_mass
+    source, target = relaxation.rho
+    slope = terms.value + 2 * source * terms.source + 2 * target * terms.target
+    slope += epsilon * terms.whole
+    return math.exp(-slope / (2 * (source + target + epsilon / 2)))
+
+
+def relative_entropy(masses: Tensor, weights: Tensor) -> float:
+    """Return sum p log(p / a), where nothing lies outside the weights."""
+    ratio = torch.where(
+        masses > 0, masses / weights.clamp_min(torch.finfo(weights.dtype).tiny), 1.0
+    )
+    return float(torch.special.xlogy(masses, ratio).sum())
+
+
+def quadratic_divergence(entropy: float, mass: float) -> float:
+    """Return KL(mu x mu | a x a) for mu = mass * p, where a has sum one (equation 14)."""
+    return 2 * mass**2 * (entropy + math.log(mass)) - mass**2 + 1

@@ -1,0 +1,5 @@
+"""Where optima are looked for before the outer iteration begins."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

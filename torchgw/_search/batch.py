@@ -1,0 +1,129 @@
+"""What a multi-start computes on the device: plans of many starts at once, and what they are worth.
+
+Nothing is read back, and what is launched depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._plans.rounded import round_to_marginals
+from torchgw._search.coarse import CoarseProblem, cross_terms, side_by_side
+from torchgw._search.starts import start_costs
+from torchgw._sinkhorn.contract import Backend
+from torchgw._typing import Marginals
+
+__all__ = ["Batch", "Judged", "carry_over", "search_all"]
+
+# Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
+# compare, and where masses differ it takes many iterations to meet them.
+_INNER = {"search": 10, "compare": 60}
+# Over-relaxation of Sinkhorn's iteration.
+_RELAXATION = {"search": 1.5, "compare": 1.7}
+# Outer iterations that a search ends with, in which the marginals are met.
+_LAST_ITERATIONS = 5
+
+
+class Batch(NamedTuple):
+    """Several starts: their plans, and the potentials that made these."""
+
+    plans: Tensor  # (B, s, t) float32
+    g: Tensor  # (B, 1, t) cost units
+
+
+class Judged(NamedTuple):
+    """Several starts, and what tells them apart."""
+
+    batch: Batch
+    rounded: Tensor  # (B, s, t) float64, plans of exact marginals
+    table: Tensor  # (B, 1 + B) float64, value and distances to the others
+
+
+def search_all(
+    backend: Backend,
+    count: int,
+    coarse: CoarseProblem,
+    x_axes: Tensor,
+    y_axes: Tensor,
+    rotations: Tensor,
+    epsilons: Tensor,
+) -> Judged:
+    """Solve from all starts."""
+    costs = start_costs(coarse, x_axes, y_axes, rotations, count)
+    batch = _from_costs(coarse, costs, epsilons, "search", backend)
+    last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
+    return _judge(coarse, _iterate(coarse, batch, last, "compare", backend))
+
+
+def carry_over(
+    backend: Backend,
+    fine: CoarseProblem,
+    source: Tensor,
+    target: Tensor,
+    plans: Tensor,
+    place: Tensor,
+    epsilons: Tensor,
+) -> Judged:
+    """Solve from an annealed start and from some of the plans between coarse points."""
+    rows, columns = _places(source, fine.source.points), _places(target, fine.target.points)
+    cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
+    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
+
+
+def _places(wanted: Tensor, index: Tensor) -> Tensor:
+    """Return where the points ``wanted`` stand in ``index``, which contains them."""
+    return (wanted[:, None] == index).byte().argmax(1)
+
+
+def _from_costs(
+    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, backend: Backend
+) -> Batch:
+    """Take the plan of each start's first cost, then iterate."""
+    costs = costs.float()
+    first = Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
+    first = _solve(coarse, first, costs, epsilons[0], stage, backend)
+    return _iterate(coarse, first, epsilons[1:], stage, backend)
+
+
+def _iterate(
+    coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, backend: Backend
+) -> Batch:
+    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
+
+    Nothing is read from the device, and all starts take the same number of iterations.
+    """
+    x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
+    parts, count = len(x), len(batch.plans)
+    x, y = x.flatten(0, 1), y.flatten(0, 1)
+    x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
+    for epsilon in epsilons:
+        costs = torch.baddbmm(base, side_by_side(x @ batch.plans, parts), y)
+        batch = _solve(coarse, batch, costs, epsilon, stage, backend)
+    return batch
+
+
+def _solve(
+    coarse: CoarseProblem,
+    batch: Batch,
+    costs: Tensor,
+    epsilon: Tensor,
+    stage: str,
+    backend: Backend,
+) -> Batch:
+    """Run the Sinkhorn iterations of one outer iteration."""
+    weights = Marginals(coarse.source.weights, coarse.target.weights)
+    return Batch(
+        *backend.solve_batch(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
+    )
+
+
+def _judge(coarse: CoarseProblem, batch: Batch) -> Judged:
+    """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
+    rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+    # an overflow that slipped through loses to everything
+    values = coarse.value(rounded).nan_to_num(nan=torch.inf)
+    return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))

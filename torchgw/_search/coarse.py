@@ -1,0 +1,177 @@
+"""The coarse problem: a few points of each side, with the mass of what is nearest to them.
+
+What is computed on the way reads nothing back from the device and depends on shapes alone, so that
+it can be recorded in a CUDA graph; :func:`coarsen` and :func:`choose_points` look at the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.cost import Cost
+from torchgw._tensors.cuda_graphs import Call, call_directly
+from torchgw.distances.sampling import (
+    CoarseSide,
+    Reader,
+    draw_points,
+    is_short,
+    reader_of,
+    shortened,
+    uniform_draws,
+)
+
+__all__ = ["CoarseProblem", "Coarsened", "centre", "coarsen", "cross_terms", "side_by_side"]
+
+
+class CoarseProblem(NamedTuple):
+    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38).
+
+    ``x`` and ``y`` are the doubly centred tables, one of each for the square loss and r for one
+    that has r products (:mod:`torchgw._search.coarse_loss`).
+
+    A plan with the marginals a, b has the value
+    constant + <base, P> - 2 alpha <x P y, P>, and its linearised cost is base - 4 alpha x P y.
+    """
+
+    source: CoarseSide
+    target: CoarseSide
+    alpha: Tensor  # ()
+    linear: Tensor | None  # (s, t), the least entry zero
+    x: Tensor  # (r, s, s)
+    y: Tensor  # (r, t, t)
+    base: Tensor  # (s, t)
+    constant: Tensor  # ()
+    unit: Tensor  # () of the cost over that of the square loss
+
+    def value(self, plans: Tensor) -> Tensor:
+        """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
+        cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
+        linear: Tensor = (plans * self.base).sum((-1, -2))
+        return self.constant + linear - 2 * self.alpha * cross
+
+    def distances(self, plans: Tensor) -> Tensor:
+        """Return how far plans (B, s, t) send a point apart, shape (B, B), 1 for unrelated plans.
+
+        The energy distance of a source point's partners under two plans, averaged over the points,
+        relative to the mean distance of two target points.
+        """
+        table, b = self.target.table, self.target.weights
+        conditional = plans / self.source.weights[:, None]
+        gram = (plans @ table).flatten(1) @ conditional.flatten(1).T
+        gram = (gram + gram.T) / 2
+        own = gram.diagonal()
+        mean = (b @ table @ b).clamp_min(torch.finfo(gram.dtype).tiny)
+        return (gram - (own[:, None] + own[None, :]) / 2) / mean
+
+
+def cross_terms(x: Tensor, plans: Tensor, y: Tensor) -> Tensor:
+    """Return sum_r x_r P y_r, (B, s, t), for x (r, s, k), plans (B, k, l) and y (r, l, t)."""
+    terms: Tensor = side_by_side(x.flatten(0, 1) @ plans, len(x)) @ y.flatten(0, 1)
+    return terms
+
+
+def side_by_side(stacked: Tensor, count: int) -> Tensor:
+    """Turn (B, r s, t), r matrices below each other, into (B, s, r t)."""
+    beside: Tensor = stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
+    return beside
+
+
+class Coarsened(NamedTuple):
+    """A coarse problem, and what the host knows of it."""
+
+    problem: CoarseProblem
+    floor: float  # no plan has a lower value: what the least linear cost amounts to
+    scale: float  # natural scale of the cost, equation 8
+    resolution: float  # mean distance to a coarse point, relative to that of two points
+
+
+class _Built(NamedTuple):
+    """A coarse problem as built, which has to be checked."""
+
+    problem: CoarseProblem
+    numbers: Tensor  # (7,) float64: floor, scale, resolution squared, counts of both sides
+
+
+def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:
+    """Choose at most ``size`` points per side, always the same ones for one problem."""
+    # other draws: the same ones would favour equal indices where both sides are the same
+    sides = (problem.source, problem.target)
+    uniform = [uniform_draws(side, size, seed) for seed, side in enumerate(sides)]
+    alpha = uniform[0].new_full((), problem.alpha)
+    arguments = (*map(reader_of, sides), *problem.marginals, *uniform, alpha, problem.linear)
+    built = call(f"coarsen {size}", partial(_build, size), *arguments)
+    *numbers, used_x, drawn_x, used_y, drawn_y = built.numbers.tolist()
+    counts = (int(used_x), int(drawn_x)), (int(used_y), int(drawn_y))
+    coarse = built.problem
+    if any(is_short(side.n, size, *count) for side, count in zip(sides, counts, strict=True)):
+        source, target = (
+            shortened(side, weights, drawn, size, count)
+            for side, weights, drawn, count in zip(
+                sides, problem.marginals, (coarse.source, coarse.target), counts, strict=True
+            )
+        )
+        coarse, constants = _constants(source, target, alpha, problem.linear)
+        numbers = constants.tolist()
+    floor, scale, ratio = numbers
+    # all points of one side coincide: every plan costs the same and any scale will do
+    return Coarsened(coarse, floor, scale or 1.0, math.sqrt(ratio))
+
+
+def _build(
+    size: int,
+    source: Reader,
+    target: Reader,
+    a: Tensor,
+    b: Tensor,
+    uniform_x: Tensor,
+    uniform_y: Tensor,
+    alpha: Tensor,
+    linear: Cost | None,
+) -> _Built:
+    """Draw points of both sides and compute the constants."""
+    x = draw_points(size, 0, source, a, uniform_x)
+    y = draw_points(size, 1, target, b, uniform_y)
+    coarse, numbers = _constants(x.side, y.side, alpha, linear)
+    return _Built(coarse, torch.cat([numbers, x.counts.to(numbers), y.counts.to(numbers)]))
+
+
+def _constants(
+    source: CoarseSide, target: CoarseSide, alpha: Tensor, cost: Cost | None
+) -> tuple[CoarseProblem, Tensor]:
+    """Return the problem between two sides; floor, scale and squared resolution, (3,)."""
+    x, row, mean_x, square_x = centre(source)
+    y, column, mean_y, square_y = centre(target)
+    base = -4 * alpha * torch.outer(row, column)
+    spread = 4 * alpha * ((square_x - mean_x**2) * (square_y - mean_y**2)).clamp_min(0).sqrt()
+    linear, floor = None, torch.zeros_like(alpha)
+    if cost is not None:
+        chosen = cost.rows(source.points).transpose().rows(target.points).transpose()
+        linear = chosen.dense().matrix.double()
+        # a constant moves no plan, and float32 would lose digits to it
+        offset = linear.min()
+        linear, floor = linear - offset, (1 - alpha) * offset
+        base = base + (1 - alpha) * linear
+        spread = spread + (1 - alpha) * linear.std(correction=0)
+    ratios = [
+        side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
+        for side, square in ((source, square_x), (target, square_y))
+    ]
+    constant = alpha * (square_x + square_y - 2 * mean_x * mean_y) + floor
+    one = torch.ones_like(alpha)
+    coarse = CoarseProblem(source, target, alpha, linear, x[None], y[None], base, constant, one)
+    return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
+
+
+def centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the doubly centred table, centred row means, mean, and mean square."""
+    table, weights = side.table, side.weights
+    row = table @ weights
+    mean = weights @ row
+    square = weights @ table.square() @ weights
+    return table - row[:, None] - row[None, :] + mean, row - mean, mean, square

@@ -1,0 +1,253 @@
+"""Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._problem.losses import SQUARE
+from torchgw._problem.problem import Problem
+from torchgw._search.batch import Judged, carry_over, search_all
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
+from torchgw._search.coarse_loss import with_loss
+from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
+from torchgw.distances.sampling import reader_of
+
+__all__ = ["Alternative", "DEFAULT_STARTS", "Search", "find_optima", "represent"]
+
+# Starts by default: all that make_starts() has, and four random rotations.
+DEFAULT_STARTS = 16
+# Points per side of the coarse problem, and of the finer one on which its best optima are compared:
+# a few points may favour an optimum that all of them do not.
+_POINTS = 96
+_FINER_POINTS = 256
+# Outer iterations of all starts until their plans are to meet their marginals, and on the finer
+# problem.
+_ITERATIONS = 20
+_FINE_ITERATIONS = 18
+# Distance (CoarseProblem.distances) above which two plans are different optima.
+_DISTINCT = 0.05
+# Optima that are polished and reported at most.
+_KEPT = 5
+# Optima that are compared on the finer problem at most.
+_COMPARED = 3
+# They are not if the best is this far ahead: multiples of its value, and of the natural scale times
+# the resolution squared, which is what coarse points make up.
+_CLOSE, _CLOSE_SHARE = 2.0, 4.0
+# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
+_LEAST_EPSILON = 1e-3
+# Resolution above which coarse points say little about their neighbours' partners. All points are
+# then searched, from half as many starts, if there are no more than this on either side.
+_COARSEST = 0.2
+_WHOLE = 512
+# Bytes of what is read up to which the search is captured: a graph keeps a copy.
+_CAPTURED_BYTES = 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """A local optimum of the coarse problem; pass it as ``init`` to solve from there.
+
+    Attributes
+    ----------
+    value : float
+        Objective without entropy of the coarse plan, which has exact marginals. Comparable among
+        the alternatives of one result; the whole problem's value is usually a little lower. Of a
+        relaxed problem: with penalty and entropy, which decide what its mass is.
+    label : str
+        The start that found it.
+    plan : Tensor, shape (s, t), float64
+        Mass between coarse points, one in all.
+    source, target : Tensor, shapes (s,) and (t,), int64
+        Which points of X and of Y those are.
+    shape : tuple of int
+        (n, m), of the whole problem.
+    """
+
+    value: float
+    label: str
+    plan: Tensor
+    source: Tensor
+    target: Tensor
+    shape: tuple[int, int]
+
+    def __repr__(self) -> str:
+        """Leave out the tensors."""
+        s, t = self.plan.shape
+        return f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape})"
+
+
+class Search(NamedTuple):
+    """What a multi-start has found."""
+
+    alternatives: tuple[Alternative, ...]  # the best first; none if the coarse problem cannot tell
+    ambiguity: float  # in [0, 1], NaN if the coarse problem cannot tell
+
+
+class _Distinct(NamedTuple):
+    """The best start of each distinct optimum, the lowest value first."""
+
+    judged: Judged
+    places: list[int]  # where they are there
+    labels: list[str]  # what found them
+    values: list[float]
+
+    def part(self, start: int | None, stop: int | None) -> _Distinct:
+        """Return some of them."""
+        some = slice(start, stop)
+        return _Distinct(self.judged, self.places[some], self.labels[some], self.values[some])
+
+    @property
+    def chosen(self) -> Tensor:
+        """Where they are, on the device."""
+        return torch.tensor(self.places, dtype=torch.int64, device=self.judged.table.device)
+
+
+def find_optima(
+    problem: Problem, epsilon: float, count: int, backend: Backend | None = None
+) -> Search:
+    """Solve the coarse problem from many starts and keep the distinct optima.
+
+    Parameters
+    ----------
+    problem : Problem
+        The whole problem, of which only ``columns`` of the distances are read.
+    epsilon : float
+        Target of the whole solve.
+    count : int
+        Number of starts; half as many where all points are searched.
+    backend : Backend, optional
+        PyTorch operations unless given.
+    """
+    backend = backend or EagerBackend()
+    call = _way_to_call(problem, count, backend)
+    coarse = represent(problem, call)
+    if coarse is None:
+        return Search((), float("nan"))
+    size = max(len(coarse.problem.source.points), len(coarse.problem.target.points))
+    if size > _POINTS:
+        count = (count + 1) // 2
+    target = max(epsilon, _LEAST_EPSILON * coarse.scale)
+    axes = leading_axes(coarse.problem)
+    starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
+    device = axes[0].device
+    upload = starts.rotations.to(device), starts.epsilons.to(device)
+    search = partial(search_all, backend, count)
+    judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
+    found = _distinct(judged, starts.labels)
+    first: list[Alternative] = []
+    if coarse.resolution > 0 and _is_close(coarse, found.values):
+        # copies, as the functions called next may have been recorded over them
+        found = found._replace(judged=clone(found.judged))
+        close = found.part(None, _COMPARED)
+        first = _compare_finely(problem, coarse.problem, close, target, backend, call)
+        found = found.part(_COMPARED, None)
+    alternatives = (*first, *_alternatives(problem, coarse.problem, found))
+    return Search(alternatives, _ambiguity(coarse, alternatives))
+
+
+def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
+    """Return the coarse problem to search: all points if few say too little, none if too many."""
+    coarse = _coarsen(problem, _POINTS, call)
+    if coarse.resolution <= _COARSEST:
+        return coarse
+    if max(problem.source.n, problem.target.n) > _WHOLE:
+        return None
+    return _coarsen(problem, _WHOLE, call)
+
+
+def _coarsen(problem: Problem, size: int, call: Call) -> Coarsened:
+    """Return a coarse problem with the loss of the whole one."""
+    return with_loss(coarsen(problem, size, call), problem)
+
+
+def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
+    """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
+    device = problem.source.device
+    if problem.loss is not SQUARE:
+        return call_directly
+    readers = reader_of(problem.source), reader_of(problem.target)
+    # a provider that is no tuple of tensors may compute on the host, or look at its columns
+    if not (_has_graphs(device, backend) and all(isinstance(side, tuple) for side in readers)):
+        return call_directly
+    parts = tensors_of((*readers, problem.linear))
+    if sum(part.nbytes for part in parts) > _CAPTURED_BYTES:
+        return call_directly
+    shapes = tuple((part.shape, part.dtype) for part in parts)
+    kinds = tuple(map(type, (*readers, problem.linear)))
+    return Replayer(device, ("search", type(backend), count, kinds, shapes))
+
+
+def _has_graphs(device: torch.device, backend: Backend) -> bool:
+    return device.type == "cuda" and backend.name == "triton"
+
+
+def _is_close(coarse: Coarsened, values: list[float]) -> bool:
+    """Whether more points may turn round the order of the best two optima."""
+    doubt = _CLOSE * (values[0] - coarse.floor) + _CLOSE_SHARE * coarse.scale * coarse.resolution**2
+    return len(values) > 1 and values[1] <= values[0] + doubt
+
+
+def _compare_finely(
+    problem: Problem,
+    coarse: CoarseProblem,
+    found: _Distinct,
+    target: float,
+    backend: Backend,
+    call: Call,
+) -> list[Alternative]:
+    """Carry optima over to more points, and compare them there with an annealed start."""
+    fine = _coarsen(problem, _FINER_POINTS, call)
+    whole = Annealing(max(target, fine.scale), target)
+    fall = Annealing(max(target, GUESS_EPSILON * fine.scale), target)
+    epsilons = [
+        [whole(iteration), *[fall(iteration)] * len(found.places)]
+        for iteration in range(_FINE_ITERATIONS)
+    ]
+    points = coarse.source.points, coarse.target.points
+    plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
+    judged = call(
+        f"compare {len(found.places)}", partial(carry_over, backend),
+        fine.problem, *points, plans, found.chosen, table, in_place=3,
+    )  # fmt: skip
+    compared = _distinct(judged, ["annealed", *found.labels])
+    return _alternatives(problem, fine.problem, compared)
+
+
+def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:
+    shape = (problem.source.n, problem.target.n)
+    # copies: the next solve may overwrite what they are taken from
+    source, target = coarse.source.points.clone(), coarse.target.points.clone()
+    plans = found.judged.rounded[found.chosen]
+    return [
+        Alternative(value, label, plan, source, target, shape)
+        for value, label, plan in zip(found.values, found.labels, plans, strict=True)
+    ]
+
+
+def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
+    """Return the best start of each distinct optimum."""
+    table = judged.table.tolist()
+    kept: list[int] = []
+    for i in sorted(range(len(table)), key=lambda i: (table[i][0], i)):
+        if len(kept) < _KEPT and all(table[i][1 + j] > _DISTINCT for j in kept):
+            kept.append(i)
+    return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
+
+
+def _ambiguity(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
+    """Return the best value over the second best, above the least that the linear term can cost."""
+    if len(found) < 2:
+        return 0.0
+    best, second = (max(0.0, one.value - coarse.floor) for one in found[:2])
+    # two exact matches, or rounding between them
+    return min(1.0, best / second) if second > 0 else 1.0

@@ -1,0 +1,181 @@
+"""Where the starts of a multi-start begin: linear costs whose plans are guesses.
+
+Each guess is a linear cost on the coarse problem, in units of the Gromov-Wasserstein cost, and a
+schedule for epsilon. Guesses of different kinds fail on different problems.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from torchgw._search.coarse import CoarseProblem, centre
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw.distances.sampling import CoarseSide
+
+__all__ = [
+    "GUESS_EPSILON",
+    "Starts",
+    "distance_quantiles",
+    "leading_axes",
+    "make_starts",
+    "start_costs",
+]
+
+# Leading axes of each side whose signs are tried in all combinations.
+_AXES = 3
+# Points up to which all axes are computed: some at each end of the spectrum take two calls.
+_WHOLE_SPECTRUM = 128
+# Levels of the distance distributions that are compared.
+_QUANTILES = 32
+# Epsilon at which a guess is taken up, as a share of the natural scale: above it is forgotten.
+GUESS_EPSILON = 0.1
+# How far below the target a ladder goes before it comes back, as a share of it.
+_LADDER = 0.25
+
+
+class Starts(NamedTuple):
+    """Starts to be solved together, on the host; their costs are made by :func:`start_costs`."""
+
+    labels: tuple[str, ...]
+    rotations: Tensor  # (R, rank, rank) float64, of the last R starts
+    epsilons: Tensor  # (iterations, B) float64
+
+
+def make_starts(scale: float, target: float, count: int, iterations: int, rank: int) -> Starts:
+    """Return ``count`` starts, the most useful ones first.
+
+    The product plan annealed from the natural scale; distance distributions (third lower bound
+    [1]_) with and without a ladder of epsilons; eccentricities (first lower bound [1]_); all signs
+    of ``rank`` leading axes; then random rotations of these.
+
+    References
+    ----------
+    .. [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
+       Foundations of Computational Mathematics 2011.
+    """
+    whole = Annealing(max(target, scale), target)
+    guess = Annealing(max(target, GUESS_EPSILON * scale), target)
+    labels, rotations = _names_and_rotations(count, rank)
+    schedules = {ladder: _schedule(guess, iterations, ladder=ladder) for ladder in (False, True)}
+    epsilons = [schedules[label.endswith("ladder")] for label in labels]
+    epsilons[0] = _schedule(whole, iterations, ladder=False)
+    return Starts(labels, rotations, torch.tensor(epsilons, dtype=torch.float64, device="cpu").T)
+
+
+@functools.lru_cache(maxsize=16)
+def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor]:
+    """Return the names of all starts, and the rotations of those that have one."""
+    labels = [
+        "annealed",
+        "distance distributions",
+        "distance distributions, ladder",
+        "eccentricities",
+    ]
+    fixed, rotations = len(labels), []
+    shape, host = (rank, rank), torch.device("cpu")
+    for pattern in range(2**rank):
+        signs = [1.0 - 2.0 * (pattern >> axis & 1) for axis in range(rank)]
+        labels.append("spectral " + "".join("+" if sign > 0 else "-" for sign in signs))
+        rotations.append(torch.tensor(signs, dtype=torch.float64, device=host).diag())
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count - len(labels)):
+        normal = torch.randn(shape, dtype=torch.float64, device=host, generator=generator)
+        labels.append(f"rotation {number + 1}" + (", ladder" if number % 2 else ""))
+        rotations.append(torch.linalg.qr(normal).Q)
+    return tuple(labels[:count]), torch.stack(rotations)[: max(0, count - fixed)]
+
+
+def start_costs(
+    problem: CoarseProblem, x_axes: Tensor, y_axes: Tensor, rotations: Tensor, count: int
+) -> Tensor:
+    """Return the first costs of :func:`make_starts`, (B, s, t) float64.
+
+    The axes are those of :func:`leading_axes`, (s, rank) and (t, rank).
+    """
+    source, target = problem.source, problem.target
+    distribution = _lower_bound(problem, _distribution(source), _distribution(target))
+    eccentricity = _lower_bound(problem, _eccentricity(source), _eccentricity(target))
+    guesses = torch.stack([problem.base, distribution, distribution, eccentricity])[:count]
+    # all together: on a GPU each product would take longer to launch than to compute
+    weight = 4 * problem.alpha * problem.unit
+    turned = problem.base - weight * (x_axes @ rotations) @ y_axes.T
+    return torch.cat([guesses, turned])
+
+
+def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float]:
+    """Return epsilon at each iteration; of a ladder, the last quarter is at the target."""
+    epsilons = [anneal(iteration) for iteration in range(iterations)]
+    if ladder:
+        rest = iterations - iterations // 4
+        below = Annealing(anneal.start, _LADDER * anneal.target, decay=anneal.decay)
+        epsilons[:rest] = [below(iteration) for iteration in range(rest)]
+    return epsilons
+
+
+def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
+    """Return leading axes of both centred tables, (s, rank) and (t, rank), on the device."""
+    centred = [centre(side)[0] for side in (problem.source, problem.target)]
+    tables = centred[0], problem.source.weights, centred[1], problem.target.weights
+    # one read; LAPACK is faster at problems of this size, and its answer the same everywhere
+    host = torch.cat([part.flatten() for part in tables]).cpu()
+    x, a, y, b = host.split([part.numel() for part in tables])
+    axes = _axes(x.view_as(centred[0]), a), _axes(y.view_as(centred[1]), b)
+    rank = min(part.shape[1] for part in axes)
+    first, second = (part[:, :rank].to(problem.x) for part in axes)
+    return first, second
+
+
+def _axes(table: Tensor, weights: Tensor) -> Tensor:
+    """Return leading axes of a centred table, (s, rank), scaled so that table ~ +- axes axes'.
+
+    The scale of a pair of axes in x P y is then that of a perfect match of the two.
+    """
+    root = weights.sqrt()
+    matrix = root[:, None] * table * root
+    if len(matrix) <= _WHOLE_SPECTRUM:
+        # half the time of float64, and only a start
+        values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
+    else:
+        size = len(matrix)
+        ends = (0, _AXES - 1), (size - _AXES, size - 1)
+        parts = [
+            scipy.linalg.eigh(matrix.numpy(), subset_by_index=end, driver="evr") for end in ends
+        ]
+        values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
+        vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
+    order = values.abs().argsort(descending=True)[:_AXES]
+    axes: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
+    return axes
+
+
+def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
+    """Return the cost alpha |x_i - y_j|^2 + (1 - alpha) M of two signatures (s, q) and (t, q)."""
+    cost = problem.alpha * problem.unit * torch.cdist(x, y).square()
+    return cost if problem.linear is None else cost + (1 - problem.alpha) * problem.linear
+
+
+def _eccentricity(side: CoarseSide) -> Tensor:
+    """Return the root mean squared distance of each point, (s, 1)."""
+    eccentricity: Tensor = (side.table.square() @ side.weights).sqrt()
+    return eccentricity[:, None]
+
+
+def _distribution(side: CoarseSide) -> Tensor:
+    return distance_quantiles(side.table, side.weights)
+
+
+def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
+    """Return quantiles of each row of distances (s, n) by weight, (s, q), each over sqrt(q)."""
+    values, order = table.sort(dim=1)
+    cumulative = weights[order].cumsum(1)
+    levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
+    levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
+    position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
+    quantiles: Tensor = values.gather(1, position) / _QUANTILES**0.5
+    return quantiles

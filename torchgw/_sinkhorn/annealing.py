@@ -1,0 +1,65 @@
+"""How epsilon falls from a start to its target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Annealing"]
+
+# Annealing that is the only search for an optimum: quick down to this share of the start, where
+# plans are still close to the product plan, and slow from there on.
+_PATIENT_FROM = 0.02
+_PATIENT_DECAYS = 0.5, 0.9
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``.
+
+    A ``patient`` one falls quickly at first and slowly later. With ``proximal`` it goes on as
+    target / 2, target / 3, ... (docs/algorithm.md, equation 11). It begins at iteration ``first``,
+    and does not know the iteration budget, so the answer does not depend on it.
+    """
+
+    start: float
+    target: float
+    decay: float = 0.6
+    proximal: bool = False
+    first: int = 0
+    patient: bool = False
+
+    def __call__(self, iteration: int) -> float:
+        """Return epsilon at an iteration counted from zero."""
+        step = max(0, iteration - self.first)
+        epsilon = max(self.target, self.start * self._fallen(step))
+        if not self.proximal or epsilon > self.target:
+            return epsilon
+        return self.target / (1 + step - self._arrival)
+
+    def share(self, iteration: int) -> float:
+        """Return the weight of an iteration's plan in the mean that is linearised next."""
+        return min(1.0, self(iteration + 1) / self.target) if self.proximal else 1.0
+
+    def final(self, iterations: int) -> float:
+        """Return epsilon of the plan that a solve ends with after so many iterations."""
+        return min(self.target, self(iterations))
+
+    @property
+    def _arrival(self) -> int:
+        """Steps until the target."""
+        share = min(1.0, self.target / self.start)
+        if not self.patient:
+            return math.ceil(math.log(share) / math.log(self.decay))
+        quick, slow = _PATIENT_DECAYS
+        first = math.ceil(math.log(max(share, _PATIENT_FROM)) / math.log(quick))
+        rest = share / quick**first
+        return first + max(0, math.ceil(math.log(rest) / math.log(slow)))
+
+    def _fallen(self, step: int) -> float:
+        """Return the share of the start that is left after so many steps."""
+        if not self.patient:
+            return self.decay**step
+        quick, slow = _PATIENT_DECAYS
+        first = math.ceil(math.log(_PATIENT_FROM) / math.log(quick))
+        return quick ** min(step, first) * slow ** max(0, step - first)

@@ -1,0 +1,71 @@
+"""Sinkhorn on many small problems of one shape at once: the definition every backend must equal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torchgw._typing import Marginals
+
+__all__ = ["BatchPlans", "LARGEST", "LEAST_EXPONENT", "RELAXED_FACTOR", "SMALLEST", "solve_batch"]
+
+# Factor of a scaling up to which over-relaxation is applied.
+RELAXED_FACTOR = 2.0
+# What scalings and their sums are kept within, so that float32 neither over- nor underflows.
+SMALLEST, LARGEST = 1e-30, 1e30
+# Exponents below it count as it.
+LEAST_EXPONENT = -70.0
+
+
+class BatchPlans(NamedTuple):
+    """Plans of B problems, and the potentials that made them."""
+
+    plans: Tensor  # (B, s, t)
+    g: Tensor  # (B, 1, t) cost units
+
+
+def solve_batch(
+    costs: Tensor,
+    marginals: Marginals,
+    g: Tensor,
+    epsilon: Tensor,
+    iterations: int,
+    relaxation: float,
+) -> BatchPlans:
+    """Run over-relaxed Sinkhorn iterations of all problems, each with its own epsilon.
+
+    Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
+    bounded, so that none overflows. A plain iteration comes last. Nothing is read from the device.
+
+    Parameters
+    ----------
+    costs : Tensor, shape (B, s, t), float32
+    marginals : Marginals, shapes (s,) and (t,)
+        Positive.
+    g : Tensor, shape (B, 1, t)
+        Where to start, cost units.
+    epsilon : Tensor, shape (B,)
+    iterations : int
+    relaxation : float
+        At least 1; each scaling moves so many times as far, in logarithms.
+    """
+    a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
+    epsilon = epsilon[:, None, None].to(costs.dtype)
+    exponent = (g - costs).div_(epsilon)
+    exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
+    kernel = exponent.exp_()
+    v = b.expand(len(costs), 1, -1)
+    u = a / (kernel * v).sum(-1, keepdim=True)
+    for _ in range(iterations):
+        v = _relax(v, b / (kernel * u).sum(-2, keepdim=True), relaxation - 1)
+        u = _relax(u, a / (kernel * v).sum(-1, keepdim=True), relaxation - 1)
+    v = (b / (kernel * u).sum(-2, keepdim=True)).clamp_(SMALLEST, LARGEST)
+    u = a / (kernel * v).sum(-1, keepdim=True)
+    return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
+
+
+def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
+    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
+    bounded = (new / old).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
+    return (new * bounded.pow_(excess)).clamp_(SMALLEST, LARGEST)

@@ -1,0 +1,239 @@
+"""Operands and launch shapes of the Triton kernels, prepared by PyTorch.
+
+The kernels' units, base-2 exponents, are those of (T1) in
+:mod:`torchgw._sinkhorn.kernels.exponents`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+
+__all__ = [
+    "Blocks",
+    "Operands",
+    "ProductPrecision",
+    "Walk",
+    "interpreted",
+    "launch_options",
+    "multiprocessors",
+    "operands",
+    "scale_of",
+    "split_columns",
+    "whole",
+]
+
+ProductPrecision = Literal["fp16x3", "tf32x3", "tf32", "float32", "float64"]
+# How each precision is computed: dtype of the parts, how many parts, and Triton's name for a dot.
+_PARTS: dict[ProductPrecision, tuple[torch.dtype, int, str]] = {
+    "fp16x3": (torch.float16, 2, "ieee"),
+    "tf32x3": (torch.float32, 2, "tf32"),
+    "tf32": (torch.float32, 1, "tf32"),
+    "float32": (torch.float32, 1, "ieee"),
+    "float64": (torch.float64, 1, "ieee"),
+}
+
+
+class Blocks(NamedTuple):
+    """Tile and launch shape of a kernel."""
+
+    n: int  # rows of a tile
+    m: int  # columns of a tile
+    warps: int
+    stages: int
+
+
+class Walk(NamedTuple):
+    """Which tiles of columns each block of rows goes over, as the kernels read it."""
+
+    start: Tensor  # (row blocks + 1,) int64, where the list of each begins
+    tiles: Tensor  # (kept,) int64, blocks of columns, ascending
+    width: int  # points of a block; 0 for all columns
+
+    def fit(self, blocks: Blocks) -> Blocks:
+        """Return blocks that divide those of the lists."""
+        if not self.width:
+            return blocks
+        return blocks._replace(n=min(blocks.n, self.width), m=min(blocks.m, self.width))
+
+
+class Operands(NamedTuple):
+    """A cost as the kernels read it."""
+
+    first: Tensor  # (parts, n, rank) left factors times scale, or the matrix
+    second: Tensor  # (parts, m, rank) right factors, or (1,) -scale for a matrix
+    row: Tensor  # (n,) part of the cost outside the products, cost units; () zero for a matrix
+    column: Tensor  # (m,) or ()
+    shape: tuple[int, int]
+    strides: tuple[int, int]  # of the matrix; unused for factors
+    rank: int  # padded; 0 for a matrix
+    block_rank: int
+    precision: ProductPrecision
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of accumulation, biases and sums."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def transpose(self) -> Operands:
+        """Return the operands of the transposed cost."""
+        first, second = (self.first, self.second) if self.rank == 0 else (self.second, self.first)
+        n, m = self.shape
+        return self._replace(
+            first=first,
+            second=second,
+            row=self.column,
+            column=self.row,
+            shape=(m, n),
+            strides=self.strides[::-1],
+        )
+
+    def constants(self) -> dict[str, object]:
+        """Compile-time arguments of the kernel function ``exponents``."""
+        _, parts, name = _PARTS[self.precision]
+        return {
+            "RANK": self.rank,
+            "BLOCK_R": self.block_rank,
+            "PARTS": parts,
+            "PRECISION": name,
+        }
+
+
+def scale_of(epsilon: float) -> float:
+    """Return the factor from cost units to base-2 exponents."""
+    return math.log2(math.e) / epsilon
+
+
+def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3") -> Operands:
+    """Prepare a cost for the kernels: centred, scaled and split into parts.
+
+    A product of two numbers split into a leading and a trailing half-precision part loses 2^-22 of
+    its size, as with three tf32 products, but half precision multiplies twice as fast on half the
+    bytes. Each column of the factors is first balanced, so that both sides have the same largest
+    entry: an overflow of half precision (65,504) would need an exponent beyond 4e9.
+
+    Parameters
+    ----------
+    cost : DenseCost or FactoredCost, shape (n, m)
+    epsilon : float
+    precision : {"fp16x3", "tf32x3", "tf32", "float32"}
+        Of the products of float32 factors; float64 factors are multiplied in float64.
+    """
+    scale = scale_of(epsilon)
+    if isinstance(cost, DenseCost):
+        zero = torch.zeros((), dtype=cost.dtype, device=cost.device)
+        factor = torch.full((1,), -scale, dtype=cost.dtype, device=cost.device)
+        dense: ProductPrecision = "float64" if cost.dtype == torch.float64 else "float32"
+        strides = (cost.matrix.stride(0), cost.matrix.stride(1))
+        return Operands(cost.matrix, factor, zero, zero, cost.shape, strides, 0, 1, dense)
+    if cost.dtype == torch.float64:
+        precision = "float64"
+    cost = cost.centred()
+    rank, block_rank = _padded_rank(cost.rank, precision)
+    left, right = _balanced(cost, scale)
+    return Operands(
+        _split(left, rank, precision),
+        _split(right, rank, precision),
+        cost.row,
+        cost.column,
+        cost.shape,
+        (0, 0),
+        rank,
+        block_rank,
+        precision,
+    )
+
+
+def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
+    """Return factors of scale * S whose columns have the same largest entry on both sides."""
+    left_size, right_size = cost.left.abs().amax(0), cost.right.abs().amax(0)
+    ratio = torch.sqrt(scale * right_size / left_size)
+    usable = torch.isfinite(ratio) & (ratio > 0)
+    ratio = torch.where(usable, ratio, math.sqrt(scale))
+    return cost.left * ratio, cost.right * (scale / ratio)
+
+
+def _split(factor: Tensor, rank: int, precision: ProductPrecision) -> Tensor:
+    """Return (parts, n, rank): the factor padded with zeros, and what rounding it left over."""
+    dtype, parts, _ = _PARTS[precision]
+    split = torch.zeros((parts, len(factor), rank), dtype=dtype, device=factor.device)
+    used = split[:, :, : factor.shape[1]]
+    used[0] = factor
+    if parts == 2:
+        if dtype == torch.float32:
+            used[0] = _split_tf32(factor)[0]
+        used[1] = factor - used[0]
+    return split
+
+
+def _split_tf32(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 values as a part that tf32 holds exactly and the rest.
+
+    tf32 keeps the sign, 8 exponent bits and 10 bits of a float32; the other 13 are cleared.
+    """
+    leading = (values.contiguous().view(torch.int32) & -8192).view(torch.float32)
+    return leading, values - leading
+
+
+def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
+    """Return the padded rank and how much of it one tile holds.
+
+    Tiles of 64 keep both operands and two stages of them in shared memory at half precision; wider
+    types take 32. A product needs at least 16.
+    """
+    widest = 64 if precision == "fp16x3" else 32
+    block = min(widest, max(16, triton.next_power_of_2(rank)))
+    return triton.cdiv(rank, block) * block, block
+
+
+@cache
+def whole(device: torch.device) -> Walk:
+    """Return the walk over all columns; its lists are not read."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    return Walk(nothing, nothing, 0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return how many programs run side by side; a token number under the interpreter."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def split_columns(
+    n: int, m: int, blocks: Blocks, device: torch.device, splits: int | None = None
+) -> tuple[int, int]:
+    """Return into how many shares to split the columns, and the width of a share.
+
+    64 programs per multiprocessor keep the last, partly filled wave small (a few per cent); a
+    program should still have 8 tiles to walk over.
+    """
+    tiles = triton.cdiv(m, blocks.m)
+    if splits is None:
+        wanted = triton.cdiv(64 * multiprocessors(device), triton.cdiv(n, blocks.n))
+        splits = min(wanted, triton.cdiv(tiles, 8))
+    width = triton.cdiv(tiles, splits) * blocks.m
+    return triton.cdiv(m, width), width
+
+
+def launch_options(blocks: Blocks) -> dict[str, object]:
+    """Return launch keywords; fusing a*b+c is asked for because Triton's default changes."""
+    return {
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
+        "enable_fp_fusion": True,
+    }
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python (TRITON_INTERPRET=1), as our CPU tests do."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"

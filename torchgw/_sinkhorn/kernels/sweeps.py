@@ -1,0 +1,262 @@
+"""Sweeps by Triton kernels: their buffers, the order of an iteration, and CUDA graphs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._sinkhorn.contract import Sweep
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.kernels.operands import Operands, scale_of
+from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_, padded_size
+from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepPlan
+from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
+from torchgw._tensors.cuda_graphs import capture
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Linear", "TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
+
+# Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
+Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
+
+# Bytes of a kernel up to which sweeps are replayed as graphs. Reading as much takes as long as the
+# two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
+# another sweeper of its shape holds no more than this altogether, until the process ends.
+_GRAPH_BYTES = 2**28
+
+
+class Linear(NamedTuple):
+    """The part of a linear problem that does not depend on the kind of its cost."""
+
+    marginals: Marginals
+    start: Potentials  # where the kernel is made
+    epsilon: float
+    tau: tuple[float, float]  # KL damping of f and g; (1, 1) is balanced
+
+
+class Workspace:
+    """Everything a sweep reads and writes on the device, so that a graph of it can be replayed."""
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        n, m = shape
+        split = padded_size(n)
+        length = split + padded_size(m)
+        self.sides = slice(0, n), slice(split, split + m)
+        # of the result: both sides and their padding, twice, and the check
+        self.parts = [*2 * [n, split - n, m, length - split - m], 2]
+        exact = partial(torch.zeros, dtype=torch.float64, device=device)
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        self.vectors = Vectors(
+            scale=exact(1),
+            given=exact(length),
+            origin=exact(length),
+            start=zeros(length),
+            weight=zeros(length),
+            feed=zeros(length),
+            scalings=zeros(2, length),
+            bad=torch.zeros(1, dtype=torch.int32, device=device),
+            result=exact(2 * length + 2),
+            partial=exact(length // BLOCK),
+            split=split,
+        )
+        self.shift = zeros(length)
+        # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
+        self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
+        self._tau, self._relaxation = (1.0, 1.0), 1.0
+        self._factors = self.control[0, :, 1]
+        whole = slice(0, split), slice(split, length)
+        _, _, _, start, weight, feed, (_, after), *_ = self.vectors
+        self.f, self.g = (
+            Side(start[both], weight[part], after[part], feed[both])
+            for both, part in zip(whole, self.sides, strict=True)
+        )
+        self.relaxed, self.plain = (
+            (Rule(self.shift[self.sides[0]], f[:2]), Rule(self.shift[self.sides[1]], g[:2]))
+            for f, g in self.control
+        )
+
+    def read(self, potentials: Potentials) -> None:
+        """Take the potentials to go on from."""
+        for part, potential in zip(self.sides, potentials, strict=True):
+            self.vectors.given[part].copy_(potential)
+
+    def prepare(self, problem: Linear, rest: tuple[Tensor, Tensor] | None) -> None:
+        """Set what all sweeps of a problem share."""
+        self.vectors.scale.fill_(scale_of(problem.epsilon))
+        prepare_(self.vectors, problem.marginals, problem.start, rest)
+        if problem.tau != self._tau or problem.tau != (1.0, 1.0):
+            self._tau = problem.tau
+            for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
+                self.control[:, index, 0] = tau
+                origin = self.vectors.origin[part]
+                self.shift[part] = (tau - 1.0) * self.vectors.scale * origin
+
+    def relax(self, relaxation: float) -> None:
+        """Set how far the relaxed iterations move."""
+        if relaxation != self._relaxation:
+            self._relaxation = relaxation
+            self._factors.fill_(relaxation)
+
+    def iterate(self, step: Iteration, relaxed: int, plain: bool) -> None:
+        """Run relaxed iterations and a plain one from ``given``; write ``result``.
+
+        The next sweep goes on from what the last one led to if that one is ``plain`` too, or from
+        before it: it is only read off then.
+        """
+        vectors = self.vectors
+        begin_(vectors)
+        for turn in range(relaxed):
+            step(self.f, self.g, self.relaxed, vectors.bad, turn)
+        before, after = vectors.scalings
+        before.copy_(after)
+        step(self.f, self.g, self.plain, vectors.bad, relaxed)
+        finish_(vectors, plain)
+
+
+class TritonSweeper:
+    """Sweeps of one linear problem, on a workspace."""
+
+    two_level = False
+
+    def __init__(self, workspace: Workspace, step: Iteration, start: Potentials) -> None:
+        self._workspace = workspace
+        self._step = step
+        self._state = start  # what ``given`` of the workspace holds
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run ``count`` full iterations from ``start``."""
+        work, plain = self._workspace, relaxation == 1
+        # a sweep leaves its state in place, to more digits than it has in another dtype
+        if start is not self._state or start.f.dtype != torch.float64:
+            work.read(start)
+        work.relax(relaxation)
+        self._run(count - plain, plain)
+        # one copy, as the next sweep writes there again
+        f_old, _, g_old, _, f_new, _, g_new, _, check = work.vectors.result.clone().split(
+            work.parts
+        )
+        if start.f.dtype != torch.float64:
+            f_old, g_old, f_new, g_new = (
+                part.to(start.f.dtype) for part in (f_old, g_old, f_new, g_new)
+            )
+        self._state = Potentials(f_new, g_new) if plain else Potentials(f_old, g_old)
+        return Sweep(f_new, g_old, g_new, self._state, check)
+
+    def _run(self, relaxed: int, plain: bool) -> None:
+        self._workspace.iterate(self._step, relaxed, plain)
+
+
+def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSweeper:
+    """Return sweeps by two half-steps per iteration, for any cost."""
+    other = cost.transpose()
+    workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
+    workspace.prepare(problem, None if cost.rank == 0 else (cost.row, cost.column))
+
+    def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
+        half_step_(cost, f, g, rules[0], bad, poly=poly)
+        half_step_(other, g, f, rules[1], bad, poly=poly)
+
+    return TritonSweeper(workspace, step, problem.start)
+
+
+def dense_sweeper(
+    cost: DenseCost, problem: Linear, plan: SweepPlan, *, graphs: bool = True
+) -> TritonSweeper:
+    """Return sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
+    device = cost.device
+    graphs = graphs and device.type == "cuda" and cost.matrix.nbytes <= _GRAPH_BYTES
+    if not graphs or torch.cuda.is_current_stream_capturing():
+        replay = _Replay(cost, plan)
+        replay.prepare(cost, problem)
+        return TritonSweeper(replay.workspace, replay.kernel.iterate, problem.start)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    # buffers that were made in inference mode may not be written to outside
+    key = (cost.shape, cost.dtype, plan, device, stream, torch.is_inference_mode_enabled())
+    replay = _idle.take(key) or _Replay(cost, plan)
+    replay.prepare(cost, problem)
+    return _GraphedSweeper(replay, key, problem.start)
+
+
+class _Replay:
+    """A workspace, its kernel, and graphs of sweeps on them."""
+
+    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
+        self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
+        self.kernel = StoredKernel(cost, plan)
+        # by number of relaxed iterations, and what comes next; None once one has run without
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
+
+    def prepare(self, cost: DenseCost, problem: Linear) -> None:
+        """Make the kernel of a problem."""
+        work = self.workspace
+        work.prepare(problem, None)
+        self.kernel.store(cost, work.f, work.g, work.vectors.scale)
+
+    def run(self, relaxed: int, plain: bool) -> None:
+        """Run a sweep; the second one of its kind is captured, and replayed from then on."""
+        kind = relaxed, plain
+        if kind not in self.graphs:
+            # this also compiles the kernels, which a capture must not
+            self.graphs[kind] = None
+            self.workspace.iterate(self.kernel.iterate, *kind)
+            return
+        graph = self.graphs[kind]
+        if graph is None:
+            graph = self.graphs[kind] = capture(
+                lambda: self.workspace.iterate(self.kernel.iterate, *kind),
+                torch.cuda.Stream(self.workspace.shift.device),
+            )
+        graph.replay()
+
+
+class _GraphedSweeper(TritonSweeper):
+    """Replays graphs; gives its workspace to the next sweeper of this shape when it is gone."""
+
+    def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
+        super().__init__(replay.workspace, replay.kernel.iterate, start)
+        self._replay = replay
+        self._return = weakref.finalize(self, _idle.put, key, replay)
+        self._return.atexit = False
+
+    def _run(self, relaxed: int, plain: bool) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            # the caller's graph will go on using the buffers
+            self._return.detach()
+            super()._run(relaxed, plain)
+        else:
+            self._replay.run(relaxed, plain)
+
+
+class _Idle:
+    """What waits to be used again, the longest unused going first when there are too many.
+
+    A sweeper owns its workspace, so that sweepers of one shape, or in other threads, do not mix;
+    the key names the stream, on which use follows use.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Hashable, _Replay]] = []
+        # re-entrant, as a garbage collection inside may finalise a sweeper
+        self._lock = threading.RLock()
+
+    def take(self, key: Hashable) -> _Replay | None:
+        with self._lock:
+            for place, (known, _) in reversed(list(enumerate(self._entries))):
+                if known == key:
+                    return self._entries.pop(place)[1]
+        return None
+
+    def put(self, key: Hashable, replay: _Replay) -> None:
+        with self._lock:
+            self._entries.append((key, replay))
+            while sum(kept.kernel.matrix.nbytes for _, kept in self._entries) > _GRAPH_BYTES:
+                del self._entries[0]
+
+
+_idle = _Idle()

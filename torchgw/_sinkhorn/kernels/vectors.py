@@ -1,0 +1,193 @@
+"""The vector part of a sweep in Triton: what lies before, between and after its passes over a cost.
+
+A vector holds both sides, each padded by points of weight zero to whole blocks, so that a block
+belongs to one side and needs no mask. Fused, because on a small problem the number of launches and
+not their work sets the time: 12 vector operations to prepare a sweep, and 16 around one, are four
+launches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
+from torchgw._tensors.launch import launch
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["BLOCK", "Vectors", "begin_", "finish_", "prepare_"]
+
+# Entries of a block; sides are padded to a multiple of it.
+BLOCK = 1024
+
+
+class Vectors(NamedTuple):
+    """What all sweeps of a problem share, and where one goes on; both sides, (length,) each."""
+
+    scale: Tensor  # (1,) float64, cost units to exponents
+    given: Tensor  # float64, potentials to go on from, cost units
+    origin: Tensor  # float64, potentials of the kernel as it was rounded, cost units
+    start: Tensor  # the same in exponents, without the part of the cost outside the products
+    weight: Tensor
+    feed: Tensor  # weight * 2^scaling
+    scalings: Tensor  # (2, length) before and after the last iteration
+    bad: Tensor  # (1,) int32
+    result: Tensor  # (2 * length + 2,) float64, potentials before and after; ok; column error
+    partial: Tensor  # (blocks,) float64
+    split: int  # where the target side begins
+
+
+@triton.jit
+def _prepare_kernel(
+    f,  # [n] potentials where the kernel is made, cost units
+    g,  # [m]
+    a,  # [n] weights
+    b,  # [m]
+    row,  # [n] part of the cost outside the products, read if REST
+    column,  # [m]
+    scale,  # [1]
+    given,  # [length] these four are written
+    origin,
+    start,
+    weight,
+    n,
+    m,
+    split,
+    REST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Read both sides, and round the kernel's own potentials as the kernel will."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rest = tl.zeros((BLOCK,), tl.float64)
+    if tl.program_id(0) * BLOCK < split:
+        inside = at < n
+        potential = tl.load(f + at, mask=inside, other=0.0).to(tl.float64)
+        mass = tl.load(a + at, mask=inside, other=0.0).to(tl.float64)
+        if REST:
+            rest = tl.load(row + at, mask=inside, other=0.0).to(tl.float64)
+    else:
+        inside = at - split < m
+        potential = tl.load(g + at - split, mask=inside, other=0.0).to(tl.float64)
+        mass = tl.load(b + at - split, mask=inside, other=0.0).to(tl.float64)
+        if REST:
+            rest = tl.load(column + at - split, mask=inside, other=0.0).to(tl.float64)
+    unit = tl.load(scale)
+    exponent = ((potential - rest) * unit).to(start.dtype.element_ty)
+    kept = mass.to(weight.dtype.element_ty)
+    tl.store(given + at, potential)
+    # from the rounded exponent, as its rounding is part of the kernel
+    tl.store(origin + at, exponent.to(tl.float64) / unit + rest)
+    # no sum meets the exponential of a point without mass, which nothing bounds
+    tl.store(start + at, tl.where(kept > 0, exponent, -float("inf")))
+    tl.store(weight + at, kept)
+
+
+@triton.jit
+def _begin_kernel(
+    given,  # [length]
+    origin,
+    scale,  # [1]
+    weight,
+    scaling,  # [length] written: where the sweep begins
+    feed,  # [length] written
+    bad,  # [1] cleared
+    BLOCK: tl.constexpr,
+):
+    """Turn potentials into log-scalings of the kernel."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    moved = (tl.load(given + at) - tl.load(origin + at)) * tl.load(scale)
+    exponent = moved.to(scaling.dtype.element_ty)
+    tl.store(scaling + at, exponent)
+    tl.store(feed + at, tl.exp2(exponent) * tl.load(weight + at))
+    tl.store(bad, 0)
+
+
+@triton.jit
+def _finish_kernel(
+    scalings,  # [2, length] before and after the last iteration
+    origin,  # [length]
+    scale,  # [1]
+    weight,
+    result,  # [2, length, and more] written: potentials
+    given,  # [length] written: where the next sweep begins
+    partial,  # [blocks] written: column error of each block
+    length,
+    split,
+    PLAIN: tl.constexpr,  # the next sweep goes on from after the last iteration, or from before
+    BLOCK: tl.constexpr,
+):
+    """Turn log-scalings into potentials, and measure the column error.
+
+    The column mass of the plan is q_j = b_j exp((g_j - g_next_j) / epsilon), a ratio of scalings.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    old = tl.load(scalings + at).to(tl.float64)
+    new = tl.load(scalings + length + at).to(tl.float64)
+    unit, centre = tl.load(scale), tl.load(origin + at)
+    before, after = old / unit + centre, new / unit + centre
+    tl.store(result + at, before)
+    tl.store(result + length + at, after)
+    tl.store(given + at, after if PLAIN else before)
+    gap = tl.abs(tl.exp2(old - new) - 1.0) * tl.load(weight + at).to(tl.float64)
+    target = tl.program_id(0) * BLOCK >= split
+    tl.store(partial + tl.program_id(0), tl.where(target, tl.sum(gap, 0), 0.0))
+
+
+@triton.jit
+def _check_kernel(
+    partial,  # [blocks]
+    bad,  # [1]
+    check,  # [2] written: one if nothing was bad, else zero; the column error
+    blocks,
+    BLOCK: tl.constexpr,
+):
+    """Add up the error in a fixed order."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for begin in range(0, blocks, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        total += tl.load(partial + at, mask=at < blocks, other=0.0)
+    tl.store(check, (tl.load(bad) == 0).to(tl.float64))
+    tl.store(check + 1, tl.sum(total, 0))
+
+
+_OPTIONS = launch_options(Blocks(BLOCK, 1, 4, 1))
+
+
+def prepare_(
+    vectors: Vectors, marginals: Marginals, start: Potentials, rest: tuple[Tensor, Tensor] | None
+) -> None:
+    """Read the weights and the potentials where the kernel is made."""
+    row, column = rest or start
+    launch(
+        _prepare_kernel, (len(vectors.partial),),
+        *start, *marginals, row, column, vectors.scale, vectors.given, vectors.origin,
+        vectors.start, vectors.weight, len(start.f), len(start.g), vectors.split,
+        REST=rest is not None, BLOCK=BLOCK, **_OPTIONS,
+    )  # fmt: skip
+
+
+def begin_(vectors: Vectors) -> None:
+    """Set the scalings from which a sweep starts, and clear its flag."""
+    launch(
+        _begin_kernel, (len(vectors.partial),),
+        vectors.given, vectors.origin, vectors.scale, vectors.weight, vectors.scalings[1],
+        vectors.feed, vectors.bad, BLOCK=BLOCK, **_OPTIONS,
+    )  # fmt: skip
+
+
+def finish_(vectors: Vectors, plain: bool) -> None:
+    """Write the potentials and the check of a sweep, and where the next one goes on."""
+    blocks = len(vectors.partial)
+    launch(
+        _finish_kernel, (blocks,),
+        vectors.scalings, vectors.origin, vectors.scale, vectors.weight, vectors.result,
+        vectors.given, vectors.partial, len(vectors.given), vectors.split,
+        PLAIN=plain, BLOCK=BLOCK, **_OPTIONS,
+    )  # fmt: skip
+    launch(
+        _check_kernel, (1,),
+        vectors.partial, vectors.bad, vectors.result[-2:], blocks, BLOCK=BLOCK, **_OPTIONS,
+    )  # fmt: skip

@@ -1,0 +1,235 @@
+"""Which tiles of a plan matter: points ordered into compact blocks, and a bound for each tile.
+
+A tile is the block of entries of one block of rows and one block of columns. In exponent units
+
+    x_ij = u_i + v_j + left_i . right_j        u = (f - row) / epsilon, v = (g - column) / epsilon
+
+is the logarithm of P_ij / (a_i b_j). With any centres c_I and d_J of the blocks,
+
+    x_ij <= max_I (u_i + left_i . d_J) + max_J (v_j + c_I . (right_j - d_J)) + z_IJ
+    z_IJ = sum_r max_I |left_ir - c_Ir| max_J |right_jr - d_Jr|                              (S1)
+
+because left_i . right_j = left_i . d_J + c_I . (right_j - d_J) + (left_i - c_I) . (right_j - d_J).
+Tiles whose bound is at most log(delta) hold at most the share delta of any row or column, since
+sum_j b_j delta <= delta: equation (S2) of docs/algorithm.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._tensors.block_order import Order, block_order
+from torchgw._typing import Marginals, Potentials
+
+__all__ = [
+    "Side",
+    "TileLists",
+    "TileProblem",
+    "block_orders",
+    "potential_bound",
+    "skipped_share",
+    "tile_bounds",
+    "tile_problem",
+]
+
+# Skipped share of a row or column, in units of the rounding of the dtype: far less than what
+# rounding of the exponents makes of a sum.
+_DELTA = 16
+# Entries of a temporary table on its way to the bounds.
+_CHUNK = {"cpu": 2**20, "cuda": 2**26}
+# Principal coordinates that points are ordered by.
+_COORDINATES = 16
+# Rounding of a bound, in units of the rounding of its largest term.
+_ROUNDING = 16
+
+
+class Side(NamedTuple):
+    """One side of a cost in blocks, exponent units: left / epsilon, or right."""
+
+    order: Order
+    factors: Tensor  # (blocks, width, r)
+    weight: Tensor  # (blocks, width), zero beyond the last point
+    centre: Tensor  # (blocks, r), mean by weight
+    reach: Tensor  # (blocks, r), largest distance to the centre along each coordinate
+
+    @classmethod
+    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> Side:
+        """Return a side, its points brought into blocks."""
+        blocks, mass = order.split(factors), order.split(weight.to(factors.dtype), 0.0)
+        # where no point has mass any centre will do
+        share = torch.where(mass.sum(1, keepdim=True) > 0, mass, 1.0)
+        share = share / share.sum(1, keepdim=True)
+        centre = torch.einsum("kwr,kw->kr", blocks, share)
+        return cls(order, blocks, mass, centre, (blocks - centre[:, None]).abs_().amax(1))
+
+
+class TileLists(NamedTuple):
+    """For each block of rows the blocks of columns that are kept, ascending."""
+
+    start: Tensor  # (row blocks + 1,) int64, where each list begins in ``column``
+    column: Tensor  # (kept,) int64
+    share: float  # of all tiles that is kept
+    width: int  # points of a block, of rows and of columns
+
+    @classmethod
+    def of(cls, kept: Tensor, width: int) -> TileLists:
+        """Return the lists of a table, shape (row blocks, column blocks), bool."""
+        counts = kept.sum(1)
+        start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        column = kept.nonzero()[:, 1]
+        return cls(start, column, len(column) / kept.numel(), width)
+
+
+class TileProblem(NamedTuple):
+    """A factored cost whose points are in blocks; potentials come in and go out in exponents."""
+
+    rows: Side
+    columns: Side
+    row: Tensor  # (n,) float64, part of the cost outside the products, cost units
+    column: Tensor  # (m,)
+    epsilon: float
+
+    @property
+    def T(self) -> TileProblem:  # noqa: N802 - the name of every array library
+        """The problem with source and target exchanged."""
+        return self._replace(rows=self.columns, columns=self.rows, row=self.column, column=self.row)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the factors."""
+        return self.rows.factors.dtype
+
+    def products(self, block: int, columns: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Return left . right for rows of a block and some blocks of columns, (rows, columns)."""
+        return self.rows.factors[block, rows] @ self.columns.factors[columns].flatten(0, 1).T
+
+    def exponents(self, potentials: Potentials) -> tuple[Tensor, Tensor]:
+        """Return u and v of (S1), float64, -inf where there is no point."""
+        f, g = potentials
+        u = self.rows.order.split((f.double() - self.row) / self.epsilon, -torch.inf)
+        v = self.columns.order.split((g.double() - self.column) / self.epsilon, -torch.inf)
+        return u, v
+
+    def potentials(self, u: Tensor, v: Tensor) -> Potentials:
+        """Return f and g, the inverse of ``exponents``."""
+        return Potentials(
+            self.rows.order.join(u) * self.epsilon + self.row,
+            self.columns.order.join(v) * self.epsilon + self.column,
+        )
+
+    def keep(self, u: Tensor, v: Tensor, slack: float) -> Tensor:
+        """Return which tiles to keep, so that potentials may rise by ``slack`` in all.
+
+        What is skipped then stays at most ``skipped_share`` of any row or column.
+        """
+        least = math.log(skipped_share(self.dtype)) - slack
+        u, v = (
+            torch.where(side.weight > 0, x, -torch.inf)
+            for side, x in ((self.rows, u), (self.columns, v))
+        )
+        return tile_bounds(self.rows, self.columns, u, v) > least
+
+
+def tile_problem(
+    cost: FactoredCost, marginals: Marginals, epsilon: float, orders: tuple[Order, Order]
+) -> TileProblem:
+    """Bring a cost into blocks."""
+    a, b = marginals
+    return TileProblem(
+        Side.of(orders[0], cost.left / epsilon, a),
+        Side.of(orders[1], cost.right, b),
+        cost.row.double(),
+        cost.column.double(),
+        epsilon,
+    )
+
+
+def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Order]:
+    """Return an order of both sides, by what moves the exponents.
+
+    The distance of two points of a side is the root of the mean square, over the points of the
+    other side, of the difference of their costs.
+    """
+    sides = (cost.left, cost.right), (cost.right, cost.left)
+    orders = []
+    for (own, other), width in zip(sides, widths, strict=True):
+        own, other = own - own.mean(0), other - other.mean(0)
+        size, axes = torch.linalg.eigh((other.T @ other / len(other)).double())
+        metric = (axes * size.clamp_min(0).sqrt()).to(own.dtype)
+        spread = own @ metric
+        axes = torch.linalg.eigh((spread.T @ spread).double())[1].to(own.dtype)
+        orders.append(block_order(spread @ axes[:, -_COORDINATES:], width))
+    return orders[0], orders[1]
+
+
+def skipped_share(dtype: torch.dtype) -> float:
+    """Return delta: the share of a row or column that skipping may lose."""
+    return _DELTA * torch.finfo(dtype).eps
+
+
+def tile_bounds(rows: Side, columns: Side, u: Tensor, v: Tensor) -> Tensor:
+    """Return upper bounds of the exponents in each tile, (S1), rounding included.
+
+    Parameters
+    ----------
+    rows, columns : Side
+    u : Tensor, shape (row blocks, width)
+        -inf where a row does not count.
+    v : Tensor, shape (column blocks, width)
+
+    Returns
+    -------
+    Tensor, shape (row blocks, column blocks), dtype of the factors
+    """
+    dtype = rows.factors.dtype
+    u, v = u.to(dtype), v.to(dtype)
+    bound = _largest(rows.factors, columns.centre, u)
+    offset = columns.factors - columns.centre[:, None]
+    bound += _largest(offset, rows.centre, v).T
+    bound.addmm_(rows.reach, columns.reach.T)
+    size = rows.factors.norm(dim=2).max() * columns.factors.norm(dim=2).max()
+    for potential in (u, v):
+        size = size + torch.where(torch.isfinite(potential), potential, 0.0).abs().max()
+    return bound.add_(_ROUNDING * torch.finfo(dtype).eps * size)
+
+
+def _largest(factors: Tensor, centres: Tensor, potential: Tensor) -> Tensor:
+    """Return max over each block of potential + factors . centre, (blocks, centres)."""
+    blocks, width, _ = factors.shape
+    result = factors.new_empty(blocks, len(centres))
+    height = max(1, _CHUNK.get(factors.device.type, _CHUNK["cpu"]) // (width * len(centres)))
+    for begin in range(0, blocks, height):
+        part = slice(begin, begin + height)
+        table = torch.baddbmm(
+            potential[part, :, None], factors[part], centres.T.expand(len(factors[part]), -1, -1)
+        )
+        torch.amax(table, 1, out=result[part])
+    return result
+
+
+def potential_bound(rows: Side, columns: Side, v: Tensor) -> Tensor:
+    """Return upper bounds of the u that make the sums of rows one, shape (row blocks, width).
+
+    The exponential is convex, so that over a block J of mass b(J)
+
+        sum_J b_j exp(v_j + left_i . right_j) >= b(J) exp(mean_J v + left_i . d_J),
+
+    d_J and the mean taken by weight: a softmin's tiles are chosen without knowing its outcome.
+    """
+    mass = columns.weight.sum(1)
+    level = torch.where(columns.weight > 0, v.to(columns.weight.dtype), 0.0)
+    mean = (columns.weight * level).sum(1) / mass
+    bias = torch.where(mass > 0, mean + mass.log(), -torch.inf)
+    blocks, width, _ = rows.factors.shape
+    result = rows.factors.new_empty(blocks, width)
+    height = max(1, _CHUNK.get(mass.device.type, _CHUNK["cpu"]) // (width * len(mass)))
+    for begin in range(0, blocks, height):
+        part = slice(begin, begin + height)
+        table = torch.matmul(rows.factors[part], columns.centre.T).add_(bias)
+        result[part] = -table.logsumexp(2)
+    return result

@@ -1,0 +1,217 @@
+"""Where a solve begins: what the user passed as ``init``, or what a multi-start has found."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.arrays import check_plan, to_tensor
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._gradients.contract import Coupling, Plan
+from torchgw._gradients.relaxed import RelaxedCoupling
+from torchgw._plans.pairs import Anchors, PairPlan
+from torchgw._plans.stored import StoredPlan
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._search.matching import match_points
+from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima
+from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.subsample import Subsample
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._solve.options import Options
+from torchgw._solve.state import LoopState, Setting
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Guess", "PRODUCT", "first_guess", "from_alternative", "searchable", "starting_point"]
+
+
+class Guess(NamedTuple):
+    """Where a solve begins."""
+
+    plan: Plan | None  # None is the product plan
+    potentials: Potentials | None  # of the linear problem at that plan
+    epsilon: float  # at which annealing begins, as a share of the natural scale
+    patient: bool = False  # annealing is slow, as it is the only search
+
+
+# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
+# look alike is a saddle point that exact arithmetic would never leave.
+_START_NOISE = 1e-6
+# Ambiguity above which a few points leave open which optimum is the best.
+_DOUBTED = 0.7
+# Annealing from the natural scale of the cost forgets every plan but the product plan.
+PRODUCT = Guess(None, None, 1.0)
+
+
+def first_guess(
+    problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
+) -> tuple[Guess, Search | None]:
+    """Return where to start, on the subsample if there is one, and what a multi-start found."""
+    if init is not None and (options.n_init or 1) > 1:
+        raise InvalidInputError(
+            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
+            "one of them."
+        )
+    if not searchable(problem, init, options):
+        return _read_init(init, problem.marginals), None
+    searched = problem if sample is None else sample.problem
+    backend = choose_backend(options.backend, problem.source.device, torch.float32)
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    pairs = match_points(searched) if _in_doubt(search, searched) else None
+    if pairs is not None:
+        guess = Guess(pairs, None, GUESS_EPSILON)
+    elif search.alternatives:
+        guess = from_alternative(search.alternatives[0], problem.source.device)
+    else:
+        guess = PRODUCT._replace(patient=True)
+    if sample is not None:
+        search = sample.lift(search, (problem.source.n, problem.target.n))
+    return guess, search
+
+
+def _in_doubt(search: Search, problem: Problem) -> bool:
+    """Whether some points, as all that were searched, tell no optimum from the others."""
+    if not search.alternatives:
+        return True
+    whole = search.alternatives[0].plan.shape == (problem.source.n, problem.target.n)
+    return not whole and search.ambiguity > _DOUBTED
+
+
+def searchable(problem: Problem, init: Any, options: Options) -> bool:
+    """Whether the start is to be searched for: there is none, and more than one optimum."""
+    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    return init is None and options.n_init != 1 and not trivial
+
+
+def _read_init(init: Any, marginals: Marginals) -> Guess:
+    """Return the start that ``init`` asks for.
+
+    A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
+    are taken up at a larger epsilon, which smooths them without forgetting them.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``init`` does not fit the problem, or cannot be told to be any of the known kinds.
+    InvalidTypeError
+        If it is none of them.
+    """
+    device = marginals.a.device
+    shape = (len(marginals.a), len(marginals.b))
+    if init is None:
+        return PRODUCT
+    if isinstance(init, Alternative):
+        _check_shape(init.shape, shape)
+        return from_alternative(init, device)
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        return Guess(None, _potentials(init, shape, device), 0.0)
+    plan = getattr(init, "lazy_plan", init)
+    if isinstance(plan, TransportPlan):
+        _check_shape(plan.shape, shape)
+        return Guess(plan, plan.potentials, 0.0)
+    if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):
+        name = "init" if plan is init else "init.lazy_plan"
+        raise InvalidTypeError(
+            f"`{name}` is a {type(plan).__name__}, which is read by products alone. Pass "
+            f"`{name}.to_dense()`."
+        )
+    table = to_tensor("init", init)
+    if not table.dtype.is_floating_point and table.dtype is not torch.bool:
+        return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
+    return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
+
+
+def from_alternative(found: Alternative, device: torch.device) -> Guess:
+    """Return an optimum of a coarse problem as a start for the whole one."""
+    s, t = found.plan.shape
+    pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
+    mass = found.plan.flatten()
+    used = mass > 0
+    pairs = Anchors(*(side[used].to(device) for side in pairs))
+    return Guess(PairPlan(pairs, mass[used].to(device), found.shape), None, GUESS_EPSILON)
+
+
+def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:
+    if len(init) != 2:
+        raise InvalidInputError(
+            f"`init` as a tuple must be a pair of potentials (f, g); got {len(init)} items. "
+            "Pass a plan or a matching as an array."
+        )
+    parts = []
+    for name, value, size in zip("fg", init, shape, strict=True):
+        part = to_tensor("init", value).to(device, torch.float64)
+        if tuple(part.shape) != (size,):
+            raise InvalidInputError(
+                f"`init` as a pair of potentials (f, g) must have shapes ({shape[0]},) and "
+                f"({shape[1]},); got {tuple(part.shape)} for {name}."
+            )
+        if not bool(torch.isfinite(part).all()):
+            raise InvalidInputError(f"`init` has NaN or infinity in the potential {name}.")
+        parts.append(part)
+    return Potentials(*parts)
+
+
+def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
+    """Return the coupling of a matching: a partner of each source point, or pairs of indices."""
+    a, b = marginals
+    n, m = len(a), len(b)
+    if table.ndim == 2 and table.shape[1] == 2 and len(table):
+        source, target = table.unbind(1)
+        mass = a.new_full((len(table),), 1 / len(table))
+    elif tuple(table.shape) == (n,):
+        source = (table != -1).nonzero()[:, 0]
+        target = table[source]
+        mass = a[source] / a[source].sum()
+    else:
+        raise InvalidInputError(
+            f"`init` as a matching must be integers of shape ({n},), the target of each source "
+            f"point or -1 for none, or (pairs, 2); got shape {tuple(table.shape)}. A plan has "
+            "floating-point entries."
+        )
+    for name, index, size in (("source", source, n), ("target", target, m)):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
+            raise InvalidInputError(
+                f"`init` as a matching must have {name} indices within 0 and {size - 1}; got "
+                f"{int(index.min())} to {int(index.max())}."
+            )
+    if not len(mass) or not bool(torch.isfinite(mass).all()):
+        raise InvalidInputError("`init` as a matching must match at least one point with weight.")
+    return PairPlan(Anchors(source, target), mass, (n, m))
+
+
+def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
+    if got != expected:
+        raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
+
+
+def starting_point(setting: Setting, guess: Guess) -> LoopState:
+    """Return the state that a guess stands for."""
+    gradient = setting.gradient
+    if guess.plan is None:
+        coupling = _perturb(gradient.start())
+    else:
+        coupling = gradient.update(guess.plan, None, setting.generator)
+    # potentials of strict marginals are of little use to relaxed ones
+    potentials = guess.potentials if setting.relaxation is None else None
+    if potentials is not None and guess.plan is None:
+        # given as a result has them, of the whole cost; those of a plan are of its reduced cost
+        potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
+    return LoopState(coupling, coupling, potentials, potentials)
+
+
+def _perturb(coupling: Coupling) -> Coupling:
+    """Add a little noise to a coupling that is a tensor; sampled ones have their own.
+
+    The noise is always the same, so that exact solves do not depend on a seed.
+    """
+    if isinstance(coupling, RelaxedCoupling):
+        return coupling._replace(base=_perturb(coupling.base))
+    if not isinstance(coupling, torch.Tensor):
+        return coupling
+    generator = torch.Generator(device=coupling.device).manual_seed(0)
+    noise = torch.randn(
+        coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
+    )
+    return coupling * (1 + _START_NOISE * noise)

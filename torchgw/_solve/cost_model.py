@@ -1,0 +1,94 @@
+"""Whether a cost is stored or streamed: modelled times and limits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from torchgw._solve.options import Storage
+from torchgw._solve.precision import Steps
+from torchgw._tensors.memory import free_memory
+
+__all__ = ["cost_fits", "problem_seconds", "store_cost"]
+
+
+class _Rates(NamedTuple):
+    """Picoseconds of one linear problem, fitted to the tables in OPTIMIZATION_LOG.md."""
+
+    make: float  # per entry: compute the cost, and the kernel from it
+    read: float  # per entry and iteration: scale the kernel
+    wide: float  # the same where a row does not fit on chip
+    exponential: float  # per entry and iteration: what streaming takes whatever the rank
+    product: float  # per entry, iteration and column of the factors
+    launch: float  # per iteration, the least that streaming takes
+    prepare: float  # per problem: the operands of streaming
+
+
+# The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
+# 2^17 bytes is read once per iteration, and small streamed problems are bound by their launches.
+_RATES = {
+    ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
+    ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
+    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 650.0, 1500.0, 30.0, 0.0, 0.0),
+    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 1200.0, 2900.0, 75.0, 0.0, 0.0),
+}
+# Iterations of one linear problem: what most outer iterations take.
+_PROBLEM_ITERATIONS = 20
+# Time of a streamed problem on a CPU once tiles are skipped: half of them, over five iterations of
+# two levels. On a curve a fifth is left, and fewer iterations. On a cloud nearly all are, which is
+# not known before: so small problems, where storing loses 0.2 s at most, pay for that in advance.
+_TILED_SHARE = 0.125
+_TILED_SECONDS = 2.7e-2
+# Bytes of a row that the one-read iteration holds on chip.
+_ROW_BYTES = 2**17
+# Bytes of a cost above which streaming, whose memory does not grow with n m, is preferred to time;
+# and how many matrices of that size a stored problem holds: cost, kernel, one in the making.
+_STORED_BYTES = {"cpu": 2**28, "cuda": 2**31}
+_STORED_MATRICES = 3
+
+
+def store_cost(
+    name: Storage,
+    device: torch.device,
+    steps: Steps,
+    shape: tuple[int, int],
+    rank: int,
+    *,
+    tiled: bool = False,
+) -> bool:
+    """Whether to store the cost of an iteration instead of streaming its factors of some rank.
+
+    "auto" stores where the model says that it is faster, over the dtypes that the outer iterations
+    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case;
+    with ``tiled`` a streamed cost would have tiles skipped.
+    """
+    if name != "auto" or rank == 0:
+        return name != "streamed"
+    if not cost_fits(device, steps, shape):
+        return False
+    dtypes = [steps.loop, steps.settle] if steps.again else [steps.loop]
+    times = [problem_seconds(device, dtype, shape, rank) for dtype in dtypes]
+    stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
+    if tiled and device.type == "cpu":
+        streamed = _TILED_SECONDS * len(dtypes) + _TILED_SHARE * streamed
+    return stored <= streamed
+
+
+def cost_fits(device: torch.device, steps: Steps, shape: tuple[int, int]) -> bool:
+    """Whether a cost may be stored, in each dtype that the outer iterations go through."""
+    needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
+    small = needed <= _STORED_BYTES.get(device.type, 0)
+    return small and _STORED_MATRICES * needed <= free_memory(device)
+
+
+def problem_seconds(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int], rank: int
+) -> tuple[float, float]:
+    """Return the modelled time of one linear problem, stored and streamed."""
+    rates = _RATES["cuda" if device.type == "cuda" else "cpu", dtype]
+    entries = shape[0] * shape[1]
+    wide = shape[1] * dtype.itemsize > _ROW_BYTES
+    stored = entries * (rates.make + _PROBLEM_ITERATIONS * (rates.wide if wide else rates.read))
+    each = max(rates.launch, entries * (rates.exponential + rates.product * rank))
+    return 1e-12 * stored, 1e-12 * (rates.prepare + _PROBLEM_ITERATIONS * each)

@@ -1,0 +1,126 @@
+"""One linear problem of the outer loop: its budget, its tolerance, its start."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchgw._errors import NumericalError
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
+from torchgw._sinkhorn.partial import partial_sinkhorn
+from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._solve.state import Setting
+from torchgw._typing import Potentials
+
+__all__ = [
+    "ANNEALING_TOLERANCE",
+    "check_finite",
+    "inner_tolerance",
+    "look_ahead",
+    "loop_tolerance",
+    "next_budget",
+    "plan_of",
+    "solve_linear",
+]
+
+# Column error at which an inner solve ends while epsilon still falls: the next linearisation
+# matters more than this one's marginals.
+ANNEALING_TOLERANCE = 1e-2
+# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
+_INNER_SHARE = 0.1
+# The same after a patient annealing, whose plans move for long: as a share of their change.
+_PATIENT_SHARE = 0.01
+# Share of the rounding of single exponents that is left in a marginal, a sum of many.
+_ROUNDING_SHARE = 0.5
+# Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
+# large for anything but float32.
+_INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
+
+
+def plan_of(setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float) -> TransportPlan:
+    """Return the plan of a linear problem."""
+    return TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
+
+
+def solve_linear(
+    setting: Setting,
+    cost: Cost,
+    start: Potentials | None,
+    epsilon: float,
+    *,
+    max_iter: int,
+    tol: float,
+    min_iter: int = 0,
+) -> SinkhornResult:
+    """Solve the linear problem at a cost, whatever its marginals have to be."""
+    problem = LinearProblem(cost, setting.marginals, epsilon, setting.backend)
+    relaxation = setting.relaxation
+    if relaxation is not None and relaxation.mass is not None:
+        return partial_sinkhorn(problem, start, mass=relaxation.mass, max_iter=max_iter, tol=tol)
+    if relaxation is not None:
+        problem = problem._replace(tau=relaxation.tau(epsilon))
+    return sinkhorn(problem, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
+
+
+def next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:
+    """Return how many Sinkhorn iterations the next linear problem may take."""
+    # once the plan has settled, only more of them can improve its marginals
+    if settled:
+        return setting.options.inner_max_iter
+    # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
+    # go from one such plan to the next for ever
+    return 2 * budget if error > ANNEALING_TOLERANCE else budget
+
+
+def loop_tolerance(setting: Setting, change: float) -> float:
+    """Return the column error to reach at the target epsilon, given the last change of the plan.
+
+    The error of a proximal step is averaged out over the steps that follow, so it need not be much
+    smaller than they are.
+    """
+    tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
+    if setting.anneal.proximal and setting.gradient.exact:
+        return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
+    if setting.anneal.patient:
+        return min(ANNEALING_TOLERANCE, max(tol, _PATIENT_SHARE * change))
+    return tol
+
+
+def look_ahead(
+    anneal: Annealing, iteration: int, potentials: Potentials, previous: Potentials | None
+) -> Potentials:
+    """Return where the next Sinkhorn solve begins: where this one ended, or one step further.
+
+    In the long run a proximal step adds the same potentials every time, so f / epsilon grows
+    linearly.
+    """
+    if previous is None or anneal.share(iteration - 1) == 1:
+        return potentials
+    before, now, after = (anneal(iteration + step) for step in (-1, 0, 1))
+    return Potentials(
+        *(
+            after * (2 * new / now - old / before)
+            for new, old in zip(potentials, previous, strict=True)
+        )
+    )
+
+
+def inner_tolerance(setting: Setting, epsilon: float) -> float:
+    """Return the L1 column error that a solve must reach in the end, as far as rounding allows."""
+    precise = setting.store or setting.dtype == torch.float64
+    asked = setting.options.inner_tol or _INNER_TOLERANCE[precise]
+    return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))
+
+
+def check_finite(objective: float, error: float, epsilon: float) -> None:
+    """Raise if a solve produced NaN or infinity; bad input was refused before the loop."""
+    if not (math.isfinite(objective) and math.isfinite(error)):
+        raise NumericalError(
+            f"The solve became non-finite at epsilon={epsilon:.3g} (objective {objective}, "
+            f"marginal error {error}). The input is finite, so epsilon is too small for the "
+            "precision: raise `epsilon`, or pass `precision='float64'`."
+        )

@@ -1,0 +1,134 @@
+"""Every option of a solve, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from torchgw._boundary.checks import check_choice, check_count, check_positive
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._gradients.choose import GradientName
+from torchgw._problem.marginals import Relaxation
+from torchgw._sinkhorn.contract import check_backend
+
+__all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
+
+Precision = Literal["auto", "mixed", "float64", "float32"]
+Storage = Literal["auto", "stored", "streamed"]
+Regularization = Literal["entropic", "proximal"]
+Differentiable = Literal["value", "implicit", "unrolled"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the solver proper; :func:`torchgw.solve` documents each."""
+
+    epsilon: float | Literal["auto"] = "auto"
+    gradient: GradientName = "auto"
+    n_anchors: int | None = None
+    n_init: int | None = None
+    momentum: float = 0.9
+    max_iter: int = 500
+    min_iter: int = 40
+    tol: float = 1e-5
+    objective_tol: float = 1e-4
+    inner_max_iter: int = 2000
+    inner_tol: float | None = None
+    backend: Any = "auto"  # a name, or a Backend
+    precision: Precision = "auto"
+    storage: Storage = "auto"
+    regularization: Regularization = "entropic"
+    polish: bool = False
+    relaxation: Relaxation | None = None
+    skip_tiles: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field; the messages name the argument of :func:`torchgw.solve`."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            # as results report them, to JSON for one
+            if isinstance(value, np.generic):
+                object.__setattr__(self, item.name, value.item())
+        if not isinstance(self.epsilon, str) or self.epsilon != "auto":
+            check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
+        check_choice("gradient", self.gradient, get_args(GradientName))
+        check_backend(self.backend)
+        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("storage", self.storage, get_args(Storage))
+        check_choice("regularization", self.regularization, get_args(Regularization))
+        if not isinstance(self.polish, bool):
+            raise InvalidInputError(f"`polish` must be True or False; got {self.polish!r}.")
+        known = isinstance(self.skip_tiles, bool) or (
+            isinstance(self.skip_tiles, str) and self.skip_tiles == "auto"
+        )
+        if not known:
+            raise InvalidInputError(
+                f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
+            )
+        for name in ("max_iter", "min_iter", "inner_max_iter"):
+            check_count(name, getattr(self, name))
+        for name in ("n_anchors", "n_init"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_positive("tol", self.tol, "small values mean more iterations")
+        number = isinstance(self.objective_tol, Real) and not isinstance(self.objective_tol, bool)
+        if not number or self.objective_tol != 0:
+            check_positive("objective_tol", self.objective_tol, "0 switches the rule off")
+        if self.inner_tol is not None:
+            check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
+        check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
+        if self.momentum > 1:
+            raise InvalidInputError(
+                f"`momentum` is the share of anchors redrawn, in (0, 1]; got {self.momentum!r}."
+            )
+
+    def check_combination(self, *, linear: bool, differentiable: bool) -> None:
+        """Refuse what relaxed marginals do not combine with, with the reason."""
+        if self.relaxation is None:
+            return
+        relaxed = "`unbalanced`" if self.relaxation.mass is None else "`mass`"
+        if self.regularization == "proximal":
+            raise UnsupportedError(
+                f"regularization='proximal' keeps to the last plan, and {relaxed} would let its "
+                "mass follow the steps. Pass regularization='entropic'."
+            )
+        if self.polish and not self.relaxation.polyhedral:
+            raise UnsupportedError(
+                "`polish=True` moves between plans whose marginals are given, free or bounded, and "
+                f"{relaxed} penalises them. Pass polish=False, (inf, 0) or (0, inf)."
+            )
+        if differentiable:
+            raise UnsupportedError(
+                f"`differentiable` knows strict marginals only, and {relaxed} relaxes them. Leave "
+                "one of them out."
+            )
+        if linear and self.relaxation.fixed_mass is None:
+            raise UnsupportedError(
+                "A linear cost (`M` or `features`) grows with the mass of a plan and the quadratic "
+                "cost with its square, so that they cannot share the normalised plans which "
+                "`unbalanced` iterates on. Make one side strict, (inf, rho), pass `mass`, or leave "
+                "the linear cost out."
+            )
+
+    @property
+    def patience(self) -> int:
+        """Checks without progress before a sampled solve stops."""
+        return max(self.min_iter // 2, 20)
+
+
+def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
+    """Return the precision that ``dtype`` and ``precision`` ask for together."""
+    if dtype is None:
+        return precision
+    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
+    if not isinstance(dtype, torch.dtype) or dtype not in names:
+        raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
+    if precision not in ("auto", names[dtype]):
+        raise InvalidInputError(
+            f"`dtype={dtype}` contradicts `precision={precision!r}`; pass one of them."
+        )
+    return names[dtype]

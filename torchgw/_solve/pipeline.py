@@ -1,0 +1,266 @@
+"""A whole solve: choose how, run the loop, settle the marginals, evaluate the plan."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from torchgw._gradients.contract import Coupling
+from torchgw._gradients.factored import FactoredGradient
+from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._gradients.sampled import CostNoise, SampledGradient
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._search.optima import Search
+from torchgw._search.subsample import Subsample, draw_subsample, extend
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
+from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
+from torchgw._solve.inner import inner_tolerance
+from torchgw._solve.loop import iterate
+from torchgw._solve.options import Options
+from torchgw._solve.polish import Polished, polish
+from torchgw._solve.relaxed_search import search_relaxed
+from torchgw._solve.settle import settle
+from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.status import Status
+from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
+from torchgw._typing import Potentials
+
+__all__ = ["Ending", "Outcome", "solve_problem"]
+
+logger = logging.getLogger(__name__)
+
+# Points per side of a subsample: as many as give the coupling to a few percent within a second.
+_COARSE_POINTS = 1_500
+# Size of a sampled cost over its standard error below which anchors are added, up to so many.
+_SIGNAL_TO_NOISE = 10.0
+_MOST_ANCHORS = 4096
+# How many times the anchors of the iterations the last cost has, and how many at most.
+_REFINING = 4
+_REFINED_ANCHORS = 1024
+# Change of the plan at which a mixed-precision solve goes over from float32 to float64.
+_HANDOVER_TOLERANCE = 1e-3
+# The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
+# and lead to the same vertex.
+_POLISH_TOLERANCE = 3e-3
+
+
+class Ending(NamedTuple):
+    """The plan of a solve, and what it is worth."""
+
+    plan: TransportPlan
+    evaluation: Evaluation
+    epsilon: float  # entropic regularisation that the plan has
+    status: Status
+    polished: Polished | None
+    unpolished: TransportPlan | None  # the plan of the last cost, if ``plan`` is a polished one
+
+
+class Outcome(NamedTuple):
+    """Everything that a result is made from."""
+
+    ending: Ending
+    strategy: Strategy
+    potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
+    backend: str
+    n_anchors: int | None
+    noise: CostNoise | None  # of a sampled cost
+    search: Search | None  # what a multi-start found, if there was one
+    recorder: Recorder
+    linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
+    coupling: Coupling
+
+
+def solve_problem(
+    problem: Problem, options: Options, init: Any, generator: torch.Generator, recorder: Recorder
+) -> Outcome:
+    """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
+    clock = perf_counter()
+    strategy = choose_strategy(problem, options)
+    sample = None
+    if init is None and can_subsample(strategy):
+        sample = draw_subsample(strategy.problem, _COARSE_POINTS, generator)
+    search: Search | None
+    if options.relaxation is not None and searchable(problem, init, options):
+        guess, search = search_relaxed(problem, strategy, generator)
+    else:
+        guess, search = first_guess(
+            strategy.problem, sample, init, options, strategy.search_epsilon
+        )
+    if guess.patient and options.skip_tiles == "auto":
+        strategy = annealed(strategy)
+    clock = recorder.time("multistart", clock)
+    setting, state = begin(strategy, sample, guess, generator, recorder)
+    recorder.time("setup", clock)
+    setting, state = run(strategy, setting, state, guess)
+    plan, state = settle(setting, state, strategy.steps.settle)
+    ending = finish(strategy, setting, plan, state)
+    if strategy.tiling is not None:
+        strategy.tiling.forget()
+    gradient, coupling = setting.gradient, state.coupling
+    base, anchors = gradient, coupling
+    if isinstance(gradient, RelaxedGradient):
+        base, anchors = gradient.base, coupling.base
+    sampled = base if isinstance(base, SampledGradient) else None
+    return Outcome(
+        ending=ending,
+        strategy=strategy,
+        potentials=Potentials(
+            plan.potentials.f + gradient.row, plan.potentials.g + gradient.column
+        ),
+        backend=setting.backend.name,
+        n_anchors=sampled.n_anchors if sampled else None,
+        noise=sampled.noise(anchors) if sampled else None,
+        search=search,
+        recorder=recorder,
+        linearised=gradient.problem,
+        coupling=coupling,
+    )
+
+
+def begin(
+    strategy: Strategy,
+    sample: Subsample | None,
+    guess: Guess,
+    generator: torch.Generator,
+    recorder: Recorder,
+) -> tuple[Setting, LoopState]:
+    """Return the first setting of the loop, and the state that a guess stands for there."""
+    options, steps, epsilon = strategy.options, strategy.steps, strategy.epsilon
+    handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
+    if strategy.proximal_polished:
+        handover = max(handover, _POLISH_TOLERANCE)
+    start = max(epsilon, guess.epsilon * strategy.scale)
+    anneal = Annealing(start, epsilon, proximal=strategy.proximal, patient=guess.patient)
+    setting = strategy.setting(steps.loop, handover, anneal, generator, recorder)
+    if sample is None:
+        return setting, starting_point(setting, guess)
+    state = start_coarse(setting, sample, guess)
+    done = Annealing(
+        epsilon, epsilon, proximal=strategy.proximal, first=len(recorder.history)
+    )  # fmt: skip
+    return replace(setting, anneal=done), state
+
+
+def run(
+    strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
+) -> tuple[Setting, LoopState]:
+    """Iterate in the dtype of the loop, then with more anchors or in that of the settling."""
+    options, steps = strategy.options, strategy.steps
+    state = iterate(setting, state)
+    if isinstance(setting.gradient, SampledGradient) and options.n_anchors is None:
+        setting, state = refine_anchors(*grow_anchors(setting, state, guess))
+    if steps.settle == steps.loop:
+        return setting, state
+    if not setting.gradient.exact:
+        # the anchors are kept; only their last linear problem is solved in the other dtype
+        return replace(setting, dtype=steps.settle), state
+    setting = strategy.setting(
+        steps.settle, options.tol, setting.anneal, setting.generator, setting.recorder
+    )
+    again = steps.again and not strategy.proximal_polished and state.status is not Status.FLAT
+    return setting, iterate(setting, state) if again else state
+
+
+def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState) -> Ending:
+    """Polish a settled plan if asked to, compute its numbers, and say what status it deserves."""
+    clock, recorder, status = perf_counter(), setting.recorder, state.status
+    gradient, generator, relaxation = setting.gradient, setting.generator, setting.relaxation
+    epsilon, polished, unpolished = plan.epsilon, None, None
+    solved = state.solved
+    if strategy.options.polish:
+        unpolished, solved = plan, None
+        polished = polish(gradient, plan, relaxation, generator)
+        plan, epsilon = polished.plan, 0.0
+        if status is not Status.STOPPED:
+            status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
+        clock = recorder.time("polish", clock)
+    if isinstance(gradient, RelaxedGradient) and relaxation is not None:
+        plan, evaluation = evaluate_relaxed(gradient, plan, relaxation, generator)
+    else:
+        evaluation = evaluate(gradient, plan, epsilon, generator, solved)
+    # what the iteration believes is checked against the plan itself
+    tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
+    status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)
+    recorder.time("evaluation", clock)
+    return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
+
+
+def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:
+    """Solve again with more anchors until the cost stands out of its noise, or there are enough."""
+    while state.status is not Status.STOPPED:
+        assert isinstance(setting.gradient, SampledGradient)
+        noise, count = setting.gradient.noise(state.coupling), setting.gradient.n_anchors
+        # a cost that vanishes, such as that of a single point, has nothing to stand out of
+        ratio = noise.standard_error / noise.size if noise.size > 0 else 0.0
+        wanted = count * min((_SIGNAL_TO_NOISE * ratio) ** 2, _MOST_ANCHORS)
+        left = setting.options.max_iter - len(setting.recorder.history)
+        if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
+            break
+        grown = min(_MOST_ANCHORS, max(2 * count, math.ceil(min(wanted, _MOST_ANCHORS))))
+        logger.info("the sampled cost is drowned in noise: %d anchors in place of %d", grown, count)
+        anneal = replace(setting.anneal, first=len(setting.recorder.history))
+        gradient = setting.gradient.with_anchors(grown)
+        setting = replace(setting, gradient=gradient, anneal=anneal)
+        state = iterate(setting, starting_point(setting, guess))
+    return setting, state
+
+
+def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
+    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
+
+    Many iterations with few columns and one with many take fewer of them than many with many.
+    """
+    gradient, done = setting.gradient, len(setting.recorder.history)
+    assert isinstance(gradient, SampledGradient)
+    count = min(_REFINING * gradient.n_anchors, _REFINED_ANCHORS)
+    spent = state.status is Status.STOPPED or done >= setting.options.max_iter
+    if count <= gradient.n_anchors or spent or setting.anneal.proximal:
+        return setting, state
+    setting = replace(setting, gradient=gradient.with_anchors(count))
+    once = replace(setting, options=replace(setting.options, max_iter=done + 1))
+    refined = iterate(once, state)
+    status = refined.status if refined.status is Status.STOPPED else state.status
+    return setting, refined._replace(status=status)
+
+
+def can_subsample(strategy: Strategy) -> bool:
+    """Whether a subsample is worth solving first, and can be."""
+    problem = strategy.problem
+    sides = problem.sides()
+    if strategy.gradient != "factored" or strategy.options.relaxation is not None:
+        return False
+    if isinstance(problem.linear, DenseCost) or sides is None:
+        return False
+    if any(side.factors() is None for side in sides):
+        return False
+    return sides[0].n * sides[1].n > COARSE_ENTRIES
+
+
+def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:
+    """Solve the subsample; return its coupling, and its potentials extended to all points."""
+    gradient = setting.gradient
+    assert isinstance(gradient, FactoredGradient)
+    sample = sample.to(gradient.problem.dtype)
+    coarse = FactoredGradient(sample.problem)
+    small = replace(
+        setting,
+        gradient=coarse,
+        marginals=sample.problem.marginals,
+        anneal=replace(setting.anneal, proximal=False),
+        store=True,
+        tol=max(setting.tol, _HANDOVER_TOLERANCE),
+    )
+    state = iterate(small, starting_point(small, guess))
+    assert state.potentials is not None
+    potentials = extend(
+        sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
+    )  # fmt: skip
+    return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)

@@ -1,0 +1,187 @@
+"""Conditional gradient steps without regularisation: from a plan to a vertex near it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from torchgw._errors import UnsupportedError
+from torchgw._gradients.contract import Gradient
+from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.stored import StoredPlan
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.marginals import Relaxation
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Polished", "check_polish", "polish"]
+
+# Steps at most. Most plans are done after one to three; what is left then falls slowly.
+_STEPS = 100
+# Relative decrease that the linearised objective must promise for another step.
+_SMALLEST_GAP = 1e-9
+# Density of the entries that are zero, as a logarithm has to exist.
+_SMALLEST_DENSITY = 1e-250
+
+
+class Polished(NamedTuple):
+    """Where the steps ended."""
+
+    plan: TransportPlan  # (n, m), both marginals exact up to rounding
+    steps: int
+    stationary: bool
+    gap: float  # what the linearised objective could still fall by; zero at a stationary point
+
+
+def polish(
+    gradient: Gradient,
+    plan: TransportPlan,
+    relaxation: Relaxation | None,
+    generator: torch.Generator,
+) -> Polished:
+    """Run conditional gradient (Frank-Wolfe) steps with exact line search [1]_ [2]_.
+
+    Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
+    and goes to the least value between the plan and V, where the objective is a parabola.
+
+    Parameters
+    ----------
+    gradient : Gradient
+        Exact.
+    plan : TransportPlan, shape (n, m)
+        Where to start, once it is rounded to its weights.
+    relaxation : Relaxation or None
+        Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
+        normalised here.
+    generator : torch.Generator
+        Passed to the gradient, which draws nothing from it.
+
+    References
+    ----------
+    .. [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
+       Quarterly 1956.
+    .. [2] T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty. Optimal transport for structured
+       data with application on graphs. ICML 2019.
+    """
+
+    def cost_at(matrix: Tensor) -> Tensor:
+        coupling = gradient.update(StoredPlan(matrix), None, generator)
+        return gradient.linearise(coupling).dense().matrix.double()
+
+    marginals = plan.weights
+    matrix = plan.to_dense().double()
+    if relaxation is None:
+        matrix = round_to_marginals(matrix, *marginals)
+    else:
+        matrix /= matrix.sum()
+    cost = cost_at(matrix)
+    for step in range(_STEPS + 1):
+        vertex = _vertex(cost, marginals, relaxation)
+        direction = vertex - matrix
+        slope = float((cost * direction).sum())
+        stationary = -slope <= _SMALLEST_GAP * float((cost * matrix).sum().abs())
+        if stationary or step == _STEPS:
+            break
+        cost_there = cost_at(vertex)
+        bend = float(((cost_there - cost) * direction).sum())
+        length = min(1.0, -slope / bend) if bend > 0 else 1.0
+        matrix = torch.lerp(matrix, vertex, length)
+        cost = torch.lerp(cost, cost_there, length)
+    return Polished(_as_plan(matrix, plan), step, stationary, max(-slope, 0.0))
+
+
+def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
+    """Return a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
+    product = torch.outer(*like.weights)
+    density = torch.where(product > 0, matrix / product, 1.0)
+    cost = DenseCost(-density.clamp_min(_SMALLEST_DENSITY).log())
+    zero = Potentials(*map(torch.zeros_like, like.weights))
+    return TransportPlan(cost, zero, like.weights, 1.0)
+
+
+def check_polish(marginals: Marginals, relaxation: Relaxation | None, *, exact: bool) -> None:
+    """Refuse what cannot be polished here.
+
+    Raises
+    ------
+    UnsupportedError
+        For a sampled gradient, and for a general linear problem without POT.
+    """
+    if not exact:
+        raise UnsupportedError(
+            "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
+            "gradient='dense' or 'factored', or polish=False."
+        )
+    free = relaxation is not None and relaxation.mass is None
+    bounds = relaxation is not None and relaxation.mass is not None
+    if bounds or not (free or _is_assignment(marginals)):
+        _exact_transport()
+
+
+def _is_assignment(marginals: Marginals) -> bool:
+    a, b = marginals
+    return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
+
+
+def _vertex(cost: Tensor, marginals: Marginals, relaxation: Relaxation | None) -> Tensor:
+    """Return a plan of least linear cost, of mass one."""
+    if relaxation is not None:
+        if relaxation.mass is not None:
+            return _partial_vertex(cost, marginals, relaxation.mass)
+        return _one_sided_vertex(cost, marginals, strict=relaxation.rho.index(math.inf))
+    a, b = (weight.cpu().numpy() for weight in marginals)
+    table = cost.cpu().numpy()
+    if not _is_assignment(marginals):
+        return torch.from_numpy(_exact_vertex(a, b, table)).to(cost)
+    rows, columns = linear_sum_assignment(table)
+    vertex = torch.zeros_like(cost)
+    vertex[rows, columns] = marginals.a.to(cost)[rows]
+    return vertex
+
+
+def _one_sided_vertex(cost: Tensor, marginals: Marginals, strict: int) -> Tensor:
+    """Send every point of the strict side to its cheapest partner."""
+    weight = marginals[strict].to(cost)
+    other = cost.argmin(1 - strict, keepdim=True)
+    return torch.zeros_like(cost).scatter_(1 - strict, other, weight.unsqueeze(1 - strict))
+
+
+def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
+    """Move a share of the mass: a point of no cost on either side takes what stays."""
+    a, b = (np.append(weight.cpu().numpy(), 1 - mass) for weight in marginals)
+    table = np.zeros((len(a), len(b)))
+    table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
+    # what the two send to each other would move more than the share
+    table[-1, -1] = table.max() + 1
+    vertex = _exact_vertex(a, b, table)[:-1, :-1]
+    return torch.from_numpy(vertex / vertex.sum()).to(cost)
+
+
+def _exact_vertex(
+    a: NDArray[np.float64], b: NDArray[np.float64], table: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return a plan of least cost; of negative costs POT's solver may say that there is none."""
+    shifted = np.ascontiguousarray(table - table.min())
+    vertex: NDArray[np.float64] = _exact_transport()(a, b / b.sum() * a.sum(), shifted)
+    return vertex
+
+
+def _exact_transport() -> Callable[..., Any]:
+    """Return POT's solver of the linear problem for weights of any kind."""
+    try:
+        import ot
+    except ImportError:
+        raise UnsupportedError(
+            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
+            "POT's exact solver, which is not installed: pip install pot. Or pass "
+            "polish=False."
+        ) from None
+    exact: Callable[..., Any] = ot.emd
+    return exact

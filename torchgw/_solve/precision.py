@@ -1,0 +1,42 @@
+"""Dtypes of the outer loop and of the settling."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from torchgw._solve.options import Precision
+
+__all__ = ["Steps", "choose_precision"]
+
+# Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
+_AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
+# Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
+# launches take the time there, not arithmetic.
+_FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
+# Entries up to which marginals are settled in float64 after a float32 solve.
+_SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
+
+
+class Steps(NamedTuple):
+    """Dtypes of a solve."""
+
+    loop: torch.dtype  # of the outer iterations
+    settle: torch.dtype  # of the final marginals and values
+    again: bool  # whether the outer iterations go on in the second dtype
+
+
+def choose_precision(
+    name: Precision, device: torch.device, entries: int
+) -> tuple[Precision, Steps]:
+    """Return the precision and its dtypes; "auto" is float64 for small problems."""
+    if name == "auto":
+        name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
+    if name == "float64":
+        return name, Steps(torch.float64, torch.float64, again=False)
+    if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
+        return name, Steps(
+            torch.float32, torch.float64, again=entries <= _AGAIN_ENTRIES.get(device.type, 0)
+        )
+    return name, Steps(torch.float32, torch.float32, again=False)

@@ -1,0 +1,79 @@
+"""The last linear problem of a solve, solved to the full tolerance."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._solve.inner import check_finite, inner_tolerance, plan_of, solve_linear
+from torchgw._solve.state import LoopState, Setting
+from torchgw._solve.status import Status
+from torchgw._solve.step import dual_value
+from torchgw._typing import Potentials
+
+__all__ = ["SETTLE_ITERATIONS", "settle"]
+
+# Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
+# few, single columns would be left behind.
+SETTLE_ITERATIONS = 3
+# What becomes of a status when the last linear problem is not solved.
+_INNER_FAILED = {
+    Status.CONVERGED: Status.INNER_LIMIT,
+    Status.FLAT: Status.INNER_LIMIT,
+    Status.STATIONARY: Status.INNER_LIMIT,
+    Status.OUTER_LIMIT: Status.BOTH_LIMITS,
+}
+
+
+def settle(
+    setting: Setting, state: LoopState, dtype: torch.dtype
+) -> tuple[TransportPlan, LoopState]:
+    """Solve the last linear problem to the full tolerance; return its plan and the final state.
+
+    This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
+    problem that is solved as well, its plan is the result.
+    """
+    clock = perf_counter()
+    options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
+    if state.solved is not None and state.solved.plan.dtype == dtype:
+        plan = state.solved.plan
+        state = state._replace(coupling=state.solved.point)
+    else:
+        state = state._replace(solved=None)
+        cost = setting.gradient.linearise(state.coupling).to(dtype)
+        inner = solve_linear(
+            setting,
+            cost.dense() if setting.store else cost,
+            state.start,
+            epsilon,
+            max_iter=options.inner_max_iter,
+            tol=inner_tolerance(setting, epsilon),
+            min_iter=SETTLE_ITERATIONS,
+        )
+        value = dual_value(inner.potentials, setting.marginals, setting.gradient)
+        check_finite(float(value), inner.error, epsilon)
+        setting.recorder.settle_iterations = inner.n_iters
+        if not inner.converged:
+            state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
+        plan = plan_of(setting, cost, inner, epsilon)
+    problem = LinearProblem(plan.cost, setting.marginals, epsilon, setting.backend)
+    potentials = _reach_unused(problem, plan.potentials)
+    setting.recorder.time("settle", clock)
+    return TransportPlan(plan.cost, potentials, setting.marginals, epsilon, setting.backend), state
+
+
+def _reach_unused(problem: LinearProblem, potentials: Potentials) -> Potentials:
+    """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
+
+    Their conditional plans are then defined, so that they can be mapped like any other point.
+    """
+    a, b = problem.marginals
+    if bool((a > 0).all()) and bool((b > 0).all()):
+        return potentials
+    f, g = potentials
+    return Potentials(
+        torch.where(a > 0, f, problem.rows(g)), torch.where(b > 0, g, problem.columns(f))
+    )

@@ -1,0 +1,85 @@
+"""What the outer loop is given, what flows through it, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.marginals import Relaxation
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.contract import Backend
+from torchgw._solve.options import Options
+from torchgw._solve.status import Status
+from torchgw._typing import Iteration, Marginals, Potentials
+
+__all__ = ["LoopState", "Recorder", "Setting", "Solved"]
+
+
+@dataclass
+class Recorder:
+    """What is collected along the way: history, seconds by phase, the callback."""
+
+    callback: Callable[[Iteration], Any] | None = None
+    history: list[Iteration] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)
+    settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
+
+    def add(self, entry: Iteration) -> bool:
+        """Record an iteration; return whether the callback asks to stop."""
+        self.history.append(entry)
+        answer = None if self.callback is None else self.callback(entry)
+        return isinstance(answer, (bool, np.bool_)) and bool(answer)
+
+    def time(self, phase: str, since: float) -> float:
+        """Add the seconds since a moment to a phase; return the present moment."""
+        now = perf_counter()
+        self.timings[phase] = self.timings.get(phase, 0.0) + now - since
+        return now
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same throughout a solve."""
+
+    gradient: Gradient
+    marginals: Marginals
+    anneal: Annealing
+    options: Options
+    backend: Backend
+    generator: torch.Generator
+    recorder: Recorder
+    store: bool  # build the (n, m) cost of an iteration: scaling a stored kernel is faster
+    tol: float  # change of the coupling and marginal error at which the loop ends
+    scale: float  # natural scale of the cost
+    dtype: torch.dtype  # of the exponents
+    relaxation: Relaxation | None = None  # of the marginals; the gradient is then a RelaxedGradient
+
+    def rounding(self, epsilon: float) -> float:
+        """Return the rounding of the exponents of the plan."""
+        return 4 * self.scale / epsilon * torch.finfo(self.dtype).eps
+
+
+class Solved(NamedTuple):
+    """The last linear problem of a loop, solved as well as that of a result has to be."""
+
+    plan: TransportPlan
+    point: Coupling  # where its cost is linearised
+    coupling: Coupling  # of the plan
+
+
+class LoopState(NamedTuple):
+    """What flows through the loop."""
+
+    coupling: Coupling  # where the next cost is linearised
+    latest: Coupling  # of the last plan
+    potentials: Potentials | None  # of the last plan, cost units; None before there is one
+    start: Potentials | None  # where the next linear problem begins
+    status: Status = Status.OUTER_LIMIT
+    solved: Solved | None = None  # what the result can be, if the loop has reached it

@@ -1,0 +1,54 @@
+"""How a solve ended, with advice."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Status"]
+
+
+class Status(Enum):
+    """How a solve ended. The value is the advice."""
+
+    CONVERGED = "Converged: the plan is a fixed point and both marginals are met."
+    STATIONARY = (
+        "Converged in the mean: the moving average of the sampled objective stopped improving and "
+        "both marginals are met. More `n_anchors` lower the remaining noise."
+    )
+    FLAT = (
+        "Converged in value: the objective no longer falls and both marginals are met, though the "
+        "plan still moves among plans of nearly the same objective. Pass `objective_tol=0` to go "
+        "on until it settles."
+    )
+    STOPPED = "Stopped by the callback before convergence."
+    OUTER_LIMIT = (
+        "Outer iterations ran out before the plan settled: raise `max_iter`, loosen `tol`, or "
+        "raise `epsilon`."
+    )
+    INNER_LIMIT = (
+        "The plan settled but the last Sinkhorn solve stopped before the marginals were met: raise "
+        "`inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
+    )
+    BOTH_LIMITS = (
+        "Outer iterations ran out before the plan settled, and the last Sinkhorn solve stopped "
+        "before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise `epsilon`."
+    )
+    IMPLAUSIBLE = (
+        "The plan costs more than the product plan a x b, or less than nothing: it is no useful "
+        "answer, whatever the iteration says. Raise `epsilon`, or pass another `init`."
+    )
+    POLISH_LIMIT = (
+        "The conditional gradient steps of `polish` ran out before the plan was stationary: it is "
+        "valid, and its value may still fall by `log['polish_gap']`. Start closer "
+        "(`regularization='proximal'`), or accept it."
+    )
+
+    @property
+    def advice(self) -> str:
+        """What happened and what to do."""
+        return self.value
+
+    @property
+    def converged(self) -> bool:
+        """Whether the answer may be used without reservation."""
+        return self in (Status.CONVERGED, Status.STATIONARY, Status.FLAT)

@@ -1,0 +1,121 @@
+"""When epsilon falls and when the loop stops: annealing, moving average, status."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Descent", "MovingAverage", "Report"]
+
+# Standard deviations of a moving average that count as progress at least.
+_NOISE = 2.0
+# Iterations over which the decrease of the objective is averaged.
+_WINDOW = 5
+# A plan is settling if its smallest change in so many iterations is at most this share of the
+# smallest one before.
+_SETTLING_WINDOW, _SETTLING = 10, 0.5
+
+
+@dataclass
+class MovingAverage:
+    """Early stopping: an exponential moving average that has stopped improving.
+
+    A decrease within the noise of the average is none: it would come by chance, again and again.
+    The noise is estimated from how successive values differ, which a steady fall hardly changes.
+
+    Attributes
+    ----------
+    weight : float
+        Of the newest value; 0 switches the stopping off.
+    improvement : float
+        Relative decrease of the average that counts as progress.
+    patience : int
+        Values without progress before stopping.
+    """
+
+    weight: float
+    improvement: float
+    patience: int
+    _average: float = field(default=float("nan"), init=False)
+    _best: float = field(default=float("inf"), init=False)
+    _stalled: int = field(default=0, init=False)
+    _last: float = field(default=float("nan"), init=False)
+    _squares: float = field(default=0.0, init=False)
+    _count: int = field(default=0, init=False)
+
+    def update(self, value: float) -> bool:
+        """Take a value; return whether to stop."""
+        if self.weight == 0:
+            return False
+        first = not math.isfinite(self._average)
+        self._average = value if first else self._average + self.weight * (value - self._average)
+        if not first:
+            self._squares += (value - self._last) ** 2 / 2
+            self._count += 1
+        self._last = value
+        variance = self._squares / max(1, self._count) * self.weight / (2 - self.weight)
+        least = max(self.improvement * abs(self._best), _NOISE * math.sqrt(variance))
+        if first or self._average < self._best - least:
+            self._best = self._average
+            self._stalled = 0
+        else:
+            self._stalled += 1
+        return self._stalled >= self.patience
+
+
+class Report(NamedTuple):
+    """What an outer iteration with an exact gradient tells, linearised at X and ending in P."""
+
+    change: float  # of the coupling, relative
+    dual: float  # value of the linear problem
+    now: float  # <C(X), P> without the linear term; NaN where it is not known, as of samples
+    before: float  # <C(X), P_before>
+    own: float  # <C(X), X>
+
+
+class Descent:
+    """Early stopping of an exact solve: an objective that no longer falls, at one epsilon.
+
+    The objective of a plan P is known one iteration later, from the cost at the point X next to P
+    where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
+    second order in P - X, and its entropy follows from the dual value.
+
+    Parameters
+    ----------
+    tol : float
+        Mean relative decrease per iteration that counts as falling; 0 switches the stopping off.
+    constant : float
+        What the dual value has and the objective has not.
+    """
+
+    def __init__(self, tol: float, constant: float) -> None:
+        self._tol = tol
+        self._constant = constant
+        self._last: Report | None = None
+        self._changes: list[float] = []
+        self.values: list[float] = []
+
+    def update(self, report: Report, *, met: bool = True) -> bool:
+        """Take what an iteration tells; return whether to stop.
+
+        A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
+        whose marginals are not ``met``: their objective may be anything.
+        """
+        if not met:
+            self._last = None
+            self.values.clear()
+            return False
+        last, self._last = self._last, report
+        self._changes.append(report.change)
+        if last is None or self._tol == 0 or math.isnan(report.now):
+            return False
+        quadratic = report.before - report.own / 2
+        self.values.append(last.dual - last.now + quadratic - self._constant)
+        if len(self.values) <= _WINDOW:
+            return False
+        value = self.values[-1]
+        fall = (self.values[-1 - _WINDOW] - value) / _WINDOW
+        recent, earlier = self._changes[-_SETTLING_WINDOW:], self._changes[:-_SETTLING_WINDOW]
+        settling = min(recent) <= _SETTLING * min(earlier, default=math.inf)
+        return fall <= self._tol * abs(value) and not settling

@@ -1,0 +1,320 @@
+"""How a problem is solved: everything that is chosen before the first iteration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from torchgw._errors import UnsupportedError
+from torchgw._gradients.choose import choose_gradient, make_gradient
+from torchgw._gradients.contract import Gradient
+from torchgw._gradients.half import HalfGradient
+from torchgw._gradients.means import distance_spread, visible
+from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._problem.linear_term import spread as linear_spread
+from torchgw._problem.losses import SQUARE
+from torchgw._problem.problem import Problem
+from torchgw._search.coarse_loss import loss_spread
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._solve.cost_model import cost_fits, store_cost
+from torchgw._solve.options import Options, Precision
+from torchgw._solve.polish import check_polish
+from torchgw._solve.precision import Steps, choose_precision
+from torchgw._solve.state import Recorder, Setting
+from torchgw.distances.sampling import choose_points
+
+__all__ = [
+    "COARSE_ENTRIES",
+    "Strategy",
+    "annealed",
+    "choose_strategy",
+    "choose_tiling",
+    "why_no_tiles",
+]
+
+# epsilon="auto" as a share of natural_scale().
+_AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
+# Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
+_HALF_ENTRIES = 2_000_000
+# Entries (n * m) above which a factored solve begins on a subsample.
+COARSE_ENTRIES = 9_000_000
+# Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
+# the product of the deviations where one is four times the other.
+_OWN_SHARE = 0.25
+# Anchor pairs to begin with: about 4 sqrt(n), within these.
+_ANCHORS = (256, 1024)
+# Points whose distances the scale of another loss than the square one is taken from.
+_SCALE_POINTS = 64
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a solve has settled on.
+
+    Attributes
+    ----------
+    problem : Problem
+        In units of the mass of a partial plan: its linear term is divided by that.
+    options : Options
+    gradient : str
+    precision : str
+    steps : Steps
+        Dtypes of the loop and of the settling.
+    n_anchors : int
+        To begin with, of a sampled gradient.
+    spread : float
+        :func:`natural_scale`, zero where every plan costs the same.
+    epsilon : float
+        To reach, in units of the mass.
+    mass : float
+        Of a partial plan, otherwise one.
+    store : bool
+        Whether the cost of an iteration is built.
+    tiling : Tiling or None
+        Where tiles are skipped.
+    """
+
+    problem: Problem
+    options: Options
+    gradient: str
+    precision: Precision
+    steps: Steps
+    n_anchors: int
+    spread: float
+    epsilon: float
+    mass: float
+    store: bool
+    tiling: Tiling | None
+
+    @property
+    def scale(self) -> float:
+        """Natural scale of the cost; one where all plans cost the same and any epsilon will do."""
+        return self.spread or 1.0
+
+    @property
+    def proximal(self) -> bool:
+        """Whether proximal steps follow the annealing."""
+        return self.options.regularization == "proximal"
+
+    @property
+    def proximal_polished(self) -> bool:
+        """Whether proximal steps only lead to where polishing begins."""
+        return self.proximal and self.options.polish
+
+    @property
+    def search_epsilon(self) -> float:
+        """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
+        return _AUTO_EPSILON["entropic"] * self.scale if self.proximal else self.epsilon
+
+    @property
+    def constant(self) -> bool:
+        """Whether all plans have the same value, but for rounding."""
+        return self.spread == 0 or min(self.problem.source.n, self.problem.target.n) == 1
+
+    def _half(self, dtype: torch.dtype) -> bool:
+        """Whether the products of a stage are made of half-precision ones."""
+        n, m = self.problem.source.n, self.problem.target.n
+        return (
+            self.gradient == "dense"
+            and self.problem.loss is SQUARE
+            and self.options.relaxation is None
+            # a later stage is exact
+            and dtype == torch.float32 != self.steps.settle
+            and self.problem.source.device.type == "cuda"
+            and n * m >= _HALF_ENTRIES
+        )
+
+    def setting(
+        self,
+        dtype: torch.dtype,
+        tol: float,
+        anneal: Annealing,
+        generator: torch.Generator,
+        recorder: Recorder,
+    ) -> Setting:
+        """Return what the loop needs to run in some dtype."""
+        relaxation = self.options.relaxation
+        device = self.problem.source.device
+        if self._half(dtype):
+            # what a patient annealing leads to is not settled to the last digits
+            base: Gradient = HalfGradient(self.problem.to(dtype), rough=anneal.patient)
+        else:
+            base = make_gradient(
+                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum
+            )
+        return Setting(
+            gradient=base if relaxation is None else RelaxedGradient(base),
+            marginals=self.problem.marginals,
+            anneal=anneal,
+            options=self.options,
+            backend=choose_backend(self.options.backend, device, dtype, self.tiling),
+            generator=generator,
+            recorder=recorder,
+            store=self.store,
+            tol=tol,
+            scale=self.scale,
+            dtype=dtype,
+            relaxation=relaxation,
+        )
+
+
+def choose_strategy(problem: Problem, options: Options) -> Strategy:
+    """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
+    n, m, device = problem.source.n, problem.target.n, problem.source.device
+    gradient = choose_gradient(options.gradient, problem)
+    if options.polish:
+        check_polish(problem.marginals, options.relaxation, exact=gradient != "sampled")
+    mass = (options.relaxation and options.relaxation.mass) or 1.0
+    if mass < 1 and problem.linear is not None:
+        # the objective over the square of the mass, as a function of the normalised plan
+        share = torch.tensor(1 / mass, device=device)
+        problem = replace(problem, linear=problem.linear.scaled(share))
+    precision, steps = choose_precision(options.precision, device, n * m)
+    fewest, most = _ANCHORS
+    n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
+    spread = natural_scale(
+        visible(problem, n_anchors) if gradient == "sampled" else problem,
+        relaxed=options.relaxation is not None,
+    )
+    if options.epsilon == "auto":
+        epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
+    else:
+        epsilon = float(options.epsilon) / mass
+
+    rank = cost_rank(gradient, problem, n_anchors)
+    store, tiling = _choose_storage(
+        problem, options, gradient, steps, rank, annealed=options.n_init == 1
+    )
+    return Strategy(
+        problem=problem,
+        options=options,
+        gradient=gradient,
+        precision=precision,
+        steps=steps,
+        n_anchors=n_anchors,
+        spread=spread,
+        epsilon=epsilon,
+        mass=mass,
+        store=store,
+        tiling=tiling,
+    )
+
+
+def annealed(strategy: Strategy) -> Strategy:
+    """Return the strategy for a search that had nothing to choose from: a single start."""
+    problem, options = strategy.problem, strategy.options
+    rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
+    store, tiling = _choose_storage(
+        problem, options, strategy.gradient, strategy.steps, rank, annealed=True
+    )
+    return replace(strategy, store=store, tiling=tiling)
+
+
+def _choose_storage(
+    problem: Problem, options: Options, gradient: str, steps: Steps, rank: int, *, annealed: bool
+) -> tuple[bool, Tiling | None]:
+    """Return whether costs are stored, and the tiling if tiles of them are skipped."""
+    shape, device = (problem.source.n, problem.target.n), problem.source.device
+    matrix = isinstance(problem.linear, DenseCost)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
+    # relaxed problems have no sweeps over tiles, which is what makes streaming fast
+    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
+    # annealing all points from a large epsilon keeps most tiles for many iterations
+    tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
+    store = store_cost(options.storage, device, steps, shape, rank, tiled=tiled)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
+    storable = options.storage == "auto" and cost_fits(device, steps, shape)
+    return store, choose_tiling(options.skip_tiles, shape, device, reason, storable=storable)
+
+
+def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
+    """Return the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
+    if gradient == "dense" or isinstance(problem.linear, DenseCost):
+        return 0
+    linear = 0 if problem.linear is None else problem.linear.rank
+    if gradient == "sampled":
+        return n_anchors + linear
+    factors = (side.factors() for side in problem.sides() or ())
+    return min(side.signs.numel() for side in factors if side is not None) + linear
+
+
+def natural_scale(problem: Problem, *, relaxed: bool) -> float:
+    """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
+
+    4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
+    would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
+    Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
+    """
+    sides = list(zip((problem.source, problem.target), problem.marginals, strict=True))
+    if problem.loss is SQUARE:
+        spreads = [distance_spread(*side) for side in sides]
+        product = math.prod(spreads)
+        if relaxed:
+            product = max(product, _OWN_SHARE * sum(spread**2 for spread in spreads))
+        scale = 4 * problem.alpha * product
+    else:
+        chosen = (choose_points(*side, _SCALE_POINTS) for side in sides)
+        spread = loss_spread(problem.loss, tuple(chosen), problem.marginals)
+        scale = 2 * problem.alpha * spread
+    if problem.linear is not None:
+        scale += (1 - problem.alpha) * linear_spread(problem.linear)
+    return scale
+
+
+def choose_tiling(
+    asked: bool | Literal["auto"],
+    shape: tuple[int, int],
+    device: torch.device,
+    reason: str | None,
+    *,
+    storable: bool,
+) -> Tiling | None:
+    """Return the tiling of a solve whose tiles are to be skipped.
+
+    Parameters
+    ----------
+    asked : bool or "auto"
+    shape : tuple of int
+    device : torch.device
+    reason : str or None
+        Why tiles cannot be skipped, as :func:`why_no_tiles` says.
+    storable : bool
+        Whether the cost may be stored where skipping them comes to nothing.
+
+    Raises
+    ------
+    UnsupportedError
+        If it was asked for and cannot be done; the message gives the reason.
+    """
+    if asked is True and reason is not None:
+        raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
+    if asked is False or reason is not None:
+        return None
+    return Tiling.of(shape, device, storable=storable)
+
+
+def why_no_tiles(
+    gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
+) -> str | None:
+    """Return why no tiles of the costs of a solve can be skipped, or ``None``."""
+    if gradient != "factored":
+        return (
+            f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
+            "Pass gradient='factored' with distances that have factors."
+        )
+    if linear:
+        return "with `M` every cost is stored. Drop `skip_tiles`, or leave `M` out."
+    if store:
+        return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
+    if not isinstance(backend, str):
+        return "the backend is an object of your own. Pass backend='auto' or 'eager'."
+    if backend == "compile":
+        return "compiled half-steps have no form that skips. Pass backend='auto' or 'eager'."
+    return None

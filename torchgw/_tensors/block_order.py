@@ -1,0 +1,92 @@
+"""Order points into compact blocks by halving them again and again."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Order", "block_order"]
+
+# Steps of power iteration towards the direction in which a segment is widest.
+_POWER_STEPS = 3
+
+
+class Order(NamedTuple):
+    """Points of one side in blocks of ``width``; the last block may be shorter."""
+
+    point: Tensor  # (n,) int64, which is at each place
+    place: Tensor  # (n,) int64, place of each point
+    width: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.ceil(len(self.point) / self.width)
+
+    def split(self, values: Tensor, fill: float | None = None) -> Tensor:
+        """Return values in this order, shape (blocks, width, ...), the end filled.
+
+        Without ``fill`` the last point is repeated, which changes no box.
+        """
+        ordered = values[self.point]
+        missing = self.blocks * self.width - len(ordered)
+        if missing:
+            end = ordered[-1:].expand(missing, *ordered.shape[1:])
+            ordered = torch.cat([ordered, end if fill is None else torch.full_like(end, fill)])
+        blocks: Tensor = ordered.unflatten(0, (self.blocks, self.width))
+        return blocks
+
+    def join(self, values: Tensor) -> Tensor:
+        """Return values of shape (blocks, width, ...) in the order of the points."""
+        joined: Tensor = values.flatten(0, 1)[self.place]
+        return joined
+
+
+def block_order(points: Tensor, width: int) -> Order:
+    """Order points so that blocks of ``width`` are compact, by halving along the widest direction.
+
+    Halves are cut at multiples of ``width`` blocks, so that only the last block is short.
+
+    Parameters
+    ----------
+    points : Tensor, shape (n, r)
+        In coordinates whose Euclidean distance matters.
+    width : int
+    """
+    n = len(points)
+    levels = (math.ceil(n / width) - 1).bit_length()
+    order = torch.arange(width << levels, device=points.device)
+    for level in range(levels):
+        segments = order.view(1 << level, -1)
+        inside = segments < n
+        # the parts beyond the last point are empty, and stay at the end
+        used = int(inside[:, 0].sum())
+        segments, inside = segments[:used], inside[:used]
+        coordinate = _along_widest(points[segments.clamp(max=n - 1)], inside)
+        turn = coordinate.masked_fill_(~inside, torch.inf).argsort(dim=1, stable=True)
+        order = torch.cat([segments.gather(1, turn).flatten(), order[segments.numel() :]])
+    index = order[:n]
+    place = torch.empty_like(index)
+    place[index] = torch.arange(n, device=points.device)
+    return Order(index, place, width)
+
+
+def _along_widest(points: Tensor, inside: Tensor) -> Tensor:
+    """Return the coordinate of each point along its segment's widest direction.
+
+    points (s, l, r), inside (s, l); the direction is found by power iteration from the widest axis.
+    """
+    weight = inside.to(points.dtype)
+    mean = torch.einsum("slr,sl->sr", points, weight) / weight.sum(1)[:, None]
+    points = (points - mean[:, None]).mul_(weight[..., None])
+    direction = torch.nn.functional.one_hot(points.square().sum(1).argmax(1), points.shape[2]).to(
+        points.dtype
+    )
+    for _ in range(_POWER_STEPS):
+        along = torch.einsum("slr,sr->sl", points, direction)
+        direction = torch.einsum("slr,sl->sr", points, along)
+        direction = torch.nn.functional.normalize(direction, dim=1)
+    return torch.einsum("slr,sr->sl", points, direction)

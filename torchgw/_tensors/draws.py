@@ -1,0 +1,67 @@
+"""Categorical draws and sums by index that are the same in every run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["accumulate", "categories_at", "sample_categories"]
+
+# torch.multinomial refuses more categories than this.
+_MULTINOMIAL_LIMIT = 2**24
+
+
+def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` categories per row, with repetition, in proportion to the weights.
+
+    Parameters
+    ----------
+    weights : Tensor, shape (c,) or (rows, c)
+        Non-negative; every row has a positive sum.
+    count : int
+    generator : torch.Generator
+        On the device of ``weights``.
+
+    Returns
+    -------
+    Tensor of int64, shape (count,) or (rows, count)
+    """
+    if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
+        return torch.multinomial(weights, count, replacement=True, generator=generator)
+    shape = (*weights.shape[:-1], count)
+    uniform = torch.rand(shape, dtype=torch.float64, device=weights.device, generator=generator)
+    return categories_at(weights, uniform)
+
+
+def categories_at(weights: Tensor, places: Tensor) -> Tensor:
+    """Return the categories at places of the cumulative weight, the inverse distribution function.
+
+    Parameters
+    ----------
+    weights : Tensor, shape (c,) or (rows, c)
+        Non-negative; every row has a positive sum.
+    places : Tensor, shape (s,) or (rows, s)
+        In [0, 1).
+
+    Returns
+    -------
+    Tensor of int64, shape (s,) or (rows, s)
+    """
+    cumulative = weights.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    # rounding must not reach the total, beyond which there is nothing
+    sought = (places * total).minimum(total.nextafter(torch.zeros_like(total)))
+    # right=True never selects a category of zero weight, whose cumulative sum repeats
+    return torch.searchsorted(cumulative, sought, right=True)
+
+
+def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """Return the sums of values (p, ...) that share an index (p,), shape (size, ...).
+
+    The order of additions, and so every bit, is the same each time.
+    """
+    result = values.new_zeros(size, *values.shape[1:])
+    if values.is_cuda:
+        # index_add_ adds by atomics there, in any order; this sorts first
+        return result.index_put_((index,), values, accumulate=True)
+    return result.index_add_(0, index, values)

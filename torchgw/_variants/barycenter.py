@@ -1,0 +1,392 @@
+"""Barycenters of metric spaces, by plans and distances in turn."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._api import solve
+from torchgw._boundary.arrays import (
+    as_weights,
+    check_distances,
+    check_list,
+    check_points,
+    make_generator,
+    resolve_device,
+)
+from torchgw._boundary.checks import check_count, check_positive, reject_unknown
+from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._problem.given import DistanceName
+from torchgw._problem.problem import stored_matrix
+from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.result import GWResult
+from torchgw._results.storage import stored, write_result
+from torchgw._typing import Seed
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.factored import FactoredDistance
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["BarycenterResult", "barycenter"]
+
+
+class _Space(NamedTuple):
+    """One of the spaces."""
+
+    provider: DistanceProvider
+    mass: Any  # of its points, as given
+    features: Tensor | None  # (n_s, k), float64
+    share: float  # its weight
+
+
+@reject_unknown
+def barycenter(
+    spaces: Sequence[Any],
+    n: int,
+    *,
+    weights: Any = None,
+    a: Any = None,
+    masses: Sequence[Any] | None = None,
+    features: Sequence[Any] | None = None,
+    alpha: float | None = None,
+    distances: DistanceName = "auto",
+    scale: ScaleName | None = None,
+    epsilon: float | Literal["auto"] = "auto",
+    init: Any = None,
+    max_iter: int = 50,
+    tol: float = 1e-4,
+    device: Any = None,
+    random_state: Seed | None = None,
+) -> BarycenterResult:
+    """Find the n points whose distances are nearest to those of several spaces.
+
+    Minimises over distances D and plans P_s (and features F)
+
+        sum_s weights_s (alpha <L(P_s), P_s> + (1 - alpha) <|F - F_s|^2, P_s> + epsilon KL_s),
+
+    by plans for given distances, each a :func:`torchgw.solve`, and the best distances for given
+    plans, D = sum_s weights_s P_s D_s P_s' / (a a'), in turn.
+
+    Parameters
+    ----------
+    spaces : sequence
+        Each points of shape (n_s, d_s), a graph, or a DistanceProvider; wrap a matrix as
+        ``torchgw.distances.PrecomputedDistance(D)``.
+    n : int
+        Number of points of the barycenter.
+    weights : array-like, shape (s,), optional
+        Weight of each space, of sum 1; equal by default.
+    a : array-like, shape (n,), optional
+        Mass of the points of the barycenter; uniform by default. It stays fixed.
+    masses : sequence of array-like or None, optional
+        Mass of the points of each space; uniform by default.
+    features : sequence of array-like, shapes (n_s, k), optional
+        Features of each space, compared by squared Euclidean distance (fused barycenter).
+    alpha : float in [0, 1], optional
+        Weight of the structure; 1 without features and 0.5 with them.
+    distances, scale, epsilon, device
+        As in :func:`torchgw.solve`; but ``scale`` is ``None`` by default, because dividing each
+        space by its own maximum would average shapes instead of spaces. ``epsilon="auto"`` is
+        chosen in the first iteration and kept, and ``distances="auto"`` is all pairs of up to 3,000
+        points on every device.
+    init : array-like of shape (n, n), optional
+        Distances to start from; by default those among n points drawn from the space of largest
+        weight, which also give the features.
+    max_iter : int
+        Updates at most.
+    tol : float
+        Relative change of the value at which to stop.
+    random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
+        Draws the start.
+
+    Returns
+    -------
+    BarycenterResult
+
+    Raises
+    ------
+    InvalidInputError
+        For input that cannot be used.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If ``max_iter`` updates were not enough, or a last solve did not converge.
+
+    Notes
+    -----
+    The alternation is that of [1]_, and [2]_ with features. Entropy blurs plans, and averages of
+    blurred plans have smaller distances: a small ``epsilon`` keeps them.
+
+    References
+    ----------
+    .. [1] G. Peyre, M. Cuturi, J. Solomon. Gromov-Wasserstein averaging of kernel and distance
+       matrices. ICML 2016.
+    .. [2] T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty. Optimal transport for structured
+       data with application on graphs. ICML 2019.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> circle = [[np.cos(t), np.sin(t)] for t in np.linspace(0, 6, 40)]
+    >>> circles = [circle, 2 * np.array(circle)]
+    >>> result = torchgw.barycenter(circles, 20, distances="euclidean", random_state=0)
+    >>> bool(1.4 < result.D.max() / 2 < 1.6)
+    True
+    """
+    check_count("n", n)
+    check_count("max_iter", max_iter)
+    check_positive("tol", tol, "small values mean more iterations")
+    spaces = check_list("spaces", spaces, "of points, graphs or distance providers")
+    if not spaces:
+        raise InvalidInputError("`spaces` must have at least one space.")
+    if getattr(spaces[0], "ndim", None) == 1:
+        raise InvalidInputError(
+            "`spaces` must be a list of spaces, each points of shape (n, d) if not a graph or a "
+            f"provider; its first item has shape {tuple(spaces[0].shape)}. Pass [X] for one space."
+        )
+    where = resolve_device(device, *spaces)
+    generator, seed = make_generator(random_state, where)
+    providers = [
+        _provider(f"spaces[{index}]", space, distances, scale, where)
+        for index, space in enumerate(spaces)
+    ]
+    shares = as_weights("weights", weights, len(providers), where, "space").tolist()
+    mass = as_weights("a", a, n, where, "point of the barycenter")
+    nothing: list[Any] = [None] * len(providers)
+    given = nothing if masses is None else check_list("masses", masses, "the masses of each space")
+    tables = nothing if features is None else _features(features, where)
+    _check_lengths(len(providers), masses=given, features=tables)
+    members = list(map(_Space, providers, given, tables, shares))
+
+    current, traits = _start(n, init, max(members, key=lambda member: member.share), generator)
+    results: list[GWResult] = []
+    history: list[float] = []
+    settled = False
+    # of providers whose tensors require gradients no graph is kept
+    with torch.no_grad():
+        while len(history) < max_iter and not settled:
+            before: list[GWResult | None] = [*results] or [None] * len(members)
+            # an early plan need not be accurate; what counts is said of the last ones
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                results = [
+                    solve(
+                        D_X=current,
+                        D_Y=member.provider,
+                        a=mass,
+                        b=member.mass,
+                        features=None if traits is None else (traits, member.features),
+                        alpha=alpha,
+                        epsilon=epsilon if last is None else last.epsilon,
+                        init=last,
+                        random_state=seed,
+                    )
+                    for member, last in zip(members, before, strict=True)
+                ]
+            value = sum(
+                member.share * item.log["objective"]
+                for member, item in zip(members, results, strict=True)
+            )
+            settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
+            history.append(value)
+            current = _average(results, members, mass)
+            if traits is not None:
+                traits = _mean_features(results, members)
+    converged = settled and all(item.converged for item in results)
+    if not converged:
+        advice = next((item.status.advice for item in results if not item.converged), None)
+        warn_user(
+            advice
+            or f"The barycenter still moved after {max_iter} updates: raise `max_iter`, or "
+            "loosen `tol`.",
+            ConvergenceWarning,
+        )
+    return BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
+
+
+def _provider(
+    label: str,
+    space: Any,
+    distances: DistanceName,
+    scale: ScaleName | None,
+    device: torch.device,
+) -> DistanceProvider:
+    """Return the distances of one space."""
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    nothing = FactoredDistance(one, one[0])
+    options = DistanceOptions(None, None, scale, "stitch")
+    sides = build_providers(
+        (space, None),
+        (None, nothing),
+        distances,
+        options,
+        device,
+        lambda _, since: since,
+        (label, "nothing"),
+    )
+    provider = sides.providers[0]
+    return provider.to(device, torch.float64)
+
+
+def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
+    return [
+        check_points(f"features[{index}]", item).to(device).double()
+        for index, item in enumerate(check_list("features", features, "a table of each space"))
+    ]
+
+
+def _check_lengths(count: int, **lists: list[Any]) -> None:
+    """Refuse lists that do not say one thing for each space."""
+    for name, items in lists.items():
+        if len(items) != count:
+            raise InvalidInputError(
+                f"`{name}` must have one item for each of the {count} spaces; got {len(items)}."
+            )
+
+
+def _start(
+    n: int, init: Any, space: _Space, generator: torch.Generator
+) -> tuple[DistanceProvider, Tensor | None]:
+    """Return distances to start from, and features of points drawn from a space."""
+    provider = space.provider
+    order = torch.randperm(provider.n, device=provider.device, generator=generator)
+    index = order.repeat(-(-n // provider.n))[:n]
+    traits = None if space.features is None else space.features[index]
+    if init is not None:
+        matrix = check_distances("init", init).to(provider.device).double()
+        if len(matrix) != n:
+            raise InvalidInputError(
+                f"`init` must have shape ({n}, {n}), the distances of the barycenter to start "
+                f"from; got {tuple(matrix.shape)}."
+            )
+        return PrecomputedDistance(matrix), traits
+    factors = provider.factors()
+    if factors is not None:
+        return FactoredDistance(factors.matrix[index], factors.signs), traits
+    table = provider.columns(index)[index]
+    return PrecomputedDistance((table + table.T) / 2), traits
+
+
+def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> DistanceProvider:
+    """Return sum_s share_s P_s D_s P_s' / (a a'), in factors if every D_s has them."""
+    factors = [member.provider.factors() for member in members]
+    scale = torch.where(mass > 0, 1 / mass, 0.0)[:, None]
+    if all(item is not None for item in factors):
+        parts = [
+            (scale * (result.lazy_plan @ item.matrix), member.share * item.signs)
+            for result, item, member in zip(results, factors, members, strict=True)
+            if item is not None
+        ]
+        return FactoredDistance(
+            torch.cat([matrix for matrix, _ in parts], 1), torch.cat([signs for _, signs in parts])
+        )
+    unit = torch.eye(len(mass), dtype=torch.float64, device=mass.device)
+    total = torch.zeros_like(unit)
+    for result, member in zip(results, members, strict=True):
+        plan = result.lazy_plan
+        total += member.share * (plan @ member.provider.apply(plan.T @ unit))
+    total = scale * total * scale.T
+    return PrecomputedDistance(((total + total.T) / 2).clamp_min(0))
+
+
+def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
+    """Return sum_s share_s P_s F_s / a."""
+    means = [
+        member.share * result.lazy_plan.barycentric(member.features)
+        for result, member in zip(results, members, strict=True)
+    ]
+    return torch.stack(means).sum(0)
+
+
+@stored
+@dataclass(frozen=True, repr=False, eq=False)
+class BarycenterResult:
+    """Outcome of :func:`torchgw.barycenter`.
+
+    Attributes
+    ----------
+    distances : DistanceProvider
+        Of the n points of the barycenter. If every space has factors so has this, of rank the sum
+        of theirs, and nothing of size (n, n) is stored; it can be passed to ``solve(D_X=...)``.
+    features : Tensor of shape (n, k), float64, or None
+        Of the barycenter, if the spaces have features.
+    weights : Tensor, shape (n,), float64
+        Mass of its points.
+    results : tuple of GWResult
+        Of the barycenter, before its last update, with each space.
+    value : float
+        Weighted mean of their objectives, ``log["objective"]``.
+    history : tuple of float
+        That value at each iteration.
+    converged : bool
+        Whether its change fell below ``tol`` and the last solves converged.
+    """
+
+    distances: DistanceProvider
+    features: Tensor | None
+    weights: Tensor
+    results: tuple[GWResult, ...]
+    history: tuple[float, ...]
+    converged: bool
+
+    @property
+    def value(self) -> float:
+        """Weighted mean of the objectives."""
+        return self.history[-1]
+
+    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
+        """Write the result to a file that :func:`torchgw.load` reads.
+
+        Distances of the barycenter are stored in full; of each of ``results`` what
+        :meth:`GWResult.save` stores, with the same ``dense``, errors and warning.
+        """
+        write_result(path, self, dense=dense)
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        ended = "converged" if self.converged else "not converged"
+        return (
+            f"BarycenterResult({self.distances.n} points, {len(self.results)} spaces, "
+            f"value={self.value:.6g}, {ended} after {len(self.history)} rounds)"
+        )
+
+    @property
+    def D(self) -> Tensor:  # noqa: N802 - the name of the field
+        """The distances as a matrix, shape (n, n)."""
+        return stored_matrix(self.distances)
+
+    def points(self, dimension: int, *, squared: bool = False) -> Tensor:
+        """Place the points of the barycenter by classical multidimensional scaling.
+
+        Parameters
+        ----------
+        dimension : int
+            Below n.
+        squared : bool
+            Whether ``distances`` are squares already, as with distances="sqeuclidean".
+
+        Returns
+        -------
+        Tensor, shape (n, dimension), float64
+            Centred, its axes in order of variance. Coordinates that the distances have no positive
+            variance for are zero.
+        """
+        check_count("dimension", dimension)
+        table = self.D.double()
+        if dimension >= len(table):
+            raise InvalidInputError(
+                f"`dimension` must be below the {len(table)} points; got {dimension}."
+            )
+        square = table if squared else table.square()
+        square = square - square.mean(0)
+        gram = -(square - square.mean(1, keepdim=True)) / 2
+        values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+        size = values.flip(0)[:dimension].clamp_min(0).sqrt()
+        placed: Tensor = vectors.flip(1)[:, :dimension] * size
+        return placed

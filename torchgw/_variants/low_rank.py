@@ -1,0 +1,301 @@
+"""Plans of low rank, P = Q diag(1/g) R', by mirror descent on (Q, R, g).
+
+docs/algorithm.md, equations 29 to 32. Nothing of size (n, m) exists, neither the plan nor its cost:
+an iteration is linear in n + m. All of it runs on logarithms, so that no step size overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.plans import as_index, as_points_of, as_values
+from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
+from torchgw._problem.problem import Problem
+from torchgw._results.storage import stored
+from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._tensors.memory import check_fits
+from torchgw._typing import Marginals
+
+__all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
+
+# Largest exponent of the first step: an entry changes by at most a factor exp(10).
+_FIRST_STEP = 10.0
+# Factors that a step size changes by, down when the value has risen and up when it has fallen.
+_SHRINK, _GROW = 0.5, 1.5
+# Step size, relative to the largest, below which nothing more will come.
+_SMALLEST_STEP = 1e-8
+# Iterations over which the value must fall by ``tol``.
+_WINDOW = 20
+# Column error of a projection, its Newton steps, and the shortest of those.
+_PROJECTION_TOLERANCE = 1e-9
+_NEWTON_STEPS = 30
+_SHORTEST = 1e-6
+# Column error that passes for a projection.
+_LARGEST_MISS = 1e-6
+# Share of the mean curvature that is added to all.
+_RIDGE = 1e-12
+# Logarithms below this are as good as zero.
+_LEAST_LOGARITHM = -600.0
+
+
+class Factorisation(NamedTuple):
+    """Logarithms of Q (n, r), R (m, r) and g (r,), whose column sums are all g."""
+
+    q: Tensor
+    r: Tensor
+    g: Tensor
+
+
+@stored
+@dataclass(frozen=True, repr=False, eq=False)
+class LowRankPlan:
+    """P = Q diag(1/g) R', shape (n, m), of rank r.
+
+    Attributes
+    ----------
+    Q, R : Tensor, shapes (n, r) and (m, r)
+        Couplings of the source and of the target with r groups.
+    g : Tensor, shape (r,)
+        Mass of the groups.
+    """
+
+    Q: Tensor
+    R: Tensor
+    g: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return len(self.Q), len(self.R)
+
+    @property
+    def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return LowRankPlan(self.R, self.Q, self.g)
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values for values of shape (m,) or (m, c)."""
+        values = as_values("values", values, self.Q.device).to(self.Q.dtype)
+        if values.ndim not in (1, 2) or len(values) != len(self.R):
+            raise InvalidInputError(
+                f"`plan @ values` needs values of shape ({len(self.R)},) or ({len(self.R)}, c); "
+                f"got {tuple(values.shape)}. Use `plan.T @ values` to map the other way."
+            )
+        inner = self.R.T @ values
+        product: Tensor = self.Q @ (inner / (self.g if values.ndim == 1 else self.g[:, None]))
+        return product
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return the masses actually moved, row sums (n,) and column sums (m,)."""
+        ones = self.Q.new_ones
+        return self @ ones(len(self.R)), self.T @ ones(len(self.Q))
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points, shape (n, d).
+
+        Raises
+        ------
+        UnsupportedError
+            If a source point has weight zero: it is in no group.
+        """
+        points = as_points_of("points", points, len(self.R), self.Q.device).to(self.Q.dtype)
+        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        empty = int((sums[:, -1] == 0).sum())
+        if empty:
+            raise UnsupportedError(
+                f"{empty} points of weight zero are in no group of this plan, so they are mapped "
+                "nowhere. Leave them out."
+            )
+        return sums[:, :-1] / sums[:, -1:]
+
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        index = as_index(index, len(self.Q), self.Q.device)
+        return (self.Q[index] / self.g) @ self.R.T
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
+        check_fits(self.shape, self.Q.dtype, self.Q.device, "`plan @ V`, `rows` or `barycentric`")
+        return (self.Q / self.g) @ self.R.T
+
+    def __repr__(self) -> str:
+        """Say what the plan is."""
+        return f"LowRankPlan(shape={self.shape}, rank={len(self.g)}, {self.Q.device})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a descent ended."""
+
+    plan: Factorisation
+    quadratic: float  # <L(P), P>
+    linear: float  # <M, P>
+    converged: bool
+    history: tuple[float, ...]  # objective at each accepted iteration
+
+
+class _Measured(NamedTuple):
+    """A factorisation with its objective and gradients."""
+
+    point: Factorisation
+    quadratic: float
+    linear: float
+    gradient: Factorisation
+
+    def objective(self, alpha: float) -> float:
+        return alpha * self.quadratic + (1 - alpha) * self.linear
+
+
+def descend(problem: Problem, start: Factorisation, max_iter: int, tol: float) -> Outcome:
+    """Lower the objective from a start until it falls by less than ``tol`` in 20 iterations.
+
+    A step that raises the objective is taken back and halved.
+    """
+    marginals = problem.marginals
+    a, b = marginals
+    squares = problem.source.mean_square(a) @ a + problem.target.mean_square(b) @ b
+    alpha, constant = problem.alpha, float(squares)
+    feasible = project(start, marginals)
+    if feasible is None:
+        raise NumericalError(
+            "The start could not be projected onto the marginals. Drop points whose weights are "
+            "negligible, or pass another `init`."
+        )
+    current = _measure(problem, feasible, constant)
+    history = [current.objective(alpha)]
+    size, settled = 1.0, False
+    for _ in range(max_iter):
+        point = _step(current, marginals, size)
+        trial = None if point is None else _measure(problem, point, constant)
+        if trial is None or not trial.objective(alpha) < history[-1]:
+            size *= _SHRINK
+            settled = size < _SMALLEST_STEP
+        else:
+            current = trial
+            history.append(trial.objective(alpha))
+            size *= _GROW
+            past = history[max(0, len(history) - 1 - _WINDOW)]
+            settled = len(history) > _WINDOW and past - history[-1] <= tol * abs(past)
+        if settled:
+            break
+    return Outcome(current.point, current.quadratic, current.linear, settled, tuple(history))
+
+
+def _measure(problem: Problem, point: Factorisation, constant: float) -> _Measured:
+    """Return the objective and its gradients in Q, R and g, equation 30."""
+    # columns as distributions: Q diag(1/g), which is bounded however small a group is
+    near, far = (point.q - point.g).exp(), (point.r - point.g).exp()
+    measured_x, measured_y = problem.source.apply(near), problem.target.apply(far)
+    inner_x, inner_y = near.T @ measured_x, far.T @ measured_y
+    g = point.g.exp()
+    quadratic = constant - 2 * float((inner_x * g * (inner_y * g).T).sum())
+    factor = -4 * problem.alpha
+    gradient_q = factor * (measured_x * g) @ inner_y
+    gradient_r = factor * (measured_y * g) @ inner_x
+    omega = factor * ((inner_x * g) * inner_y.T).sum(1)
+    linear = 0.0
+    if problem.linear is not None:
+        share = 1 - problem.alpha
+        there, back = (
+            product(values)
+            for product, values in zip(_products(problem.linear), (far, near), strict=True)
+        )
+        linear = float((point.q.exp() * there).sum())
+        gradient_q = gradient_q + share * there
+        gradient_r = gradient_r + share * back
+        omega = omega + share * (near * there).sum(0)
+    return _Measured(point, quadratic, linear, Factorisation(gradient_q, gradient_r, -omega))
+
+
+def _products(cost: Cost) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return M @ values and M.T @ values."""
+    if isinstance(cost, DenseCost):
+        matrix = cost.matrix
+        return (lambda values: matrix @ values), (lambda values: matrix.T @ values)
+    left, right, row, column = cost
+
+    def forth(values: Tensor) -> Tensor:
+        return torch.outer(row, values.sum(0)) + column @ values - left @ (right.T @ values)
+
+    def back(values: Tensor) -> Tensor:
+        return torch.outer(column, values.sum(0)) + row @ values - right @ (left.T @ values)
+
+    return forth, back
+
+
+def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisation | None:
+    """Take a mirror step, whose largest exponent is 10 times ``size``, and project it."""
+    gradient = current.gradient
+    # constants of a row change nothing once its sum is restored
+    parts = [part - part.mean(-1, keepdim=True) for part in gradient[:2]]
+    parts.append(gradient.g - gradient.g.mean())
+    largest = max(float(part.abs().max()) for part in parts)
+    step = size * _FIRST_STEP / largest if largest > 0 else 0.0
+    moved = (point - step * part for point, part in zip(current.point, parts, strict=True))
+    return project(Factorisation(*moved), marginals)
+
+
+def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
+    """Return the nearest factorisation, in relative entropy, with the marginals a, b and common g.
+
+    ``None`` if it is out of reach of rounding: the point was too far.
+
+    Given multipliers x, y of "columns of Q, of R, have sums g" the rest is explicit: rows of Q are
+    a times a softmax, and g is a product. What remains is to minimise the smooth convex dual of
+    equation 32 in 2 r unknowns, by Newton's method.
+    """
+    q, r, g = point
+    # points of weight zero would make -inf minus -inf
+    q, r = q.clamp_min(_LEAST_LOGARITHM), r.clamp_min(_LEAST_LOGARITHM)
+    rank = len(g)
+    multipliers = torch.zeros(2 * rank, dtype=g.dtype, device=g.device)
+    # x + c, y - c are the same point
+    null = torch.cat([torch.ones_like(g), -torch.ones_like(g)])
+    dual, parts = _dual(q, r, g, multipliers, marginals)
+    for _ in range(_NEWTON_STEPS):
+        near, far, mass = parts
+        sums = marginals.a @ near, marginals.b @ far
+        slope = torch.cat([sums[0] - mass, sums[1] - mass])
+        if float(slope.abs().sum()) <= _PROJECTION_TOLERANCE:
+            break
+        blocks = [
+            total.diag() - (weight[:, None] * part).T @ part
+            for total, weight, part in zip(sums, marginals, (near, far), strict=True)
+        ]
+        curvature = torch.block_diag(*blocks) + mass.diag().repeat(2, 2)
+        curvature += torch.outer(null, null) * (curvature.trace() / rank**2)
+        # groups that have died leave no curvature behind
+        curvature.diagonal().add_(_RIDGE * curvature.diagonal().mean())
+        direction = torch.linalg.solve(curvature, slope)
+        decrease, length = float(direction @ slope), 1.0
+        while length > _SHORTEST:
+            trial, trial_parts = _dual(q, r, g, multipliers - length * direction, marginals)
+            if trial <= dual - 1e-4 * length * decrease:
+                break
+            length /= 2
+        else:
+            break
+        multipliers, dual, parts = multipliers - length * direction, trial, trial_parts
+    near, far, mass = parts
+    missed = (marginals.a @ near - mass).abs().sum() + (marginals.b @ far - mass).abs().sum()
+    if not float(missed) <= _LARGEST_MISS:
+        return None
+    return Factorisation(
+        marginals.log_a[:, None] + near.log(), marginals.log_b[:, None] + far.log(), mass.log()
+    )
+
+
+def _dual(
+    q: Tensor, r: Tensor, g: Tensor, multipliers: Tensor, marginals: Marginals
+) -> tuple[float, tuple[Tensor, Tensor, Tensor]]:
+    """Return the dual function, and the softmax of the rows of Q and of R with g."""
+    x, y = multipliers.chunk(2)
+    q, r = q + x, r + y
+    mass = (g - x - y).exp()
+    value = marginals.a @ torch.logsumexp(q, 1) + marginals.b @ torch.logsumexp(r, 1) + mass.sum()
+    return float(value), (torch.softmax(q, 1), torch.softmax(r, 1), mass)

@@ -1,0 +1,152 @@
+"""The keyword names of the published sampled design, on top of :func:`torchgw.solve`."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, Literal
+
+import torch
+
+from torchgw._api import solve
+from torchgw._boundary.checks import reject_unknown
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.given import DistanceName
+from torchgw._results.result import GWResult
+
+__all__ = ["sampled_gw"]
+
+
+@reject_unknown
+def sampled_gw(
+    X_source: Any,  # noqa: N803 - the names of the published design
+    X_target: Any,  # noqa: N803
+    *,
+    distance_mode: DistanceName = "dijkstra",
+    M: int | None = None,  # noqa: N803
+    alpha: float = 0.9,
+    C_linear: Any = None,  # noqa: N803
+    fgw_alpha: float | None = None,
+    epsilon: float | Literal["auto"] = "auto",
+    k: int | None = None,
+    n_landmarks: int | None = None,
+    s_shared: int | None = None,
+    semi_relaxed: bool = False,
+    rho: float | None = None,
+    differentiable: bool = False,
+    multiscale: bool = True,
+    lambda_ema_beta: float | None = None,
+    mixed_precision: bool = False,
+    log: bool = False,
+    random_state: int | torch.Generator | None = None,
+) -> GWResult:
+    """Solve with a sampled gradient, by the keyword names of the published sampled design.
+
+    A thin layer over :func:`torchgw.solve`, for code that has those names. New code is better off
+    with ``solve``, whose names are the field's and which takes an exact gradient where one fits.
+
+    Parameters
+    ----------
+    X_source, X_target : array-like, shapes (n, d) and (m, d')
+        ``X`` and ``Y``.
+    distance_mode : str
+        ``distances``.
+    M : int, optional
+        Anchor pairs, ``n_anchors``. Not the linear cost.
+    alpha : float in (0, 1]
+        Step size, ``momentum``: the share of the anchors redrawn in an iteration. It averages the
+        plan that the gradient is taken at, on the sample; potentials are never damped, which would
+        only slow down the approach to the same point.
+    C_linear : array-like, shape (n, m), optional
+        The linear cost, ``M`` of ``solve``.
+    fgw_alpha : float in [0, 1], optional
+        Weight of the linear term, so ``alpha = 1 - fgw_alpha`` of ``solve`` and of POT; 0.5 with
+        ``C_linear``. Any weight may be 0 or 1: no ratio alpha / (1 - alpha) is formed.
+    epsilon : float or "auto"
+        ``epsilon``, in units of squared distances that are scaled once, not by the maximum of every
+        sample.
+    k : int, optional
+        ``n_neighbors``.
+    n_landmarks : int, optional
+        With distance_mode="landmark".
+    s_shared, lambda_ema_beta
+        Only ``None``. Anchors are pairs drawn from one plan, so that there is no second sample to
+        share; and the unit of epsilon is fixed, so that there is no running scale to average.
+    semi_relaxed : bool
+        ``unbalanced=(inf, rho)``: the source marginal is exact, the target alone is relaxed, or
+        free without ``rho``.
+    rho : float, optional
+        Weight of the divergence of marginals; without ``semi_relaxed``, ``unbalanced=rho`` for
+        both sides. A penalty, not a damping of the iteration.
+    differentiable : bool
+        ``differentiable="value"``: ``result.loss`` carries gradients to the points, by fresh
+        anchors, for distances that have gradients. Needs a number for ``epsilon``.
+    multiscale : bool
+        Only ``True``: large problems with factors begin on a subsample by themselves; others have
+        nothing to begin on.
+    mixed_precision : bool
+        ``precision="mixed"``: float32 iterations, float64 marginals and values.
+    log : bool
+        No effect: the result is one object with everything, also ``result.log``, never a tuple.
+    random_state : int, torch.Generator or None
+        As in ``solve``: reproducible without a global seed.
+
+    Returns
+    -------
+    GWResult
+
+    Raises
+    ------
+    UnsupportedError
+        For values that have no meaning here; the message says what to use.
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(80, 3)) * [1, 2, 4]
+    >>> result = torchgw.sampled_gw(
+    ...     X, X[::-1], distance_mode="euclidean", M=200, epsilon=0.05, random_state=0
+    ... )
+    >>> result.gradient
+    'sampled'
+    """
+    for name, value in (("s_shared", s_shared), ("lambda_ema_beta", lambda_ema_beta)):
+        if value is not None:
+            raise UnsupportedError(
+                f"`{name}={value!r}` has no meaning here: anchors are pairs from one plan, and "
+                "epsilon has a fixed unit. Drop it; `M` sets the number of anchors."
+            )
+    unbalanced: float | tuple[float, float] | None = rho
+    if semi_relaxed:
+        unbalanced = (math.inf, 0.0 if rho is None else rho)
+    if not multiscale:
+        raise UnsupportedError(
+            "`multiscale=False` is not available: large problems with factors begin on a subsample."
+            " Pass a plan as `init` to `torchgw.solve` to begin elsewhere."
+        )
+    known = isinstance(fgw_alpha, Real) and 0 <= fgw_alpha <= 1
+    if fgw_alpha is not None and not known:
+        raise InvalidInputError(f"`fgw_alpha` must be in [0, 1]; got {fgw_alpha!r}.")
+    if fgw_alpha and C_linear is None:
+        raise InvalidInputError(
+            f"`fgw_alpha={fgw_alpha}` weighs a linear cost, and none was given. Pass `C_linear`."
+        )
+    return solve(
+        X_source,
+        X_target,
+        distances=distance_mode,
+        gradient="sampled",
+        n_anchors=M,
+        momentum=alpha,
+        M=C_linear,
+        alpha=None if fgw_alpha is None or C_linear is None else 1 - fgw_alpha,
+        epsilon=epsilon,
+        n_neighbors=k,
+        n_landmarks=n_landmarks,
+        differentiable="value" if differentiable else None,
+        unbalanced=unbalanced,
+        precision="mixed" if mixed_precision else "auto",
+        random_state=random_state,
+    )

@@ -1,0 +1,342 @@
+"""The entry point for plans of low rank, and where they start."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw._api import solve
+from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
+from torchgw._boundary.checks import check_count, check_positive, reject_unknown
+from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
+from torchgw._problem.given import DistanceName
+from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
+from torchgw._problem.problem import Problem
+from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.result import GWResult
+from torchgw._results.storage import stored, write_result
+from torchgw._sinkhorn.cost import Cost
+from torchgw._typing import Marginals, Seed
+from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["LowRankResult", "solve_low_rank"]
+
+# Points per side that the start is found among.
+_COARSE_POINTS = 300
+# Rounds in which medoids move.
+_MEDOID_STEPS = 10
+# Share of the start that is spread over all groups: a mirror step cannot leave zero.
+_SPREAD = 1e-3
+
+
+@stored
+@dataclass(frozen=True, repr=False, eq=False)
+class LowRankResult:
+    """Outcome of :func:`torchgw.solve_low_rank`.
+
+    Attributes
+    ----------
+    lazy_plan : LowRankPlan, shape (n, m)
+    value : float
+        value_quad + value_linear, the objective; there is no entropy.
+    value_quad, value_linear : float
+        alpha * <L(P), P> and (1 - alpha) * <M, P>, exact for the distances' factors.
+    marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
+        Mass that the plan actually moves out of and into every point.
+    marginal_error : float
+        Larger of the L1 distances of these to the weights.
+    scale : tuple of float
+        Factors that multiplied the distances of X and of Y.
+    converged : bool
+        Whether the objective had stopped falling.
+    history : tuple of float
+        Objective at each iteration.
+    """
+
+    lazy_plan: LowRankPlan
+    value_quad: float
+    value_linear: float
+    marginal_a: Tensor
+    marginal_b: Tensor
+    marginal_error: float
+    scale: tuple[float, float]
+    converged: bool
+    history: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """Transport objective of the plan."""
+        return self.value_quad + self.value_linear
+
+    @property
+    def plan(self) -> Tensor:
+        """The (n, m) matrix, built on demand."""
+        return self.lazy_plan.to_dense()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a file that :func:`torchgw.load` reads, linear in n + m.
+
+        Raises
+        ------
+        InvalidInputError
+            If the path cannot be written.
+        """
+        write_result(path, self)
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        n, m = self.lazy_plan.shape
+        ended = "converged" if self.converged else "not converged"
+        return (
+            f"LowRankResult({n} x {m}, rank={len(self.lazy_plan.g)}, value={self.value:.6g}, "
+            f"marginal_error={self.marginal_error:.2g}, {ended} after {len(self.history)} steps)"
+        )
+
+
+@reject_unknown
+def solve_low_rank(
+    X: Any = None,  # noqa: N803 - the names of the field
+    Y: Any = None,  # noqa: N803
+    *,
+    rank: int,
+    a: Any = None,
+    b: Any = None,
+    distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
+    D_X: Any = None,  # noqa: N803
+    D_Y: Any = None,  # noqa: N803
+    M: Any = None,  # noqa: N803
+    features: tuple[Any, Any] | None = None,
+    feature_metric: FeatureMetric = "sqeuclidean",
+    alpha: float | None = None,
+    n_neighbors: int | None = None,
+    n_landmarks: int | None = None,
+    scale: ScaleName | None = "auto",
+    init: Any = None,
+    max_iter: int = 500,
+    tol: float = 1e-4,
+    device: Any = None,
+    random_state: Seed | None = None,
+) -> LowRankResult:
+    """Align two datasets by a plan of low rank, in time and memory linear in n + m.
+
+    Minimises alpha <L(P), P> + (1 - alpha) <M, P> over P = Q diag(1/g) R' with ``rank`` groups: a
+    coupling Q of the source with the groups, R of the target with them, and g the groups' masses.
+
+    Parameters
+    ----------
+    X, Y, a, b, distances, D_X, D_Y, M, features, feature_metric, alpha, n_neighbors, n_landmarks, \
+scale, device
+        As in :func:`torchgw.solve`. Linear time needs distances with factors ("sqeuclidean",
+        "cosine", "landmark") and features instead of ``M``; ``"auto"`` is all pairs of up to 3,000
+        points on every device.
+    rank : int
+        Number of groups, at most the smaller of n and m.
+    init : GWResult or LowRankResult, optional
+        Where to start. By default a solve among 300 points of each side, whose partners' groups the
+        other points join.
+    max_iter : int
+        Mirror steps at most.
+    tol : float
+        Relative decrease of the objective over 20 steps at which to stop.
+    random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
+        Draws the points of the default start.
+
+    Returns
+    -------
+    LowRankResult
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If ``max_iter`` steps were not enough.
+
+    Notes
+    -----
+    The problem and its mirror descent are those of [1]_. There is no entropy: the rank alone blurs
+    the plan. docs/low-rank.md says when that is worth it.
+
+    References
+    ----------
+    .. [1] M. Scetbon, G. Peyre, M. Cuturi. Linear-time Gromov Wasserstein distances using low rank
+       couplings and costs. ICML 2022.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(60, 3)) * [1, 2, 4]
+    >>> result = torchgw.solve_low_rank(X, X[::-1], rank=5, distances="cosine", random_state=0)
+    >>> result.lazy_plan
+    LowRankPlan(shape=(60, 60), rank=5, cpu)
+    """
+    check_count("rank", rank)
+    check_count("max_iter", max_iter)
+    check_positive("tol", tol, "small values mean more steps")
+    pair = check_features(features, feature_metric)
+    where = resolve_device(device, X, Y, D_X, D_Y)
+    generator, seed = make_generator(random_state, where)
+    options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
+    with torch.no_grad():
+        sides = build_providers(
+            (X, Y), (D_X, D_Y), distances, options, where, lambda _, since: since
+        )
+        source, target = (side.to(where, torch.float64) for side in sides.providers)
+        marginals = Marginals(
+            as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
+        )
+        linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
+        problem = Problem(source, target, marginals, check_alpha(alpha, linear), linear)
+        if rank > min(source.n, target.n):
+            raise InvalidInputError(
+                f"`rank` must be at most the number of points of either side, "
+                f"{min(source.n, target.n)}; got {rank}."
+            )
+        if init is None:
+            start = _coarse_start(problem, rank, generator, seed)
+        else:
+            start = _given_start(init, problem, rank, generator)
+        outcome = descend(problem, start, max_iter, tol)
+        plan = LowRankPlan(*(part.exp() for part in outcome.plan))
+        masses = plan.marginals()
+    if not outcome.converged:
+        warn_user(
+            f"The objective still fell after {max_iter} steps: raise `max_iter`, or loosen `tol`.",
+            ConvergenceWarning,
+        )
+    error = max(
+        float((mass - weight).abs().sum()) for mass, weight in zip(masses, marginals, strict=True)
+    )
+    return LowRankResult(
+        lazy_plan=plan,
+        value_quad=problem.alpha * outcome.quadratic,
+        value_linear=(1 - problem.alpha) * outcome.linear,
+        marginal_a=masses[0],
+        marginal_b=masses[1],
+        marginal_error=error,
+        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        converged=outcome.converged,
+        history=outcome.history,
+    )
+
+
+def _coarse_start(
+    problem: Problem, rank: int, generator: torch.Generator, seed: int
+) -> Factorisation:
+    """Solve among a few points of each side; every point joins the group of the nearest of them."""
+    count = max(_COARSE_POINTS, 2 * rank)
+    near = [
+        _cover(side, weight, min(side.n, count), generator)
+        for side, weight in zip((problem.source, problem.target), problem.marginals, strict=True)
+    ]
+    tables, masses = [], []
+    for side, weight, (index, nearest) in zip(
+        (problem.source, problem.target), problem.marginals, near, strict=True
+    ):
+        table = side.columns(index)[index]
+        tables.append(PrecomputedDistance(((table + table.T) / 2).clamp_min(0)))
+        mass = torch.zeros_like(weight[index]).index_add_(0, nearest, weight)
+        masses.append(mass / mass.sum())
+    linear = _among(problem.linear, near[0][0], near[1][0])
+    with warnings.catch_warnings():
+        # it is a start, whatever its accuracy
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        coarse = solve(
+            D_X=tables[0], D_Y=tables[1], a=masses[0], b=masses[1], M=linear,
+            alpha=problem.alpha if linear is not None else None, random_state=seed, tol=1e-3,
+        )  # fmt: skip
+    groups = _groups(tables[0].matrix(), masses[0], rank)
+    indicator = torch.nn.functional.one_hot(groups, rank).double()
+    conditional = coarse.lazy_plan.T.barycentric(indicator)
+    return _spread(indicator[near[0][1]], conditional[near[1][1]], problem.marginals)
+
+
+def _given_start(
+    init: Any, problem: Problem, rank: int, generator: torch.Generator
+) -> Factorisation:
+    """Group the source and let the target follow a given plan."""
+    shape = problem.source.n, problem.target.n
+    if not isinstance(init, (GWResult, LowRankResult)):
+        raise InvalidTypeError(
+            f"`init` must be a GWResult or a LowRankResult; got {type(init).__name__}."
+        )
+    plan = init.lazy_plan
+    if plan.shape != shape:
+        raise InvalidInputError(f"`init` must have a plan of shape {shape}; got {plan.shape}.")
+    if isinstance(plan, LowRankPlan) and len(plan.g) == rank:
+        parts = (part.to(problem.source.device, torch.float64) for part in (plan.Q, plan.R, plan.g))
+        return Factorisation(*(part.log() for part in parts))
+    count = max(_COARSE_POINTS, 2 * rank)
+    size = min(problem.source.n, count)
+    index, nearest = _cover(problem.source, problem.marginals.a, size, generator)
+    table = problem.source.columns(index)[index]
+    groups = _groups(table, torch.bincount(nearest, minlength=size).double(), rank)
+    indicator = torch.nn.functional.one_hot(groups[nearest], rank).double()
+    shares = (plan.T @ indicator).to(indicator.device)
+    mass = shares.sum(1, keepdim=True)
+    # a point that nothing leads to may join any group
+    conditional = torch.where(mass > 0, shares / mass, 1 / rank)
+    return _spread(indicator, conditional, problem.marginals)
+
+
+def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:
+    """Return the factorisation of conditional groups of both sides, (n, r) and (m, r)."""
+    g = marginals.a @ near
+    g = (1 - _SPREAD) * g + _SPREAD / len(g)
+    parts = [
+        weight[:, None] * ((1 - _SPREAD) * part + _SPREAD * g)
+        for weight, part in zip(marginals, (near, far), strict=True)
+    ]
+    return Factorisation(parts[0].log(), parts[1].log(), g.log())
+
+
+def _cover(
+    side: DistanceProvider, weights: Tensor, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw points, and return them with the position of the nearest of them to every point."""
+    drawn = torch.multinomial(weights, min(count, int((weights > 0).sum())), generator=generator)
+    best = torch.full_like(weights, torch.inf)
+    nearest = torch.zeros_like(weights, dtype=torch.int64)
+    for start, block in zip(range(0, len(drawn), 64), drawn.split(64), strict=True):
+        value, place = side.columns(block).min(dim=1)
+        closer = value < best
+        best = torch.where(closer, value, best)
+        nearest = torch.where(closer, start + place, nearest)
+    # approximate distances of a point to itself need not be the smallest
+    nearest[drawn] = torch.arange(len(drawn), device=drawn.device)
+    return drawn, nearest
+
+
+def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
+    """Group points around medoids, which begin as farthest points; return the group of each."""
+    assert table is not None
+    centres = [int(masses.argmax())]
+    closest = table[centres[0]].clone()
+    while len(centres) < rank:
+        centres.append(int(closest.argmax()))
+        closest = torch.minimum(closest, table[centres[-1]])
+    medoids = torch.tensor(centres, device=table.device)
+    groups = table[medoids].argmin(0)
+    for _ in range(_MEDOID_STEPS):
+        member = torch.nn.functional.one_hot(groups, rank).bool()
+        total = table.square() @ (masses[:, None] * member)
+        best = total.masked_fill(~member, torch.inf).argmin(0)
+        medoids = torch.where(member.any(0), best, medoids)
+        groups = table[medoids].argmin(0)
+    return groups
+
+
+def _among(linear: Cost | None, source: Tensor, target: Tensor) -> Tensor | None:
+    if linear is None:
+        return None
+    return linear.rows(source).transpose().rows(target).dense().matrix.T

@@ -1,0 +1,337 @@
+"""Command line: ``torchgw align`` matches two files; other commands read what it writes.
+
+Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
+is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import torchgw
+from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.console import messages, progress
+from torchgw._errors import PlanTooLargeError, TorchGWError
+from torchgw.cli._commands import add_commands, add_output_options, check_picture, positive
+from torchgw.cli._completion import add_completion
+from torchgw.cli._files import check_output, read_array, read_weights
+
+if TYPE_CHECKING:
+    from torchgw._results.result import GWResult
+
+__all__ = ["main"]
+
+EXIT_CONVERGED = 0
+EXIT_INCOMPLETE = 1
+EXIT_REFUSED = 2
+# 128 and the number of the signal, as shells have it
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+
+_EXIT_CODES = """exit codes:
+  0  converged
+  1  not converged, or without the dense plan that was asked for; the result is written
+  2  bad usage or input, or a solve that was refused; nothing is written
+  130  interrupted; nothing is written
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        The arguments after the program's name; None takes those of the process.
+
+    Returns
+    -------
+    int
+        The exit code. Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        with messages(options.verbose, options.quiet):
+            code = int(options.run(options))
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        # who read has closed the pipe, as head does; at exit Python would flush into it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except (TorchGWError, OSError) as error:
+        print(f"torchgw: error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        print("torchgw: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="torchgw",
+        description="Gromov-Wasserstein optimal transport.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"torchgw {torchgw.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_align(
+        commands.add_parser(
+            "align",
+            help="match the rows of two files",
+            description="Match the rows of two files by the distances inside each.",
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    _add_demo(
+        commands.add_parser(
+            "demo",
+            help="match a spiral with a Swiss roll and draw it",
+            description="Match a spiral with a Swiss roll, print how well, and draw the match.",
+        )
+    )
+    add_commands(commands)
+    add_completion(commands, parser)
+    return parser
+
+
+def _add_align(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``torchgw align``."""
+    parser.set_defaults(run=_align)
+    parser.add_argument(
+        "X",
+        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
+        "with .gz, .parquet or file.h5ad:obsm/NAME",
+    )
+    parser.add_argument("Y", help="target, in the same forms")
+    parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
+    parser.add_argument(
+        "--distance-matrices",
+        action="store_true",
+        help="X and Y are square matrices of distances, not points",
+    )
+    parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
+    parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
+    parser.add_argument(
+        "--linear-cost", metavar="FILE", help="n x m linear cost M between the sides"
+    )
+    stored = parser.add_argument_group("what else is stored")
+    stored.add_argument("--dense", action="store_true", help="store all that is n x m or n x n")
+    stored.add_argument("--plan", action="store_true", help="store the dense plan")
+    stored.add_argument(
+        "--sparse-topk",
+        type=positive,
+        metavar="K",
+        help="store the K largest entries of every row of the plan",
+    )
+    solver = parser.add_argument_group("solver, with the defaults of torchgw.solve")
+    names = _add_solve_options(solver)
+    parser.set_defaults(solve_options=names)
+    add_output_options(parser)
+
+
+def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
+    """Add the options that go to `torchgw.solve`, and return their names there.
+
+    Without a default an option that was not given is absent, so the defaults live in one place.
+    """
+    names = []
+
+    def add(flag: str, **settings: Any) -> None:
+        names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
+
+    add(
+        "--distances",
+        type=_pair,
+        help="auto, precomputed, dijkstra or landmark (geodesics on a neighbour graph), euclidean, "
+        "sqeuclidean or cosine; or two of these, for X and Y: euclidean,cosine",
+    )
+    add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
+    add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
+    add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
+    add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
+    add("--gradient", help="auto, dense, factored or sampled")
+    add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
+    add("--momentum", type=float, help="share of the anchors redrawn in each iteration")
+    add("--n-init", type=int, metavar="K", help="starts on a coarse problem")
+    add("--regularization", help="entropic or proximal")
+    add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
+    add("--disconnected", help="stitch or fill")
+    add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
+    add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
+    add(
+        "--unbalanced",
+        type=_penalties,
+        metavar="RHO[,RHO]",
+        help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
+    )
+    add("--loss", help="square, kl or absolute: how distances of the two sides are compared")
+    add("--min-iter", type=int, help="iterations before a sampled solve may stop")
+    add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
+    add("--storage", help="auto, stored or streamed")
+    add("--max-iter", type=int, help="largest number of outer iterations")
+    add("--tol", type=float, help="tolerance of the outer iterations")
+    add("--objective-tol", type=float, help="decrease of the objective that goes on; 0 for any")
+    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
+    add("--inner-tol", type=float, help="tolerance of the marginals")
+    add("--backend", help="auto, triton, compile or eager")
+    add("--device", help="torch device, such as cpu or cuda:0")
+    add("--precision", help="auto, mixed, float64 or float32")
+    add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
+    return tuple(names)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``torchgw demo``."""
+    parser.set_defaults(run=_demo)
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
+    parser.add_argument("--n", type=positive, default=400, help="points of the spiral")
+    parser.add_argument("--m", type=positive, default=500, help="points of the Swiss roll")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
+    add_output_options(parser)
+
+
+def _align(options: argparse.Namespace) -> int:
+    """Match two files and write the result."""
+    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
+    check_output(options.output, (".npz",), *inputs)
+    sides = read_array(options.X), read_array(options.Y)
+    settings = _solve_settings(options)
+    weights: dict[str, Any] = {
+        name: read_weights(file)
+        for name, file in (("a", options.a), ("b", options.b))
+        if file is not None
+    }
+    if options.linear_cost is not None:
+        weights["M"] = read_array(options.linear_cost)
+    names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
+    given: dict[str, Any] = dict(zip(names, sides, strict=True))
+    with progress(options.quiet) as report:
+        result = torchgw.solve(**given, **weights, **settings, callback=report)
+    contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
+    complete = _add_plan(contents, result, options)
+    result.save(options.output, dense=options.dense, extra=contents)
+    if not options.quiet:
+        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"value            {float(result.value):.6g}")
+        print(f"marginal error   {float(result.marginal_error):.2e}")
+        print(f"iterations       {result.n_iters}")
+        print(f"written          {options.output}")
+    return EXIT_CONVERGED if result.converged and complete else EXIT_INCOMPLETE
+
+
+def _demo(options: argparse.Namespace) -> int:
+    """Match a spiral with a Swiss roll, report and draw."""
+    check_picture(options.output)
+    from scipy.stats import spearmanr
+
+    from torchgw.datasets import spiral, swiss_roll
+    from torchgw.plotting import plot_demo
+
+    X, source_angle = spiral(options.n, random_state=options.seed)
+    Y, target_angle = swiss_roll(options.m, random_state=options.seed + 1)
+    start = time.perf_counter()
+    with progress(options.quiet) as report:
+        result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
+    seconds = time.perf_counter() - start
+    matched_angle = target_angle[to_numpy(result.lazy_plan.argmax(axis=1))]
+    correlation = float(spearmanr(source_angle, matched_angle).statistic)
+    plot_demo(result, X, Y, colour=source_angle).savefig(options.output, dpi=130)
+    if not options.quiet:
+        print(f"spiral {options.n} -> Swiss roll {options.m}")
+        print(f"Spearman         {correlation:+.4f}  (matched angle against true angle)")
+        print(f"GW value         {float(result.value):.6g}")
+        print(f"marginal error   {float(result.marginal_error):.2e}")
+        print(f"time             {seconds:.2f} s")
+        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"written          {options.output}")
+    return EXIT_CONVERGED if result.converged else EXIT_INCOMPLETE
+
+
+def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what every output file holds."""
+    if "unbalanced" in settings:
+        # JSON has no infinity
+        settings = {**settings, "unbalanced": str(settings["unbalanced"])}
+    resolved = {
+        **settings,
+        "random_state": result.random_state,
+        "gradient_used": result.gradient,
+        "backend_used": result.backend,
+        "precision_used": result.precision,
+        "scale_used": result.scale,
+        "torchgw": torchgw.__version__,
+    }
+    potentials, marginals = result.potentials, result.marginals
+    return {
+        "value": np.asarray(float(result.value)),
+        "f": to_numpy(potentials[0]),
+        "g": to_numpy(potentials[1]),
+        "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
+        "epsilon": np.asarray(float(result.epsilon)),
+        "converged": np.asarray(bool(result.converged)),
+        "status": np.asarray(result.status.name),
+        "advice": np.asarray(result.status.advice),
+        "marginal_error": np.asarray(float(result.marginal_error)),
+        "marginal_a": to_numpy(marginals[0]),
+        "marginal_b": to_numpy(marginals[1]),
+        "n_iters": np.asarray(int(result.n_iters)),
+        "settings": np.asarray(json.dumps(resolved)),
+    }
+
+
+def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Namespace) -> bool:
+    """Add what was asked for of the plan; False if the dense plan would not fit."""
+    if options.sparse_topk is not None:
+        count = min(options.sparse_topk, result.lazy_plan.shape[1])
+        values, indices = result.lazy_plan.topk(count)
+        contents["topk_values"], contents["topk_indices"] = to_numpy(values), to_numpy(indices)
+    if options.plan:
+        # The solve may have taken hours: what there is of its result is worth writing.
+        try:
+            contents["plan"] = to_numpy(result.plan)
+        except PlanTooLargeError as error:
+            print(f"torchgw: the plan is not stored: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `torchgw.solve` that were given."""
+    settings = {
+        name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
+    }
+    if settings.get("scale") == "none":
+        settings["scale"] = None
+    return settings
+
+
+def _number_or_auto(text: str) -> float | str:
+    """Read a number, or the word auto."""
+    return text if text == "auto" else float(text)
+
+
+def _penalties(text: str) -> float | tuple[float, ...]:
+    """Read one number, or some joined by commas."""
+    numbers = tuple(float(part) for part in text.split(","))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _pair(text: str) -> str | tuple[str, str]:
+    """Read one name, or two joined by a comma."""
+    names = text.split(",")
+    if len(names) > 2:
+        raise argparse.ArgumentTypeError(f"one name or two, got {text}")
+    return names[0] if len(names) == 1 else (names[0], names[1])

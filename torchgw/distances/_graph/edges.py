@@ -1,0 +1,123 @@
+"""A symmetric graph as tensors, on the device where it is used."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+__all__ = ["Edges", "components", "from_csr", "hooked_components", "symmetric_edges", "with_edges"]
+
+
+class Edges(NamedTuple):
+    """Both directions of every edge, sorted by first and second vertex."""
+
+    start: Tensor  # (n + 1,) int64, first edge of each vertex
+    vertex: Tensor  # (e,) int64, where each edge leads to
+    length: Tensor  # (e,) float64
+
+    @property
+    def n(self) -> int:
+        """Number of vertices."""
+        return len(self.start) - 1
+
+    @property
+    def degree(self) -> Tensor:
+        """Edges of each vertex, shape (n,)."""
+        return self.start.diff()
+
+    @property
+    def source(self) -> Tensor:
+        """Vertex that each edge leads from, shape (e,)."""
+        vertices = torch.arange(self.n, device=self.start.device)
+        return vertices.repeat_interleave(self.degree, output_size=len(self.vertex))
+
+    def to(self, device: torch.device) -> Edges:
+        """Return the same graph on another device."""
+        return Edges(*(part.to(device) for part in self))
+
+    def csr(self) -> csr_matrix:
+        """Return the graph as a SciPy matrix, which keeps edges of length zero."""
+        start, vertex, length = (part.cpu().numpy() for part in self)
+        # SciPy would look for the smallest index type itself, by reading all of them
+        kind = np.int32 if max(len(vertex), self.n) < 2**31 else np.int64
+        return csr_matrix((length, vertex.astype(kind), start.astype(kind)), shape=(self.n, self.n))
+
+
+def from_csr(graph: csr_matrix) -> Edges:
+    """Return a symmetric SciPy matrix as tensors on the CPU."""
+    if not graph.has_canonical_format:
+        graph = graph.copy()
+        graph.sum_duplicates()
+    return Edges(
+        torch.from_numpy(graph.indptr.astype(np.int64)),
+        torch.from_numpy(graph.indices.astype(np.int64)),
+        torch.from_numpy(graph.data),
+    )
+
+
+def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> Edges:
+    """Return the union of directed edges and their reverses.
+
+    Parameters
+    ----------
+    n : int
+        Number of vertices, at most 2^31.
+    source, target : Tensor of int64, shape (e,)
+    length : Tensor of float64, shape (e,)
+        Edges that are given more than once, in either direction, have one length.
+    """
+    key = torch.cat([source * n + target, target * n + source])
+    key, order = key.sort()
+    first = torch.ones_like(key, dtype=torch.bool)
+    first[1:] = key[1:] != key[:-1]
+    key = key[first]
+    vertices = torch.arange(n + 1, device=key.device)
+    return Edges(
+        torch.searchsorted(key, vertices * n), key % n, torch.cat([length, length])[order[first]]
+    )
+
+
+def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> Edges:
+    """Return a graph with some more edges, in both directions, that it did not have."""
+    n = edges.n
+    key, order = torch.cat([source * n + target, target * n + source]).sort()
+    at = torch.searchsorted(edges.source * n + edges.vertex, key)
+    at += torch.arange(len(key), device=key.device)
+    old = torch.ones(len(edges.vertex) + len(key), dtype=torch.bool, device=key.device)
+    old[at] = False
+    vertex = torch.empty(len(old), dtype=torch.int64, device=key.device)
+    lengths = torch.empty(len(old), dtype=torch.float64, device=key.device)
+    vertex[old], vertex[at] = edges.vertex, key % n
+    lengths[old], lengths[at] = edges.length, torch.cat([length, length])[order]
+    before = torch.searchsorted(key, torch.arange(n + 1, device=key.device) * n)
+    return Edges(edges.start + before, vertex, lengths)
+
+
+def components(edges: Edges) -> tuple[int, Tensor]:
+    """Return the number of connected components and the component of each vertex, shape (n,)."""
+    if edges.start.device.type == "cpu":
+        count, labels = connected_components(edges.csr(), directed=False)
+        return int(count), torch.from_numpy(labels.astype(np.int64))
+    return hooked_components(edges)
+
+
+def hooked_components(edges: Edges) -> tuple[int, Tensor]:
+    """Return the same as :func:`components`, by parallel operations on any device."""
+    # The smallest vertex of each tree hooks on to a smaller neighbouring one, and trees are
+    # flattened by pointer jumping, until all edges lie inside.
+    source, target = edges.source, edges.vertex
+    root = torch.arange(edges.n, device=source.device)
+    while True:
+        ends = root[source], root[target]
+        if torch.equal(*ends):
+            break
+        root.scatter_reduce_(0, ends[0], ends[1], "amin")
+        while not torch.equal(above := root[root], root):
+            root = above
+    names, labels = root.unique(return_inverse=True)
+    return len(names), labels

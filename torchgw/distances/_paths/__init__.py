@@ -1,0 +1,5 @@
+"""Shortest paths in a graph."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

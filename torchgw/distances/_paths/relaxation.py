@@ -1,0 +1,221 @@
+"""Shortest paths from many sources at once, by rounds of edge relaxation on a GPU.
+
+Dijkstra's queue serialises; Bellman and Ford's relaxation does the same work for all vertices and
+sources in parallel. Vertices that are near in the graph are kept in one tile, and a round visits
+the tiles in which something may change: those that the front of some source is passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._tensors.cuda_graphs import capture
+from torchgw.distances._graph.edges import Edges
+
+__all__ = ["Relaxation"]
+
+# Rounds between two looks at whether anything still changes.
+_ROUNDS = 16
+# Edges of a row of the table, as a share of the mean degree. A vertex with more has several rows.
+_SPARE = 1.25
+_MOST_EDGES = 32
+# Path length by which a round goes further, in mean edge lengths. Extending long paths before the
+# short ones are final would be work to do again; a GPU that few vertices leave idle can do it.
+_STEP = 4.0
+_IDLE_ROWS = 2**17
+_IDLE_STEP = 16.0
+# So many sources on a table of so few rows are found by one launch, a program for each source; on
+# more rows a program's passes take too long.
+_ONE_LAUNCH_ROWS = 768
+_ONE_LAUNCH_SOURCES = 128
+# Sources that a table has room for at least, on so few rows that recording another graph of
+# launches takes longer than the rounds of some empty columns do.
+_SHARED_SOURCES = 16
+_SHARED_ROWS = 2**16
+# Bytes of the (rows, sources) table of path lengths.
+_TABLE_BYTES = 2**30
+
+
+class _Plan(NamedTuple):
+    """What a number of sources needs, kept for the next request."""
+
+    distance: Tensor  # (rows, sources) float64
+    pending: Tensor  # (tiles, source blocks) float32, shortest path that each has to extend
+    threshold: Tensor  # (1,) float32, path length that the rounds have come to
+    advance: Callable[[], None]
+
+
+class Relaxation:
+    """A graph laid out for relaxation on one device.
+
+    Parameters
+    ----------
+    edges : Edges
+        Laid out on the device where they are.
+    order : Tensor of int64, shape (n,), optional
+        Vertices in an order in which near ones follow each other; as numbered by default.
+    kernel : bool, optional
+        Whether to use the Triton kernel; by default on a GPU with Triton.
+    device : torch.device, optional
+        Where to work, by default where the edges are.
+
+    Notes
+    -----
+    The graph becomes a rectangular table of neighbours. A vertex with more neighbours than columns
+    has several rows, each joined to the next by an edge of length zero. High dimensions have such
+    hubs: the nearest neighbour of thousands.
+    """
+
+    def __init__(
+        self,
+        edges: Edges,
+        order: Tensor | None = None,
+        *,
+        kernel: bool | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.n = edges.n
+        here = edges.start.device
+        self.device = device or here
+        if order is not None:
+            order = order.to(here)
+            edges = _renumbered(edges, order)
+        width = _table_width(edges)
+        degree = edges.degree
+        # two columns of a vertex with several rows join them
+        most = torch.where(degree <= width, width, width - 2)
+        rows = (degree + most - 1).div(most, rounding_mode="floor").clamp_(min=1)
+        first = rows.cumsum(0) - rows
+        self._rows = int(rows.sum())
+        source = edges.source
+        position = torch.arange(len(source), device=here) - edges.start[source]
+        row = first[source] + position.div(most[source], rounding_mode="floor")
+        # the other end of an edge is the row that holds the same edge in reverse
+        mirror = torch.empty_like(row)
+        mirror[(edges.vertex * self.n + source).argsort()] = row
+        itself = torch.arange(self._rows, dtype=torch.int32, device=here)
+        # a row is its own neighbour at distance zero where it has none: nothing changes
+        neighbour = itself[:, None].repeat(1, width)
+        length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
+        column = position % most[source]
+        neighbour[row, column] = mirror.int()
+        length[row, column] = edges.length
+        vertex = torch.arange(self.n, device=here).repeat_interleave(rows)
+        joined = itself[1:][vertex[1:] == vertex[:-1]].long()
+        neighbour[joined, width - 2] = (joined - 1).int()
+        neighbour[joined - 1, width - 1] = joined.int()
+        if order is not None:
+            first = torch.empty_like(first).scatter_(0, order, first)
+        self._neighbour, self._length, self._row_of = (
+            part.to(self.device) for part in (neighbour, length, first)
+        )
+        self._plans: dict[int, _Plan] = {}
+        step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
+        self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
+        self._kernel: Any = None
+        if kernel is None:
+            kernel = self.device.type == "cuda" and find_spec("triton") is not None
+        if kernel:
+            from torchgw.distances._paths import relaxation_triton
+
+            self._kernel = relaxation_triton
+
+    def columns(self, sources: Tensor) -> Tensor:
+        """Return D[:, sources], shape (n, s), float64; infinite where there is no path."""
+        most = max(1, _TABLE_BYTES // (8 * self._rows))
+        parts = [self._solve(part) for part in sources.split(most)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _solve(self, sources: Tensor) -> Tensor:
+        row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
+        if self._kernel is None:
+            distance = torch.full(
+                (self._rows, len(sources)), torch.inf, dtype=torch.float64, device=self.device
+            )
+            distance[row, column] = 0
+            while self._relax_(distance):
+                pass
+            return distance[self._row_of]
+        if self._rows <= _ONE_LAUNCH_ROWS and len(sources) >= _ONE_LAUNCH_SOURCES:
+            distance = torch.full(
+                (len(sources), self._rows), torch.inf, dtype=torch.float64, device=self.device
+            )
+            distance[column, row] = 0
+            self._kernel.relax_rows_(distance, self._neighbour, self._length)
+            return distance[:, self._row_of].T
+        width = len(sources)
+        if self._rows <= _SHARED_ROWS:
+            width = max(width, _SHARED_SOURCES)
+        if width not in self._plans:
+            self._plans[width] = self._prepare(width)
+        plan = self._plans[width]
+        plan.distance.fill_(torch.inf)
+        plan.distance[row, column] = 0
+        tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
+        near = self._neighbour[row].long() // self._kernel.ROWS
+        plan.pending[tile, block] = 0
+        plan.pending[near, block[:, None]] = 0
+        plan.threshold.fill_(0)
+        while float(plan.threshold) < torch.inf:
+            plan.advance()
+        return plan.distance[self._row_of, : len(sources)]
+
+    def _prepare(self, count: int) -> _Plan:
+        """Return a table of path lengths and what makes some rounds over the table."""
+        kernel = self._kernel
+        distance = torch.zeros(self._rows, count, dtype=torch.float64, device=self.device)
+        shape = 2, -(-self._rows // kernel.ROWS), -(-count // kernel.SOURCES)
+        pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
+        threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
+        tables = pending.unbind()
+
+        def rounds() -> None:
+            for number in range(_ROUNDS):
+                now, later = tables[number % 2], tables[1 - number % 2]
+                kernel.relax_(
+                    distance, self._neighbour, self._length, (now, later), threshold,
+                    number * self._step,
+                )  # fmt: skip
+            # nothing waits below the shortest pending path; infinity is the end
+            threshold.add_(_ROUNDS * self._step)
+            torch.maximum(threshold, pending[0].min(), out=threshold)
+            threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
+
+        if self.device.type != "cuda":
+            return _Plan(distance, tables[0], threshold, rounds)
+        # Launching a round from Python costs several times what it does. The first rounds, over
+        # nothing, compile it.
+        rounds()
+        recorded = capture(rounds, torch.cuda.Stream(self.device))
+        return _Plan(distance, tables[0], threshold, recorded.replay)
+
+    def _relax_(self, distance: Tensor) -> bool:
+        """Shorten every path by its best last edge; return whether any became shorter."""
+        step = max(1, _TABLE_BYTES // (8 * self._rows * self._neighbour.shape[1]))
+        changed = torch.zeros((), dtype=torch.bool, device=self.device)
+        for part in distance.split(step, dim=1):
+            shorter = (part[self._neighbour.long()] + self._length[:, :, None]).amin(dim=1)
+            changed |= (shorter < part).any()
+            torch.minimum(part, shorter, out=part)
+        return bool(changed)
+
+
+def _table_width(edges: Edges) -> int:
+    """Return the columns of the table: all edges of most vertices, and few left empty."""
+    mean = len(edges.vertex) / edges.n
+    width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
+    return max(3, min(width, int(edges.degree.max())))
+
+
+def _renumbered(edges: Edges, order: Tensor) -> Edges:
+    """Return the graph with vertex order[i] as number i."""
+    n = edges.n
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=order.device))
+    key, at = (rank[edges.source] * n + rank[edges.vertex]).sort()
+    start = torch.searchsorted(key, torch.arange(n + 1, device=order.device) * n)
+    return Edges(start, key % n, edges.length[at])

@@ -1,0 +1,151 @@
+"""Edge relaxation: rounds over the tiles where something may change, or all of it in one launch."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchgw._tensors.launch import launch
+
+__all__ = ["ROWS", "SOURCES", "relax_", "relax_rows_"]
+
+# Vertices and sources in a tile.
+ROWS = 64
+SOURCES = 8
+# Passes over a tile before its neighbours have their turn.
+_PASSES = 16
+
+
+@triton.jit
+def _relax_kernel(
+    distance,  # [n, s] path lengths so far, shortened in place
+    neighbour,  # [n, WIDTH] int32 vertices
+    length,  # [n, WIDTH] edge lengths
+    now,  # [tiles, source blocks] float32, shortest path that a visit would extend; cleared
+    later,  # [tiles, source blocks] the same for the next round
+    threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
+    ahead,
+    n,
+    s,
+    WIDTH: tl.constexpr,
+    PASSES: tl.constexpr,
+    ROWS: tl.constexpr,
+    SOURCES: tl.constexpr,
+):
+    """Shorten the paths of a tile by their last edges until it settles.
+
+    Programs read what others are writing. Lengths only fall, towards the same least fixed point in
+    any order, and whoever shortens a path has the tiles around it visited again.
+    """
+    tile, block = tl.program_id(0), tl.program_id(1)
+    blocks = tl.num_programs(1)
+    pending = tl.load(now + tile * blocks + block)
+    # all threads have read it before one of them clears it
+    tl.debug_barrier()
+    if pending == float("inf"):
+        return
+    tl.store(now + tile * blocks + block, float("inf"))
+    if pending > tl.load(threshold) + ahead:
+        tl.atomic_min(later + tile * blocks + block, pending)
+        return
+    row = tile * ROWS + tl.arange(0, ROWS)
+    vertex = row.to(tl.int64)
+    source = block * SOURCES + tl.arange(0, SOURCES)
+    here = row < n
+    inside = here[:, None] & (source < s)[None, :]
+    at = distance + vertex[:, None] * s + source[None, :]
+    least = tl.full((ROWS,), float("inf"), tl.float32)
+    passes = 0
+    going = 1
+    again = float("inf")
+    while going > 0:
+        old = tl.load(at, mask=inside, other=0.0)
+        best = old
+        for k in range(WIDTH):
+            other = tl.load(neighbour + vertex * WIDTH + k, mask=here, other=0).to(tl.int64)
+            edge = tl.load(length + vertex * WIDTH + k, mask=here, other=0.0)
+            path = tl.load(distance + other[:, None] * s + source[None, :], mask=inside, other=0.0)
+            best = tl.minimum(best, path + edge[:, None])
+        shorter = best < old
+        tl.store(at, best, mask=inside & shorter)
+        # the next pass of this program reads what all of its threads wrote
+        tl.debug_barrier()
+        found = tl.min(tl.where(shorter, best.to(tl.float32), float("inf")), axis=1)
+        least = tl.minimum(least, found)
+        again = tl.min(found, axis=0)
+        passes += 1
+        going = ((again < float("inf")) & (passes < PASSES)).to(tl.int32)
+    # if the last pass still changed something there has to be another visit
+    if again < float("inf"):
+        tl.atomic_min(later + tile * blocks + block, again)
+    if tl.min(least, axis=0) < float("inf"):
+        for k in range(WIDTH):
+            other = tl.load(neighbour + vertex * WIDTH + k, mask=here, other=0) // ROWS
+            wake = here & (least < float("inf")) & (other != tile)
+            tl.atomic_min(later + other * blocks + block, least, mask=wake)
+
+
+@triton.jit
+def _relax_rows_kernel(
+    distance,  # [s, n] path lengths so far, shortened in place
+    neighbour,  # [n, WIDTH] int32 vertices
+    length,  # [n, WIDTH] edge lengths
+    n,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Shorten the paths of one source until no edge does.
+
+    A row belongs to one program, whose barrier makes a pass visible to the next. A pass that
+    changes nothing has read nothing stale, so the last one is a proof.
+    """
+    row = distance + tl.program_id(0).to(tl.int64) * n
+    changed = 1
+    while changed > 0:
+        tl.debug_barrier()
+        changed = 0
+        for start in range(0, n, BLOCK):
+            vertex = start + tl.arange(0, BLOCK)
+            inside = vertex < n
+            old = tl.load(row + vertex, mask=inside, other=0.0)
+            best = old
+            for k in range(WIDTH):
+                other = tl.load(neighbour + vertex * WIDTH + k, mask=inside, other=0)
+                edge = tl.load(length + vertex * WIDTH + k, mask=inside, other=0.0)
+                best = tl.minimum(best, tl.load(row + other, mask=inside, other=0.0) + edge)
+            shorter = inside & (best < old)
+            tl.store(row + vertex, best, mask=shorter)
+            changed = tl.maximum(changed, tl.max(shorter.to(tl.int32), 0))
+
+
+def relax_(
+    distance: Tensor,
+    neighbour: Tensor,
+    length: Tensor,
+    pending: tuple[Tensor, Tensor],
+    threshold: Tensor,
+    ahead: float,
+) -> None:
+    """Run one round over paths of shape (n, s).
+
+    ``pending`` are two tables of shape (tiles, source blocks): of this round, which clears it, and
+    of the next. Tiles whose shortest pending path is longer than ``threshold + ahead`` wait.
+    """
+    n, s = distance.shape
+    launch(
+        _relax_kernel, tuple(pending[0].shape),
+        distance, neighbour, length, *pending, threshold, ahead, n, s, WIDTH=neighbour.shape[1],
+        PASSES=_PASSES, ROWS=ROWS, SOURCES=SOURCES, num_warps=4,
+    )  # fmt: skip
+
+
+def relax_rows_(distance: Tensor, neighbour: Tensor, length: Tensor) -> None:
+    """Shorten every path of shape (s, n) until it is shortest, by one launch."""
+    s, n = distance.shape
+    block = min(1024, triton.next_power_of_2(n))
+    launch(
+        _relax_rows_kernel, (s,),
+        distance, neighbour, length, n, WIDTH=neighbour.shape[1], BLOCK=block,
+        num_warps=max(1, min(8, block // 64)),
+    )  # fmt: skip

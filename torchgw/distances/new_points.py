@@ -1,0 +1,171 @@
+"""Distances of points that a provider has never seen to the points that it knows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError
+from torchgw.distances._graph.neighbours import nearest
+from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.points import PointMetric, pairwise_distances
+
+__all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
+
+# Elements of one working block of rows.
+_BLOCK_ELEMENTS = 2**23
+# Points that factors of a new point are found from, and at least so many per factor.
+_REFERENCE_POINTS = 2_000
+_REFERENCE_PER_FACTOR = 4
+# Singular values below this share of the largest carry nothing but rounding.
+_PSEUDO_INVERSE_CUTOFF = 1e-12
+
+
+class Space(NamedTuple):
+    """What one side of a problem was made from, as far as new points of it need to know.
+
+    Attributes
+    ----------
+    points : Tensor of shape (n, d) or None
+        Not scaled; ``None`` for a graph, a matrix or a provider.
+    metric : {"euclidean", "sqeuclidean", "cosine"} or None
+        Of distances between points; ``None`` for geodesics and given distances.
+    geodesics : Geodesics or None
+        The graph of geodesic distances.
+    n_neighbors : int
+        Points that a new one is joined to in that graph.
+    scale : float
+        What distances are multiplied by.
+    features : Tensor of shape (n, f) or None
+        What the linear cost was made from.
+    feature_metric : {"sqeuclidean", "cosine", "euclidean"}
+        How.
+    """
+
+    points: Tensor | None
+    metric: PointMetric | None
+    geodesics: Geodesics | None
+    n_neighbors: int
+    scale: float
+    features: Tensor | None = None
+    feature_metric: PointMetric = "sqeuclidean"
+
+    def to(self, device: torch.device) -> Space:
+        """Return the space with its points on another device."""
+        return self if self.points is None else self._replace(points=self.points.to(device))
+
+    def copy(self) -> Space:
+        """Return the space with points and features that nobody else can change."""
+        points, features = (
+            None if part is None else part.clone() for part in (self.points, self.features)
+        )
+        return self._replace(points=points, features=features)
+
+
+class CrossDistance:
+    """Distances of new points to the n points of one side, scaled as its provider scales them.
+
+    Point metrics are computed. A geodesic goes through the nearest known points,
+
+        d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
+
+    so new points shorten no path between known ones, and a new point that equals a known one has
+    its distances.
+
+    Parameters
+    ----------
+    space : Space
+    provider : DistanceProvider
+        Of the known points, scaled.
+    points : Tensor of shape (q, d) or None
+        The new points.
+    table : Tensor of shape (q, n) or None
+        Given distances, in the units of the given ones, in place of points.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        provider: DistanceProvider,
+        points: Tensor | None,
+        table: Tensor | None,
+    ) -> None:
+        self._space = space
+        self._provider = provider
+        self._points = points
+        self._table = table
+        self._columns: tuple[Tensor, Tensor] | None = None
+        given = points if table is None else table
+        assert given is not None
+        self.n_new = given.shape[0]
+
+    def block_size(self, width: int) -> int:
+        """Return how many new points a working block of ``width`` distances each may have."""
+        paths = self._space.n_neighbors if self._table is None else 1
+        return max(1, _BLOCK_ELEMENTS // (width * paths))
+
+    def rows(self, block: slice, index: Tensor | None) -> Tensor:
+        """Return distances of some new points to the points ``index`` (``None``: all), (q, s)."""
+        space, dtype = self._space, torch.float64
+        if self._table is not None:
+            table = self._table[block]
+            return (table if index is None else table[:, index]).to(dtype) * space.scale
+        assert self._points is not None
+        assert space.points is not None
+        new, known = self._points[block].to(dtype), space.points
+        if space.metric is not None:
+            chosen = known if index is None else known[index]
+            return pairwise_distances(new, chosen.to(dtype), space.metric) * space.scale
+        return self._through_neighbours(new, known, index)
+
+    def _through_neighbours(self, new: Tensor, known: Tensor, index: Tensor | None) -> Tensor:
+        count = min(self._space.n_neighbors, known.shape[0])
+        length, at = nearest(known.double(), new, count)
+        length = length * self._space.scale
+        # approximate distances need not keep the triangle inequality: a copy is its original
+        length[:, 1:][length[:, 0] == 0] = torch.inf
+        if index is None:
+            used, place = torch.unique(at, return_inverse=True)
+            paths = self._provider.columns(used).T[place]
+        else:
+            paths = self._columns_at(index)[at]
+        return (paths.double() + length[:, :, None]).amin(dim=1)
+
+    def _columns_at(self, index: Tensor) -> Tensor:
+        """Return the provider's columns, which all blocks share."""
+        if self._columns is None or self._columns[0] is not index:
+            self._columns = index, self._provider.columns(index)
+        return self._columns[1]
+
+
+def factor_reference(provider: DistanceProvider) -> Tensor:
+    """Return points of a provider whose distances determine the factors of a new one.
+
+    They are its landmarks, which Nystrom factors are made from, or evenly spaced points.
+    """
+    inner = provider.provider if isinstance(provider, ScaledDistance) else provider
+    if isinstance(inner, LandmarkDistance):
+        return inner.landmarks
+    factors = provider.factors()
+    assert factors is not None
+    count = max(_REFERENCE_POINTS, _REFERENCE_PER_FACTOR * factors.signs.numel())
+    steps = torch.linspace(0, provider.n - 1, min(provider.n, count), device=provider.device)
+    return steps.round().long()
+
+
+def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
+    """Return the matrix B, shape (s, r), that turns distances to ``reference`` into factors.
+
+    A new point with distances d to the points R has the factors a with a diag(s) A_R' = d, that is
+    a = d B with B = (diag(s) A_R')^+. For landmarks this is Nystrom's formula.
+    """
+    factors = provider.factors()
+    if factors is None:
+        raise InvalidInputError("The provider has no factors.")
+    known = factors.matrix[reference].double() * factors.signs.double()
+    inverse: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
+    return inverse

@@ -1,0 +1,331 @@
+"""Drawings of a match. Needs matplotlib, which ``pip install 'torchgw[plot]'`` brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torchgw._boundary.arrays import as_labels, to_numpy
+from torchgw._boundary.checks import reject_unknown
+from torchgw._errors import InvalidInputError
+from torchgw.plotting._axes import (
+    as_scale,
+    check_result,
+    columns_of,
+    new_axes,
+    new_pair,
+    projection_of,
+)
+from torchgw.plotting._orders import plan_orders
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchgw._results.result import GWResult
+
+__all__ = [
+    "plot_alternatives",
+    "plot_confusion",
+    "plot_convergence",
+    "plot_demo",
+    "plot_match",
+    "plot_plan",
+    "plot_points",
+]
+
+_LARGEST_PICTURE = 4_000
+
+
+@reject_unknown
+def plot_points(
+    points: Any, *, colour: Any = None, ax: Axes | None = None, size: float = 8.0
+) -> Axes:
+    """Draw a cloud of points in two or three dimensions.
+
+    Parameters
+    ----------
+    points : array-like, shape (n, d)
+        The points. One column is drawn against the index, more than three as the first three.
+    colour : array-like, shape (n,), or None
+        One number per point, shown on a colour scale, or one label, words in sorted order; None
+        draws all points alike.
+    ax : matplotlib Axes or None
+        Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
+    size : float
+        Area of a marker, in points squared.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    coordinates = columns_of(points)
+    if ax is None:
+        ax = new_axes(len(coordinates))
+    axes: Any = ax
+    colour = as_scale(colour)
+    if len(coordinates) == 3:
+        if not hasattr(axes, "set_zlim"):
+            raise InvalidInputError(
+                "`ax` must be three-dimensional for points of d >= 3. Make it by "
+                "add_subplot(projection='3d'), or pass points[:, :2]."
+            )
+        axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
+        # From high enough to see into a roll.
+        axes.view_init(elev=50)
+        axes.set_aspect("equal")
+    else:
+        axes.scatter(*coordinates, s=size, c=colour)
+        axes.set_aspect("equal", adjustable="datalim")
+    axes.locator_params(nbins=5)
+    return axes  # type: ignore[no-any-return]
+
+
+@reject_unknown
+def plot_match(
+    result: GWResult,
+    X: Any,
+    Y: Any,
+    *,
+    colour: Any = None,
+    ax: tuple[Axes, Axes] | None = None,
+    size: float = 8.0,
+) -> tuple[Axes, Axes]:
+    """Draw both clouds, each point of Y in the colour of the X point that it matches best.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    X, Y : array-like, shape (n, d) and (m, d')
+        The points that were matched.
+    colour : array-like, shape (n,), or None
+        One number or label per point of X; None takes the index, which suits points in a known
+        order.
+    ax : pair of matplotlib Axes or None
+        Where to draw X and Y; None makes both in a new figure.
+    size : float
+        Area of a marker, in points squared.
+
+    Returns
+    -------
+    tuple of Axes
+        The axes of X and of Y.
+    """
+    check_result(result)
+    n, m = result.lazy_plan.shape
+    source, target = columns_of(X, "X", n), columns_of(Y, "Y", m)
+    source_colour = np.arange(n) if colour is None else to_numpy(as_scale(colour))
+    if source_colour.shape[:1] != (n,):
+        raise InvalidInputError(
+            f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
+        )
+    partner = to_numpy(result.lazy_plan.argmax(axis=0))
+    if ax is None:
+        ax = new_pair(len(source), len(target))
+    elif not hasattr(ax, "__len__") or len(ax) != 2:
+        raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
+    plot_points(X, colour=source_colour, ax=ax[0], size=size)
+    plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
+    ax[0].set_title("X")
+    ax[1].set_title("Y, coloured by its match in X")
+    return ax
+
+
+@reject_unknown
+def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = None) -> Axes:
+    """Draw the plan as a heat map, rows are points of X and columns points of Y.
+
+    Each row is divided by its largest entry, so that light rows can be seen as well. Plans of more
+    than 4,000 rows or columns are drawn on evenly spaced ones.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    order : {"structure", "index"} or array-like, shape (n,)
+        ``"structure"`` sorts X along its longest extent and Y by where its mass comes from, so that
+        a consistent match is a band along the diagonal, whatever order the points came in; an array
+        sorts X by its numbers or labels instead. ``"index"`` leaves both as they are.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    check_result(result)
+    plan = result.lazy_plan
+    n, m = plan.shape
+    by_row, by_column = plan_orders(result, order)
+    rows = by_row[np.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().astype(int)]
+    columns = by_column[np.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().astype(int)]
+    # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
+    picture = np.concatenate(
+        [to_numpy(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]
+    )
+    largest = picture.max(axis=1, keepdims=True)
+    picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
+    ax = ax or new_axes(2)
+    extent = (-0.5, m - 0.5, n - 0.5, -0.5)
+    ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
+    as_given = isinstance(order, str) and order == "index"
+    ax.set_xlabel("point of Y" if as_given else "point of Y, sorted by its matches")
+    ax.set_ylabel("point of X" if as_given else "point of X, sorted")
+    ax.set_title("plan, each row over its maximum")
+    return ax
+
+
+@reject_unknown
+def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
+    """Draw epsilon, the marginal error and the change of the plan over the outer iterations.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on, with a logarithmic scale.
+    """
+    check_result(result, "history")
+    ax = ax or new_axes(2)
+    history = result.history
+    iteration = np.arange(1, len(history) + 1)
+    for name, label in (
+        ("epsilon", "epsilon"),
+        ("marginal_error", "marginal error"),
+        ("change", "change of the plan"),
+    ):
+        values = np.array([getattr(entry, name) for entry in history], dtype=float)
+        shown = np.isfinite(values) & (values > 0)
+        if shown.any():
+            ax.plot(iteration[shown], values[shown], ".-", markersize=4, label=label)
+    whole = [entry.shape == tuple(result.lazy_plan.shape) for entry in history]
+    if whole and not whole[0]:
+        last = whole.index(True) if any(whole) else len(whole)
+        ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
+    ax.set(yscale="log", xlabel="outer iteration")
+    ax.set_title(f"{result.status.name.lower().replace('_', ' ')}, value {result.value:.4g}")
+    ax.legend(frameon=False)
+    return ax
+
+
+@reject_unknown
+def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
+    """Draw the values of the optima that a multi-start found, the best on top.
+
+    Values that are nearly equal mean that the data allow several alignments; pass one of
+    ``result.alternatives`` as ``init`` to solve from there.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned, with alternatives.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    check_result(result, "alternatives")
+    found = result.alternatives
+    if not found:
+        raise InvalidInputError(
+            "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
+        )
+    ax = ax or new_axes(2)
+    values = [item.value for item in found]
+    ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
+    for place, value in enumerate(values):
+        ax.text(value, place, f" {value:.4g}", va="center")
+    ax.set_yticks(range(len(found)), [f"{place}: {item.label}" for place, item in enumerate(found)])
+    ax.invert_yaxis()
+    ax.margins(x=0.2)
+    ax.set_xlabel("objective of the coarse plan")
+    ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
+    return ax
+
+
+@reject_unknown
+def plot_confusion(
+    result: GWResult, source_labels: Any, target_labels: Any, *, ax: Axes | None = None
+) -> Axes:
+    """Draw which labels of Y the mass of each label of X goes to.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    source_labels, target_labels : array-like, shapes (n,) and (m,)
+        Labels of the points. Both sides need not have the same ones.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on. Each row sums to one; a label without mass has an empty row.
+    """
+    check_result(result)
+    source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
+    target, by_column = np.unique(as_labels("target_labels", target_labels), return_inverse=True)
+    n, m = result.lazy_plan.shape
+    if by_row.shape != (n,) or by_column.shape != (m,):
+        raise InvalidInputError(
+            f"The labels must have shapes ({n},) and ({m},), one per point; got {by_row.shape} and "
+            f"{by_column.shape}."
+        )
+    moved = to_numpy(result.lazy_plan @ np.eye(len(target))[by_column])
+    mass = np.eye(len(source))[by_row].T @ moved
+    total = mass.sum(axis=1, keepdims=True)
+    share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    ax = ax or new_axes(2)
+    ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), value in np.ndenumerate(share):
+        if value >= 0.005 and share.size <= 400:
+            colour = "white" if value > 0.5 else "black"
+            ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+    ax.set_xticks(range(len(target)), [str(label) for label in target])
+    ax.set_yticks(range(len(source)), [str(label) for label in source])
+    ax.set(xlabel="label of Y", ylabel="label of X", title="share of each label's mass")
+    return ax
+
+
+@reject_unknown
+def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure:
+    """Draw both clouds coloured by the match, and the plan, side by side.
+
+    Parameters
+    ----------
+    result : GWResult
+        What `torchgw.solve(X, Y)` returned.
+    X, Y : array-like, shape (n, d) and (m, d')
+        The points that were matched.
+    colour : array-like, shape (n,), or None
+        One number per point of X; None takes the index.
+
+    Returns
+    -------
+    Figure
+        The figure; save it with ``figure.savefig(path)``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13.0, 4.2), layout="constrained")
+    grid = figure.add_gridspec(1, 3)
+    source = figure.add_subplot(grid[0], projection=projection_of(len(columns_of(X))))
+    target = figure.add_subplot(grid[1], projection=projection_of(len(columns_of(Y))))
+    plot_match(result, X, Y, colour=colour, ax=(source, target))
+    plot_plan(result, order="index", ax=figure.add_subplot(grid[2]))
+    return figure
