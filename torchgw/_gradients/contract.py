@@ -4,8 +4,8 @@ At a plan P the linear cost is (docs/algorithm.md, equation 2)
 
     C(P) = 2 alpha L(P) + (1 - alpha) M,    L(P)_ij = (DX^2 p)_i + (DY^2 q)_j - 2 (DX P DY)_ij
 
-for the square loss. Another loss (``_problem/losses.py``) has other functions of the distances in place of
-their squares, and of the distances themselves.
+for the square loss. Another loss has other functions of the distances in place of their squares,
+and of the distances themselves (``_problem/losses.py``).
 
 The first two terms of L depend on rows or columns alone. A balanced plan does not see them (they
 move into the potentials), and on distances of different size they would swamp the third in float32;

@@ -47,7 +47,7 @@ _SMALL_ERROR = 0.005
 # asks for nearly every row in the end, so all at once are no more of them, and the exact solve
 # takes a CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of
 # 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
-# (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES` of _gradients/choose.py).
+# (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`).
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 
 
