@@ -20,16 +20,18 @@ from benchmarks.quality.tables import quality_table
 
 # Commands that are modules of their own, with options of their own.
 STUDIES = {
-    "kernels": "sinkhorn.kernels",
-    "precision": "sinkhorn.precision",
-    "tiles": "sinkhorn.tiles",
-    "graphs": "distances.graphs",
-    "fused": "solves.fused",
-    "low-rank": "solves.low_rank",
-    "memory": "solves.memory",
-    "scaling": "solves.scaling",
-    "seeds": "solves.seeds",
-    "snare": "solves.snare",
+    "fused": ("solves.fused", "features too, 200,000 points"),
+    "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
+    "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
+    "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
+    "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
+    "precision": ("sinkhorn.precision", "plan error and time of each precision"),
+    "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),
+    "seeds": ("solves.seeds", "is the better optimum found? many seeds of one problem"),
+    "snare": ("solves.snare", "SNARE-seq, beside POT"),
+    "tiles": ("sinkhorn.tiles", "what skipping tiles saves, by cloud and epsilon"),
+    "log-tables": ("harness.studies", "print what a study measured as Markdown"),
+    "tables": ("harness.pages", "write the tables of a documentation page from what was measured"),
 }
 
 
@@ -37,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if given and given[0] in STUDIES:
-        study = importlib.import_module(f"benchmarks.{STUDIES[given[0]]}")
+        study = importlib.import_module(f"benchmarks.{STUDIES[given[0]][0]}")
         return int(study.main(given[1:]) or 0)
     options = _parser().parse_args(given)
     if options.command == "run":
@@ -118,8 +120,8 @@ def _check_names(what: str, names: list[str], known: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in STUDIES:
-        commands.add_parser(name, help="a study of its own: NAME --help", add_help=False)
+    for name, (_, help_text) in STUDIES.items():
+        commands.add_parser(name, help=help_text, add_help=False)
     run = commands.add_parser("run", help="measure runners on problems, one JSON line each")
     run.add_argument("problems", nargs="*", metavar="PROBLEM", help="all but the tiny ones if none")
     run.add_argument("--runners", default="ours,pot,torchgw042,flash", help="comma-separated")

@@ -1,0 +1,225 @@
+"""Tables of the documentation, made from benchmarks/results/standing.jsonl.
+
+``python -m benchmarks tables PAGE`` writes them between the markers of the page; ``--check`` only
+says whether the page is what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness.studies import Row, markdown, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "performance": ROOT / "docs" / "performance.md",
+    "readme": ROOT / "README.md",
+    "log": ROOT / "OPTIMIZATION_LOG.md",
+}
+_MARKED = (
+    r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
+)
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def rendered(page: str) -> str:
+    """The text of a page with its tables made anew."""
+    text = PAGES[page].read_text(encoding="utf-8")
+    return re.sub(
+        _MARKED.format(page),
+        lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}",
+        text,
+        flags=re.S,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tables", description=__doc__)
+    parser.add_argument("page", choices=list(PAGES))
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
+    options = parser.parse_args(arguments)
+    path, text = PAGES[options.page], rendered(options.page)
+    if path.read_text(encoding="utf-8") == text:
+        return 0
+    if options.check:
+        print(f"{path.name} is not what the measurements say", file=sys.stderr)
+        return 1
+    path.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _seconds(row: Row) -> str:
+    """A time; two of a quick and a slow host; or, falling, one for each of several clouds."""
+    if "seconds" not in row:
+        return ""
+    times = row["seconds"] if isinstance(row["seconds"], list) else [row["seconds"]]
+    short = max(times) < 0.1
+    joint = " to " if times[0] < times[-1] else " / "
+    return joint.join(f"{1e3 * t:.4g}" if short else str(t) for t in times) + (
+        " ms" if short else " s"
+    )
+
+
+def _power(number: float, digits: int = 2) -> str:
+    """A number as 3.81e-4."""
+    mantissa, exponent = f"{number:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _value(row: Row) -> str:
+    if "value" not in row:
+        return ""
+    text = str(row["value"])
+    if "value_error" in row:
+        text += f" +- {row['value_error']}"
+    return f"{text}, {row['value_of']}" if "value_of" in row else text
+
+
+def _marginal(row: Row) -> str:
+    return _power(row["l1_marginal"]) if "l1_marginal" in row else ""
+
+
+def _memory(row: Row) -> str:
+    return f"{row['peak_mib']:,} MiB" if "peak_mib" in row else ""
+
+
+def _field(name: str) -> Callable[[Row], str]:
+    return lambda row: str(row.get(name, ""))
+
+
+def _command(row: Row) -> str:
+    return f"`{row['command']}`" if "command" in row else ""
+
+
+def _quality(row: Row) -> str:
+    """What stands beside a time: the value and errors, or what was found."""
+    parts = [row["quality"]] if "quality" in row else []
+    if "value" in row:
+        parts.append(f"value {_value(row)}")
+    if "feasible_value" in row:
+        parts.append(f"feasible {row['feasible_value']}")
+    if "l1_marginal" in row:
+        parts.append(f"L1 marginal {_marginal(row)}")
+    if "spearman" in row and "Spearman" not in row.get("quality", ""):
+        parts.append(f"Spearman {row['spearman']}")
+    parts.extend(f"{name} {row[name]}" for name in ("error", "status") if name in row)
+    return "; ".join(parts)
+
+
+_COMMIT: Column = ("commit", _field("commit"))
+_TIME: Column = ("time", _seconds)
+
+
+def _table(group: str, *columns: Column, peers: bool = False) -> Callable[[], str]:
+    def made() -> str:
+        rows = [row for row in read("standing") if row["group"] == group]
+        rows = [row for row in rows if peers or row["solver"].startswith("torchgw, ") or _ours(row)]
+        return markdown(
+            [head for head, _ in columns], ([f(row) for _, f in columns] for row in rows)
+        )
+
+    return made
+
+
+def _ours(row: Row) -> bool:
+    return bool(row["solver"] == "torchgw")
+
+
+def _standing() -> str:
+    """One row a goal, with what the peers reach on it."""
+    rows = read("standing")
+    heads = [
+        "goal",
+        "time, memory",
+        "quality beside it",
+        "peers",
+        "asked",
+        "E",
+        "commit",
+        "command",
+    ]
+    lines = []
+    goals = dict.fromkeys((row["group"], row["goal"]) for row in rows)
+    for goal in goals:
+        own, *peers = [row for row in rows if (row["group"], row["goal"]) == goal]
+        others = [
+            f"{row['solver']}: " + "; ".join(filter(None, [_seconds(row), _quality(row)]))
+            for row in peers
+        ]
+        measured = ", ".join(filter(None, [_seconds(own), _memory(own)]))
+        rest = [own.get("asked", ""), own["environment"], own["commit"], _command(own)]
+        lines.append([goal[1], measured, _quality(own), " / ".join(others), *rest])
+    return markdown(heads, lines)
+
+
+def _compared() -> str:
+    """The rows of the first page: one size beside the peers, and the largest."""
+    shown = {"spiral 4,000 x 5,000", "spiral 1,000,000 x 1,000,000"}
+    rows = [row for row in read("standing") if row["goal"] in shown]
+    heads = ["problem", "solver", "time", "peak memory", "value", "Spearman"]
+    lines = [
+        [
+            row["goal"],
+            row["solver"],
+            *(f(row) for f in (_seconds, _memory, _value)),
+            row["spearman"],
+        ]
+        for row in rows
+    ]
+    return markdown(heads, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "standing": _standing,
+    "compared": _compared,
+    "solves": _table(
+        "whole solves",
+        ("problem", _field("goal")),
+        _TIME,
+        ("peak memory", _memory),
+        ("value", _value),
+        ("worst L1 marginal error", _marginal),
+        ("Spearman", _field("spearman")),
+        _COMMIT,
+    ),
+    "unstructured": _table(
+        "without structure",
+        ("problem", _field("goal")),
+        _TIME,
+        ("value", _value),
+        ("worst L1 marginal error", _marginal),
+        ("status", _field("status")),
+        _COMMIT,
+    ),
+    "linear": _table(
+        "linear problems", ("work", _field("goal")), _TIME, ("error", _field("error")), _COMMIT
+    ),
+    "graphs": _table(
+        "graphs", ("work", _field("goal")), _TIME, ("error", _field("error")), _COMMIT
+    ),
+    "family": _table(
+        "fused and low rank",
+        ("problem", _field("goal")),
+        _TIME,
+        ("peak memory", _memory),
+        ("value", _value),
+        ("quality", _field("quality")),
+        _COMMIT,
+    ),
+    "cpu": _table(
+        "two CPU cores",
+        ("problem", _field("goal")),
+        ("solver", _field("solver")),
+        _TIME,
+        ("value", _value),
+        ("value made feasible", _field("feasible_value")),
+        ("beside it", _field("quality")),
+        _COMMIT,
+        peers=True,
+    ),
+}

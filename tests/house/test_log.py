@@ -1,0 +1,159 @@
+"""The optimization log: its ledger, the constants that cite it, the results it was made from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import pages, studies
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "torchgw"
+LOG = (ROOT / "OPTIMIZATION_LOG.md").read_text(encoding="utf-8")
+
+CITATION = re.compile(r"\[(L\d+(?:, L\d+)*)\]")
+
+
+def cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def places(cell):
+    """Files and constants of a ledger row: "`a.py`: `_X`, `_Y`; `b.py`" names two files."""
+    for part in cell.split(";"):
+        file, *names = re.findall(r"`([^`]+)`", part) or [None]
+        if file:
+            yield file, names
+
+
+LEDGER = {row[0]: row for row in map(cells, re.findall(r"^\| L\d+ .*$", LOG, flags=re.M))}
+ENVIRONMENTS = set(re.findall(r"^\| (E\d) \|", LOG, flags=re.M))
+
+
+def constants(path):
+    """Constants at the top of a module: name, value, and the ledger rows that it cites.
+
+    A constant cites what the comment above it cites or the comment on its line. One that follows
+    another without a line between shares the comment of that one.
+    """
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    end, shared = 0, set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            target = node.target
+        else:
+            continue
+        if not isinstance(target, ast.Name) or not target.id.strip("_").isupper():
+            continue
+        first = node.lineno - 1
+        while lines[first - 1].startswith("#"):
+            first -= 1
+        comment = "\n".join(lines[first : node.end_lineno])
+        cited = {row for found in CITATION.findall(comment) for row in found.split(", ")}
+        if first + 1 == node.lineno and end == first:
+            cited |= shared
+        yield target.id, node.value, cited
+        end, shared = node.end_lineno, cited
+
+
+CONSTANTS = {
+    path.relative_to(PACKAGE).as_posix(): list(constants(path)) for path in PACKAGE.rglob("*.py")
+}
+
+
+def test_rows_are_numbered():
+    numbers = re.findall(r"^\| L(\d+) \|", LOG, flags=re.M)
+    assert len(numbers) > 300
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert {len(row) for row in LEDGER.values()} == {9}
+
+
+def test_rows_name_their_study_environment_and_commit():
+    for row in LEDGER.values():
+        _, study, environment, commit, *_, kept = row
+        assert study in {"-", *studies.studies()}, row
+        assert environment in ENVIRONMENTS | {"-"}, row
+        assert re.fullmatch(r"[0-9a-f]{7}(?: [0-9a-f]{7})*", commit), row
+        assert kept in {"start", "kept", "dropped", "not tried", "not built", "removed"}, row
+
+
+def test_what_is_kept_is_there():
+    """A row that is kept names a file that exists, and constants that are in it."""
+    gone = []
+    for row in LEDGER.values():
+        if row[-1] == "kept":
+            for file, names in places(row[4]):
+                known = {name for name, _, _ in CONSTANTS.get(file, [])}
+                if file not in CONSTANTS or not known >= set(names):
+                    gone.append((row[0], file, sorted(set(names) - known)))
+    assert not gone
+
+
+@pytest.mark.parametrize("file", list(CONSTANTS))
+def test_every_citation_is_in_the_ledger(file):
+    found = CITATION.findall((PACKAGE / file).read_text(encoding="utf-8"))
+    cited = {number for group in found for number in group.split(", ")}
+    assert cited <= set(LEDGER)
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_tables_are_what_was_measured(page):
+    text = pages.PAGES[page].read_text(encoding="utf-8")
+    assert f"made by: python -m benchmarks tables {page}" in text
+    assert pages.rendered(page) == text, f"run: python -m benchmarks tables {page}"
+
+
+def test_every_table_is_on_a_page():
+    text = "".join(path.read_text(encoding="utf-8") for path in pages.PAGES.values())
+    shown = re.findall(r"<!-- table ([a-z-]+), made by", text)
+    assert sorted(shown) == sorted(pages.TABLES)
+
+
+def test_a_page_is_written_and_checked(tmp_path, monkeypatch, capsys):
+    made = pages.PAGES["readme"].read_text(encoding="utf-8")
+    page = tmp_path / "README.md"
+    page.write_text(made.replace("| spiral", "| circle"), encoding="utf-8")
+    monkeypatch.setitem(pages.PAGES, "readme", page)
+    assert pages.main(["readme", "--check"]) == 1
+    assert "README.md" in capsys.readouterr().err
+    assert pages.main(["readme"]) == 0
+    assert page.read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize("study", studies.studies())
+def test_results_are_complete(study, capsys):
+    for row in studies.read(study):
+        assert row["environment"] in ENVIRONMENTS
+        assert {"commit", "recorded"} & set(row)
+        assert set(row.get("ledger", ())) <= set(LEDGER)
+        assert {"section", "group"} & set(row)
+    assert studies.main([study]) == 0
+    titles = {str(row.get("table", row.get("group"))) for row in studies.read(study)}
+    assert capsys.readouterr().out.count("**\n\n") == len(titles)
+
+
+def test_numbers_keep_their_digits():
+    assert str(studies.Numeral("1.0000")) == "1.0000"
+    assert studies.Numeral("4.70e-4") == 4.7e-4
+    (row,) = (
+        r for r in studies.read("standing") if r["goal"] == "fused, 200,000 x 200,000, 16 features"
+    )
+    assert str(row["value"]) == "0.022413"
+    assert "| 1.0e-6 |" in studies.markdown(["error"], [[studies.Numeral("1.0e-6")]])
+
+
+def test_the_list_of_results_is_complete():
+    text = (studies.RESULTS / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+)\.jsonl`", text))
+    assert listed == set(studies.studies())
+    notes = {path.name for path in (studies.RESULTS / "notes").glob("*.md")}
+    assert set(re.findall(r"`notes/([\w-]+\.md)`", text)) == notes
+    for path in (studies.RESULTS / "notes").glob("*.md"):
+        links = re.findall(r"\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
+        assert not [link for link in links if not (path.parent / link).is_file()], path.name
