@@ -168,12 +168,12 @@ STAGES = {
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks graphs", description=__doc__)
-    parser.add_argument("stages", nargs="*", default=list(STAGES), choices=[*STAGES, []])
+    parser.add_argument("stages", nargs="*", default=[], choices=[*STAGES, []])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--points", type=int, default=1_000_000)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", torchgw.GraphWarning)
     warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
     device = torch.device(options.device)
-    for stage in options.stages:
+    for stage in options.stages or STAGES:
         STAGES[stage](options.points, device)

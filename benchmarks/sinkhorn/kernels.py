@@ -8,6 +8,7 @@ GPU the same script runs tiny sizes under Triton's interpreter, as a check of it
 # ruff: noqa: I001 - benchmarks.variants chooses Triton's interpreter, before Triton is imported
 from __future__ import annotations
 
+import argparse
 import time
 import traceback
 
@@ -238,10 +239,13 @@ GROUPS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kernels", description=__doc__)
+    parser.add_argument("groups", nargs="*", default=[], choices=[*GROUPS, []])
+    groups = parser.parse_args(arguments).groups or list(GROUPS)
     name = torch.cuda.get_device_name() if GPU else "CPU, interpreted"
     head = f"{name}, torch {torch.__version__}, triton {triton.__version__}"
     print(head, flush=True)
-    for group in arguments or GROUPS:
+    for group in groups:
         begin = time.perf_counter()
         try:
             GROUPS[group]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import shlex
@@ -13,11 +14,23 @@ import numpy as np
 import pytest
 
 import torchgw
+from benchmarks import __main__ as benchmarks
+from benchmarks.harness.registry import PROBLEMS
+from benchmarks.harness.runners import RUNNERS
+from benchmarks.harness.studies import read
+from benchmarks.quality.problems import PROBLEMS as QUALITY_PROBLEMS
+from benchmarks.quality.solvers import SOLVERS
 from torchgw.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [path.relative_to(ROOT) for path in FILES if "```python" in path.read_text("utf-8")]
+# Everything that cites a command for developers.
+CITING = [
+    *FILES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "OPTIMIZATION_LOG.md", "benchmarks/README.md")),
+    *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
+]
 # An optional package that a block imports: without it that block is left out.
 OPTIONAL = ("anndata", "sklearn", "networkx", "ot", "matplotlib")
 
@@ -82,6 +95,70 @@ def test_commands_run(page, tmp_path, monkeypatch):
         # enough to see that it runs
         command = command.replace("2000", "200")
         assert main([*shlex.split(command), "--quiet"]) == 0, command
+
+
+def cited(program):
+    """Commands of a program that pages cite, inline or in blocks of their own."""
+    found = {row["command"] for row in read("standing") if "command" in row}
+    for path in CITING:
+        text = path.read_text(encoding="utf-8")
+        found.update(" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`", text))
+        found.update(re.findall(r"^    (\S[^#\n]*)", text, flags=re.M))
+    return sorted({command.strip() for command in found if command.startswith(f"{program} ")})
+
+
+class Parsed(Exception):  # noqa: N818 - no error: what a command's options were
+    pass
+
+
+@pytest.mark.parametrize("command", cited("python -m benchmarks"))
+def test_commands_of_benchmarks_are_understood(command, monkeypatch):
+    """A cited command gets as far as its options; what it measures is not run."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(self, *arguments):
+        raise Parsed(parse(self, *arguments))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    words = shlex.split(command)[3:]
+    with pytest.raises(Parsed) as caught:
+        benchmarks.main(words)
+    options = caught.value.args[0]
+    suite = words[0] == "quality"
+    assert set(getattr(options, "problems", ())) <= set(QUALITY_PROBLEMS if suite else PROBLEMS)
+    runners = getattr(options, "runners", None)
+    assert not runners or set(runners.split(",")) <= set(SOLVERS if suite else RUNNERS)
+
+
+@pytest.mark.parametrize("command", cited("pytest"))
+def test_commands_of_tests_find_something(command):
+    words = shlex.split(command)
+    paths = [ROOT / word.split("::")[0] for word in words if word.startswith("tests")]
+    assert all(path.exists() for path in paths)
+    if "-k" in words:
+        wanted = words[words.index("-k") + 1]
+        assert any(wanted in path.read_text("utf-8") for path in paths)
+
+
+@pytest.mark.parametrize("command", cited("make"))
+def test_targets_of_make_exist(command):
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.M)
+    assert command.split()[1] in targets
+
+
+def test_commands_are_found():
+    assert len(cited("python -m benchmarks")) > 40
+    assert len(cited("pytest")) > 5
+    assert len(cited("make")) > 3
+
+
+@pytest.mark.parametrize("path", CITING, ids=lambda path: path.name)
+def test_cited_files_are_there(path):
+    """Paths are those of today, but for raw rows, which are of the commit that recorded them."""
+    text = path.read_text(encoding="utf-8")
+    folders = "tests|torchgw|benchmarks|docs"
+    for file in re.findall(rf"\b((?:{folders})/[\w/.-]+\.(?:py|md|jsonl))", text):
+        assert (ROOT / file).is_file(), file
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
