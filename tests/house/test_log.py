@@ -49,7 +49,9 @@ def constants(path):
             target = node.target
         else:
             continue
-        if not isinstance(target, ast.Name) or not target.id.strip("_").isupper():
+        names = [name.id for name in getattr(target, "elts", [target]) if hasattr(name, "id")]
+        names = [name for name in names if name.strip("_").isupper()]
+        if not names:
             continue
         first = node.lineno - 1
         while lines[first - 1].startswith("#"):
@@ -58,7 +60,7 @@ def constants(path):
         cited = {row for found in CITATION.findall(comment) for row in found.split(", ")}
         if first + 1 == node.lineno and end == first:
             cited |= shared
-        yield target.id, node.value, cited
+        yield from ((name, node.value, cited) for name in names)
         end, shared = node.end_lineno, cited
 
 
