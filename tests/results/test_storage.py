@@ -19,7 +19,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._boundary import archive as archive_module
-from torchgw._results.extension import Extension
+from torchgw._results.mapping import Extension
 from torchgw.cli._files import read_array, read_labels
 from torchgw.distances import CallableDistance, DistanceProvider
 

@@ -9,8 +9,21 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.anchors import places, replace_slots, spread_slots
-from torchgw._gradients.contract import Plan, QuadraticValue, add_linear, product_value
-from torchgw._gradients.means import mean_columns, own_terms, visible
+from torchgw._gradients.contract import (
+    CostRows,
+    Linearised,
+    Plan,
+    QuadraticValue,
+    add_linear,
+    product_value,
+)
+from torchgw._gradients.means import (
+    MeanDistances,
+    mean_columns,
+    own_terms,
+    part_means,
+    visible,
+)
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES, spread_parts
@@ -217,6 +230,43 @@ class SampledGradient:
         variance = float(strata.diff(dim=1).square().mean()) / 2
         error = (variance / self.n_anchors + shared) ** 0.5
         return QuadraticValue(float(values.mean()), error)
+
+    def remember(self, coupling: Anchors, masses: Marginals) -> Linearised:
+        """Return the anchors, and the mean distances that their cost is centred by."""
+        problem = self.problem
+        sides = problem.source, problem.target
+        source, target = (
+            MeanDistances.of(provider, mass, problem.loss, side)
+            for side, (provider, mass) in enumerate(zip(sides, masses, strict=True))
+        )
+        means = source, target
+        return Linearised("sampled", sides, coupling, problem.alpha, problem.loss, means=means)
+
+    @staticmethod
+    def rows_at(known: Linearised, side: int) -> CostRows:
+        """Return what :meth:`linearise` does, for distances of new points to the anchors."""
+        loss, weight, far = known.loss, 4 * known.alpha, known.distances(1 - side)
+        near_mean, far_mean = known.means[side], known.means[1 - side]
+        assert near_mean is not None
+        assert far_mean is not None
+        nodes, mass, _ = near_mean
+        anchors, partners = known.coupling[side], known.coupling[1 - side]
+        count = len(anchors)
+        parts = spread_parts(count, loss.parts, anchors.device)
+        mean = far_mean.values.reshape(far.n, -1)
+        columns = loss.part(1 - side, far.columns(partners), parts)
+        right = torch.cat([columns - mean[:, parts], mean], dim=1).double()
+
+        def rows(distances: Tensor) -> Cost:
+            # to the anchors first, and then to the nodes that means are taken over
+            to_anchors = distances[:, anchors] if nodes is None else distances[:, :count]
+            to_nodes = distances if nodes is None else distances[:, count:]
+            own = part_means(loss, side, to_nodes, mass.to(distances.dtype))
+            left = loss.part(side, to_anchors, parts) - own[:, parts]
+            left = torch.cat([left / count, own / loss.parts], dim=1)
+            return FactoredCost.of_products(weight * left.double(), right).centred()
+
+        return CostRows(rows, None if nodes is None else torch.cat([anchors, nodes]))
 
 
 def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Sides
-from torchgw._results.extension import Extension
+from torchgw._results.mapping import Extension
 from torchgw._results.result import GWResult
 from torchgw._solve.pipeline import Outcome
 
@@ -62,12 +62,11 @@ def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> 
             "polish_gap": polished.gap if polished else None,
             "tiles": tiles._asdict() if tiles else None,
         },
-        extension=Extension.of(
-            strategy.gradient,
-            outcome.linearised,
-            outcome.coupling,
-            sides.spaces,
-            ending.unpolished,
-            strategy.mass,
+        extension=Extension(
+            spaces=(sides.spaces[0].copy(), sides.spaces[1].copy()),
+            known=outcome.gradient.remember(outcome.coupling, problem.marginals),
+            linear=problem.linear is not None,
+            unpolished=ending.unpolished,
+            mass=strategy.mass,
         ),
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
-from torchgw._results.extension import Extension, map_new
+from torchgw._results.mapping import Extension, map_new
 from torchgw._results.storage import stored, write_result
 from torchgw._search.optima import Alternative
 from torchgw._solve.status import Status
@@ -220,7 +220,10 @@ class GWResult:
         >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
         True
         """
-        return map_new(self.extension, self.lazy_plan, (X_new, D_new, M_new, F_new), values)
+        return map_new(
+            self.extension, self.lazy_plan, 0, values,
+            points=X_new, table=D_new, linear=M_new, features=F_new,
+        )  # fmt: skip
 
     def inverse_transform(
         self,
@@ -236,8 +239,10 @@ class GWResult:
         ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
         (q, n).
         """
-        turned = None if self.extension is None else self.extension.T
-        return map_new(turned, self.lazy_plan.T, (Y_new, D_new, M_new, F_new), values)
+        return map_new(
+            self.extension, self.lazy_plan, 1, values,
+            points=Y_new, table=D_new, linear=M_new, features=F_new,
+        )  # fmt: skip
 
     def save(
         self,

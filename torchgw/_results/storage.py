@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import MISSING, replace
-from typing import Any, TypeVar
+from dataclasses import MISSING
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -22,13 +22,13 @@ from torch import Tensor
 from torchgw._boundary.archive import RESERVED, decode, encode, read_archive, write_archive
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
+from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import MeanDistances
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES, Levels, Loss
-from torchgw._results.extension import Extension
-from torchgw._results.new_points import Side
+from torchgw._results.mapping import Extension
 from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.status import Status
@@ -177,8 +177,8 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return _plan_parts(value, dense)
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
-    if isinstance(value, Side):
-        return "Side", _side_parts(value, dense)
+    if isinstance(value, SolvedSide):
+        return "Side", value._asdict()
     if isinstance(value, Geodesics):
         return "Geodesics", {"graph": value.graph, "unreachable": value.unreachable}
     if scipy.sparse.issparse(value):
@@ -220,15 +220,54 @@ def _shorten(plan: TransportPlan) -> SparsePlan:
     return kept
 
 
+class SolvedSide(NamedTuple):
+    """One side of a solved problem, as a file holds it."""
+
+    name: str  # X or Y
+    space: Space
+    provider: Any  # a dictionary where it is made again from the space
+    reference: Tensor | None
+    mean: MeanDistances | None
+
+
 def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
-    parts = _fields(extension)
-    coupling = extension.coupling
-    if isinstance(coupling, Tensor) and not (extension.source.encoded or extension.target.encoded):
+    """Take apart what maps new points; a coupling of points is kept by its largest entries."""
+    known, coupling = extension.known, extension.known.coupling
+    if known.gradient == "dense":
         if coupling.is_sparse:
-            parts["coupling"] = _csr(coupling)
+            coupling = _csr(coupling)
         elif not dense:
-            parts["coupling"] = _largest_entries(coupling)
-    return parts
+            coupling = _largest_entries(coupling)
+    return {
+        "source": _solved_side(extension, 0, dense),
+        "target": _solved_side(extension, 1, dense),
+        "gradient": known.gradient,
+        "coupling": coupling,
+        "alpha": known.alpha,
+        "linear": extension.linear,
+        "unpolished": extension.unpolished,
+        "own": known.own,
+        "mass": extension.mass,
+        "loss": known.loss,
+    }
+
+
+def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
+    """Keep of a side its graph only if distances are still to be read from it."""
+    known = extension.known
+    provider, reference = known.providers[side], known.references[side]
+    given = extension.spaces[side]
+    kept: Any = provider
+    space = given._replace(geodesics=None)
+    if provider is None or (provider.factors() is not None and space.metric is None):
+        pass
+    elif reference is None and (given.metric or given.geodesics):
+        # made again on reading, from the points or the graph
+        space = given
+        kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
+    elif provider.factors() is None and (provider.matrix() is None or not dense):
+        kept = None
+    return SolvedSide("XY"[side], space, kept, reference, known.means[side])
 
 
 def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
@@ -249,22 +288,6 @@ def _csr(entries: Tensor) -> scipy.sparse.csr_array:
     )
 
 
-def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
-    """Return a side with its graph only if distances are still to be read from it."""
-    space, provider = side.space._replace(geodesics=None), side.provider
-    kept: Any = provider
-    if provider is None or (provider.factors() is not None and space.metric is None):
-        pass
-    elif not side.encoded and (space.metric or side.space.geodesics):
-        # made again on reading, from the points or the graph
-        space = side.space
-        kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
-    elif provider.factors() is None and (provider.matrix() is None or not dense):
-        kept = None
-    parts = {"name": side.name, "space": space, "provider": kept, "reference": side.reference}
-    return {**parts, "mean": side.mean}
-
-
 def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
     factors = provider.factors()
     if factors is not None:
@@ -272,22 +295,25 @@ def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
     return "matrix", {"matrix": provider.matrix()}
 
 
-def _build_side(parts: dict[str, Any]) -> Side:
-    """Build a side, whose provider may have to be made from its space."""
-    space, provider = parts["space"], parts["provider"]
-    if isinstance(provider, dict):
-        dtype = _DTYPES[provider["dtype"]]
-        made: DistanceProvider
-        if space.metric is not None:
-            made = PointDistance(space.points.double(), space.metric)
-        else:
-            made = DijkstraDistance(space.geodesics)
-        where = made.device if space.points is None else space.points.device
-        made = made if space.scale == 1 else ScaledDistance(made, space.scale)
-        # a table is made again column by column; what the solver may ask of it stays
-        cheap, provider = provider["cheap_columns"], made.to(where, dtype)
-        provider.cheap_columns = cheap
-    return Side(parts["name"], space, provider, parts["reference"], parts["mean"])
+def _build_side(parts: dict[str, Any]) -> SolvedSide:
+    """Build a side, whose distances may have to be made again from its points or its graph."""
+    side = SolvedSide(**parts)
+    space, known = side.space, side.provider
+    if not isinstance(known, dict):
+        return side
+    made: DistanceProvider
+    if space.metric is not None:
+        assert space.points is not None
+        made = PointDistance(space.points.double(), space.metric)
+    else:
+        assert space.geodesics is not None
+        made = DijkstraDistance(space.geodesics)
+    where = made.device if space.points is None else space.points.device
+    made = made if space.scale == 1 else ScaledDistance(made, space.scale)
+    made = made.to(where, _DTYPES[known["dtype"]])
+    # a table is made again column by column; what the solver may ask of it stays
+    made.cheap_columns = known["cheap_columns"]
+    return side._replace(provider=made)
 
 
 def _build_loss(parts: dict[str, Any]) -> Loss:
@@ -301,13 +327,26 @@ def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
 
 
 def _build_extension(parts: dict[str, Any]) -> Extension:
-    coupling = parts.pop("coupling")
-    extension = Extension(coupling=None, **parts)
+    """Build what maps new points."""
+    source, target, coupling = parts["source"], parts["target"], parts["coupling"]
+    spaces = source.space, target.space
     if scipy.sparse.issparse(coupling):
-        points = (extension.source.space.points, extension.target.space.points)
-        devices = {item.device for item in points if item is not None}
+        devices = {space.points.device for space in spaces if space.points is not None}
         coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
-    return replace(extension, coupling=coupling)
+    # files written before it was stored do not name the gradient
+    in_factors = any(side.reference is not None for side in (source, target))
+    exact = "factored" if in_factors else "dense"
+    known = Linearised(
+        parts.get("gradient", "sampled" if isinstance(coupling, Anchors) else exact),
+        (source.provider, target.provider),
+        coupling,
+        parts["alpha"],
+        parts["loss"],
+        (source.reference, target.reference),
+        (source.mean, target.mean),
+        parts["own"],
+    )
+    return Extension(spaces, known, parts["linear"], parts["unpolished"], parts["mass"])
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:

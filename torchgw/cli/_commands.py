@@ -23,6 +23,7 @@ from torchgw.metrics import foscttm, label_accuracy
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
+    from torchgw.distances.new_points import Space
 
 __all__ = ["add_commands", "add_output_options", "check_picture", "positive"]
 
@@ -129,10 +130,9 @@ def _info(options: argparse.Namespace) -> int:
         print(result)
         if not isinstance(result, torchgw.GWResult):
             return 0
-        for name in ("X", "Y"):
-            side = getattr(result.extension, "source" if name == "X" else "target", None)
-            if side is not None and side.space.points is not None:
-                print(f"  {name}: points of shape {tuple(side.space.points.shape)}")
+        for name, space in zip("XY", _spaces(result), strict=False):
+            if space.points is not None:
+                print(f"  {name}: points of shape {tuple(space.points.shape)}")
         for place, item in enumerate(result.alternatives):
             print(f"  alternative {place}: {item.label}, value {item.value:.6g}")
         return 0
@@ -162,6 +162,11 @@ def _alignment(path: str) -> GWResult:
     return result
 
 
+def _spaces(result: GWResult) -> tuple[Space, ...]:
+    """Return what the source and the target were made from, if the result holds that."""
+    return () if result.extension is None else result.extension.spaces
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -177,7 +182,8 @@ def _score(options: argparse.Namespace) -> int:
         "marginal_error": result.marginal_error,
         "status": result.status.name,
     }
-    target = None if result.extension is None else result.extension.target.space.points
+    spaces = _spaces(result)
+    target = spaces[1].points if spaces else None
     projected = None if target is None else result.lazy_plan.barycentric(target)
     n, m = result.lazy_plan.shape
     if options.truth is not None:
@@ -241,9 +247,7 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
     figure.set_layout_engine("constrained")
     labels = _labels(options, result.lazy_plan.shape)
     if options.kind == "clouds":
-        extension = result.extension
-        sides = () if extension is None else (extension.source, extension.target)
-        points = [side.space.points for side in sides if side.space.points is not None]
+        points = [space.points for space in _spaces(result) if space.points is not None]
         if len(points) != 2:
             raise InvalidInputError("--kind clouds needs a result whose sides were points.")
         colour = None if labels is None else np.unique(labels[0], return_inverse=True)[1]

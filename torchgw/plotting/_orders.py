@@ -29,7 +29,7 @@ def plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.
                 f"`order` must be 'structure', 'index' or an array of shape ({n},); got {order!r}."
             )
         extension = getattr(result, "extension", None)
-        provider = None if extension is None else extension.source.provider
+        provider = None if extension is None else extension.known.providers[0]
         # without distances to sort by, the order that the points came in is as good as any
         keys = np.arange(n) if provider is None else _extent(provider)
     else:
