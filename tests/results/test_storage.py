@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -421,6 +423,7 @@ def test_joint_embeddings(curves, tmp_path):  # noqa: F811
     assert type(again) is torchgw.JointEmbedding
     assert equal(result, again)
     assert repr(again) == "JointEmbedding(sources of 90 points, anchor of 110, dimension=3)"
+    assert "<tr><th style='text-align:left'>dimension</th>" in again._repr_html_()
 
 
 def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
@@ -431,10 +434,27 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert type(again) is torchgw.LowRankResult
     assert equal(result, again)
     assert repr(again) == repr(result)
+    assert "LowRankResult 90 &times; 110 &#1" in again._repr_html_()
     assert torch.equal(again.plan, result.plan)
     assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
+
+
+def test_results_of_pots_call(tmp_path):
+    from torchgw.pot import OTResult, solve_gromov
+
+    result = solve_gromov(*distance_matrices(12, 9), reg=0.05)
+    again = round_trip(result, tmp_path)
+    assert type(again) is OTResult
+    assert repr(again) == repr(result)
+    assert again.log == result.log
+    np.testing.assert_array_equal(again.plan, result.plan)
+    # by a program that has not asked for POT's call
+    code = "import sys, torchgw; print(torchgw.load(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "result.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{result}\n"
 
 
 def test_links_and_pipes_stay(tmp_path):

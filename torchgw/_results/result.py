@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import scipy.sparse
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
+from torchgw._results.base import Result
 from torchgw._results.mapping import Extension, map_new
-from torchgw._results.storage import stored, write_result
 from torchgw._search.optima import Alternative
 from torchgw._solve.status import Status
 from torchgw._typing import Iteration
@@ -24,9 +21,8 @@ __all__ = ["GWResult"]
 _AMBIGUOUS = 0.9
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class GWResult:
+class GWResult(Result):
     """Outcome of :func:`torchgw.solve`, with the attribute names of POT's ``OTResult``.
 
     Attributes
@@ -244,94 +240,27 @@ class GWResult:
             points=Y_new, table=D_new, linear=M_new, features=F_new,
         )  # fmt: skip
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dense: bool = False,
-        extra: dict[str, NDArray[Any]] | None = None,
-    ) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads.
-
-        The file is NumPy's ``.npz`` with JSON in it; nothing is pickled. It holds the factors of
-        the plan, the potentials, and what :meth:`transform` needs. Where the cost was a stored
-        matrix it holds the 256 largest entries of each row of the plan instead.
-
-        Parameters
-        ----------
-        path : str or path
-            The file to write; by convention it ends in ``.npz``.
-        dense : bool
-            Store (n, m) costs, and distances given as matrices, in full.
-        extra : dict of str to ndarray, optional
-            Further arrays of the file, for readers that do not know torchgw.
-
-        Raises
-        ------
-        InvalidInputError
-            If the path cannot be written.
-
-        Warns
-        -----
-        TorchGWWarning
-            If more than 1e-6 of the mass is outside the entries kept.
-
-        Examples
-        --------
-        >>> import numpy as np, tempfile, torchgw
-        >>> X = np.random.default_rng(0).normal(size=(60, 3))
-        >>> result = torchgw.solve(X, X + 5, distances="sqeuclidean", random_state=0)
-        >>> with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        ...     result.save(file.name)
-        ...     again = torchgw.load(file.name)
-        >>> again.value == result.value
-        True
-        """
-        write_result(path, self, dense=dense, extra=extra)
-
-    def __copy__(self) -> GWResult:
-        """Share everything, the graph of ``loss`` too."""
-        return replace(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave graphs behind, for pickle and deepcopy: they belong to this process and inputs."""
-        return {**vars(self), "loss": None if self.loss is None else self.loss.detach()}
+    def _summary(self) -> tuple[str, dict[str, str], str]:
+        n, m = self.lazy_plan.shape
+        error = self.log.get("value_standard_error", 0.0)
+        figures = {
+            "value": f"{self.value:.6g}" + (f" +- {error:.2g}" if error else ""),
+            "epsilon": f"{self.epsilon:.4g}",
+            "marginal_error": f"{self.marginal_error:.2g}",
+            "how": f"{self.gradient} gradient, {self.backend} backend, {self.precision}",
+            "iterations": f"{self.n_iters} in {sum(self.timings.values()):.2f} s",
+        }
+        return f"{n} x {m}", figures, self.status.advice + self._warn_of_ambiguity()
 
     def __repr__(self) -> str:
         """Summarise in a few lines."""
-        n, m = self.lazy_plan.shape
-        error = self.log.get("value_standard_error", 0.0)
-        spread = f" +- {error:.2g}" if error else ""
-        return (
-            f"GWResult({n} x {m}, value={self.value:.6g}{spread}, epsilon={self.epsilon:.4g}, "
-            f"marginal_error={self.marginal_error:.2g})\n"
-            f"  {self.gradient} gradient, {self.backend} backend, {self.precision}, "
-            f"{self.n_iters} iterations in {sum(self.timings.values()):.2f} s\n"
-            f"  {self.status.advice}{self._warn_of_ambiguity()}"
-        )
-
-    def _repr_html_(self) -> str:
-        """Summarise as a table, for notebooks."""
-        n, m = self.lazy_plan.shape
-        error = self.log.get("value_standard_error", 0.0)
-        spread = f" &plusmn; {error:.2g}" if error else ""
-        rows = {
-            "value": f"{self.value:.6g}{spread}",
-            "epsilon": f"{self.epsilon:.4g}",
-            "marginal error": f"{self.marginal_error:.2g}",
-            "how": f"{self.gradient} gradient, {self.backend} backend, {self.precision}",
-            "iterations": f"{self.n_iters} in {sum(self.timings.values()):.2f} s",
-            "status": html.escape(self.status.advice + self._warn_of_ambiguity()),
-        }
-        left = "style='text-align:left'"
-        cells = "".join(
-            f"<tr><th {left}>{name}</th><td {left}>{text}</td></tr>" for name, text in rows.items()
-        )
-        mark = "&#10003;" if self.converged else "&#9888;"
-        return f"<table><caption>GWResult {n} &times; {m} {mark}</caption>{cells}</table>"
+        size, figures, ended = self._summary()
+        how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
+        numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
+        return f"GWResult({size}, {numbers})\n  {how}, {count} iterations in {seconds}\n  {ended}"
 
     def _warn_of_ambiguity(self) -> str:
-        """Return a line for the summary if another optimum is nearly as good."""
+        """Make a line for the summary if another optimum is nearly as good."""
         # NaN is not above it
         if not self.ambiguity > _AMBIGUOUS:
             return ""

@@ -2,12 +2,13 @@
 
 Factors, potentials, points and graphs are stored as they are, O((n + m) R). A stored (n, m) cost,
 and given (n, n) distances, are stored only when asked for; otherwise the plan and the coupling are
-stored by their largest entries. Classes of results say by :func:`stored` that they go into files.
+stored by their largest entries. A class goes into files under its name once it is :func:`stored`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import MISSING
@@ -59,6 +60,8 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
+# Classes of modules that are not imported with torchgw, and where they are.
+_ELSEWHERE = {"OTResult": "torchgw.pot"}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -99,7 +102,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
     Returns
     -------
-    GWResult, BarycenterResult, JointEmbedding or LowRankResult
+    GWResult, BarycenterResult, JointEmbedding, LowRankResult or torchgw.pot.OTResult
         Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
         before, on the entries kept if the plan was stored by its largest entries.
 
@@ -116,6 +119,8 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
             f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
             "reads it by itself."
         )
+    if kind in _ELSEWHERE:
+        importlib.import_module(_ELSEWHERE[kind])
     if kind not in _DATACLASSES:
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
     fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.given import DistanceName
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._results.storage import stored, write_result
 from torchgw._typing import Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
@@ -304,9 +303,8 @@ def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
     return torch.stack(means).sum(0)
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class BarycenterResult:
+class BarycenterResult(Result):
     """Outcome of :func:`torchgw.barycenter`.
 
     Attributes
@@ -340,20 +338,12 @@ class BarycenterResult:
         """Weighted mean of the objectives."""
         return self.history[-1]
 
-    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads.
-
-        Distances of the barycenter are stored in full; of each of ``results`` what
-        :meth:`GWResult.save` stores, with the same ``dense``, errors and warning.
-        """
-        write_result(path, self, dense=dense)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         ended = "converged" if self.converged else "not converged"
         return (
-            f"BarycenterResult({self.distances.n} points, {len(self.results)} spaces, "
-            f"value={self.value:.6g}, {ended} after {len(self.history)} rounds)"
+            f"{self.distances.n} points, {len(self.results)} spaces",
+            {"value": f"{self.value:.6g}"},
+            f"{ended} after {len(self.history)} rounds",
         )
 
     @property

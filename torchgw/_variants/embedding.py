@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,14 @@ from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
 from torchgw._plans.transport import TransportPlan
-from torchgw._results.storage import stored, write_result
+from torchgw._results.base import Result
 from torchgw.distances import knn_graph, validate_graph
 
 __all__ = ["JointEmbedding", "joint_embedding"]
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class JointEmbedding:
+class JointEmbedding(Result):
     """Outcome of :func:`torchgw.joint_embedding`.
 
     Attributes
@@ -44,23 +42,10 @@ class JointEmbedding:
     anchor: Tensor
     eigenvalues: Tensor
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the coordinates to a file that :func:`torchgw.load` reads.
-
-        Raises
-        ------
-        InvalidInputError
-            If the path cannot be written.
-        """
-        write_result(path, self)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         sizes = ", ".join(str(len(part)) for part in self.sources)
-        return (
-            f"JointEmbedding(sources of {sizes} points, anchor of {len(self.anchor)}, "
-            f"dimension={len(self.eigenvalues)})"
-        )
+        size = f"sources of {sizes} points, anchor of {len(self.anchor)}"
+        return size, {"dimension": str(len(self.eigenvalues))}, ""
 
 
 @reject_unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._results.storage import stored, write_result
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
@@ -36,9 +35,8 @@ _MEDOID_STEPS = 10
 _SPREAD = 1e-3
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class LowRankResult:
+class LowRankResult(Result):
     """Outcome of :func:`torchgw.solve_low_rank`.
 
     Attributes
@@ -80,24 +78,15 @@ class LowRankResult:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads, linear in n + m.
-
-        Raises
-        ------
-        InvalidInputError
-            If the path cannot be written.
-        """
-        write_result(path, self)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.lazy_plan.shape
+        figures = {
+            "rank": str(len(self.lazy_plan.g)),
+            "value": f"{self.value:.6g}",
+            "marginal_error": f"{self.marginal_error:.2g}",
+        }
         ended = "converged" if self.converged else "not converged"
-        return (
-            f"LowRankResult({n} x {m}, rank={len(self.lazy_plan.g)}, value={self.value:.6g}, "
-            f"marginal_error={self.marginal_error:.2g}, {ended} after {len(self.history)} steps)"
-        )
+        return f"{n} x {m}", figures, f"{ended} after {len(self.history)} steps"
 
 
 @reject_unknown

@@ -17,6 +17,7 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._plans.transport import TransportPlan
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._solve.status import Status
 from torchgw.pot._call import LOSSES, call_of, kind_of, refuse, refuse_combination
@@ -28,8 +29,8 @@ __all__ = ["OTResult", "solve_gromov"]
 _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 
 
-@dataclass(frozen=True, eq=False)
-class OTResult:
+@dataclass(frozen=True, repr=False, eq=False)
+class OTResult(Result):
     """What POT's ``OTResult`` has, for :func:`solve_gromov`; arrays are of the kind of ``Ca``.
 
     Attributes
@@ -61,6 +62,10 @@ class OTResult:
     status: Status
     log: dict[str, Any]
     result: GWResult
+
+    def _summary(self) -> tuple[str, dict[str, str], str]:
+        n, m = self.plan.shape
+        return f"{n} x {m}", {"value": f"{self.value:.6g}"}, self.status.advice
 
     @property
     def potential_a(self) -> Any:
