@@ -29,8 +29,7 @@ from torchgw._problem.losses import SQUARE, LossName, find_loss
 from torchgw._problem.marginals import check_relaxation
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
-from torchgw._results.report import make_result
-from torchgw._results.result import GWResult
+from torchgw._results.result import GWResult, make_result
 from torchgw._sinkhorn.contract import Backend, BackendName
 from torchgw._solve.options import (
     Differentiable,
@@ -140,7 +139,7 @@ def solve(
     n_landmarks : int, optional
         Landmarks for ``"landmark"``; all by default up to 256 points, 123 up to 8,192,
         and above as many as bring the error to 2%, 78 at most.
-        ``result.log["landmarks"]`` has count, rank and estimated error of each side.
+        ``result.report.landmarks`` has count, rank and estimated error of each side.
     disconnected : {"stitch", "fill"}
         What to do with a disconnected graph: join components by the shortest bridging edges, or
         give unreachable pairs 1.5 times the largest finite distance. Either warns.
@@ -156,7 +155,7 @@ def solve(
     n_anchors : int, optional
         Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024,
         and more, up to 4,096, where the cost is less than ten times its standard error
-        (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again;
+        (``report.cost_size`` and ``report.cost_standard_error``) and so has to be solved again;
         four times as many, up to 1,024, for the last cost. Relaxed problems keep the number that
         they begin with. Without effect where the gradient is exact.
     momentum : float in (0, 1]
@@ -202,7 +201,7 @@ def solve(
         last plan amounts to, about ``epsilon`` over the number of steps.
     polish : bool
         End with conditional gradient steps without regularisation, at a plan whose gap
-        ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
+        ``report.polish_gap`` is what the linearised objective could still fall by. For exact
         gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
         n = m) or a transport problem by POT's exact solver. Partial and semi-relaxed plans too,
         not those with a penalty on a marginal. Proximal steps before it end at a change of 3e-3, or
@@ -224,7 +223,7 @@ def solve(
         gradient and ``M`` have stored costs in any case.
     skip_tiles : bool or "auto"
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
-        nothing: at most a few roundings of any row's or column's mass, see ``log["tiles"]``.
+        nothing: at most a few roundings of any row's or column's mass, see ``report.tiles``.
         ``"auto"`` does where both factors and a streamed cost allow it.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,

@@ -294,18 +294,18 @@ def attach(
 
         unrolled = DifferentiablePlan(plan, product)
         return replace(result, loss=loss, lazy_plan=unrolled)
-    exact = result.gradient != "sampled"
-    if mode == "implicit" and not exact:
+    count = result.report.n_anchors
+    if mode == "implicit" and count is not None:
         raise UnsupportedError(
             "differentiable='implicit' needs a fixed point, and a sampled gradient has none. Pass "
             "gradient='dense' or 'factored', or differentiable='value'."
         )
-    anchors = None if exact else plan.sample(result.log["n_anchors"], generator)
+    anchors = None if count is None else plan.sample(count, generator)
     link = Link(
         definition,
         plan,
         Potentials(result.potential_a, result.potential_b),
-        result.log["objective"],
+        result.report.objective,
         tuple(inputs),
         anchors,
     )

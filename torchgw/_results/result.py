@@ -8,14 +8,19 @@ from typing import Any
 import scipy.sparse
 from torch import Tensor
 
+from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
+from torchgw._problem.providers import Sides
 from torchgw._results.base import Result
 from torchgw._results.mapping import Extension, map_new
+from torchgw._results.report import Log, Report
 from torchgw._search.optima import Alternative
+from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Iteration
 
-__all__ = ["GWResult"]
+__all__ = ["GWResult", "make_result"]
 
 # Ambiguity above which the summary of a result mentions it.
 _AMBIGUOUS = 0.9
@@ -36,7 +41,7 @@ class GWResult(Result):
     value : float
         value_quad + value_linear: the transport objective without the entropy term, on the scale of
         the distances after division by ``scale``. Exact for exact gradients; for the sampled one an
-        unbiased estimate, whose standard error is ``log["value_standard_error"]``.
+        unbiased estimate, whose standard error is ``report.value_standard_error``.
     value_quad, value_linear : float
         alpha * <L(P), P> and (1 - alpha) * <M, P>.
     marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
@@ -55,6 +60,8 @@ class GWResult(Result):
         Factors that multiplied the distances of X and of Y.
     gradient, backend, precision : str
         What was used.
+    report : Report
+        Further numbers, such as the objective, standard errors and limits; ``log`` has the same.
     random_state : int
         Seed that reproduces the run on the same device and backend.
     alternatives : tuple of Alternative
@@ -67,29 +74,16 @@ class GWResult(Result):
         and of relaxed problems, whose values have no common zero. With a linear cost both values
         count from the least that its entries could cost.
     n_iters : int
-        Outer iterations; ``log["inner_iterations"]`` counts the Sinkhorn iterations.
+        Outer iterations; ``report.inner_iterations`` counts the Sinkhorn iterations.
     history : tuple of Iteration
         Epsilon, objective, marginal error and change at each outer iteration.
     timings : dict
         Seconds by phase: of the preparation "graph", "geodesics", "landmarks" and "distances" (all
         else before the solve), then of the solve.
-    log : dict
-        loss (its name), landmarks (count, rank and estimated error of each side that has them,
-        ``None`` if neither has), value_standard_error, kl (KL of the plan to a x b; with
-        ``unbalanced`` half of that of the product plans P x P, which is the same at mass one),
-        mass, penalty (what ``unbalanced`` marginals cost), objective (value + penalty +
-        epsilon * kl), outer_iterations and its limit max_iter, inner_iterations (all Sinkhorn
-        iterations but the last solve's), settle_iterations (the last solve's, zero where the loop's
-        last one is the result) and its limit inner_max_iter; n_anchors, cost_standard_error and
-        cost_size (``None`` without a sampled gradient); polish_steps and polish_gap (``None``
-        without ``polish``); tiles (``None`` where none were skipped; else ``bound``, the share of a
-        row's or column's mass that skipping may lose in a half-step, ``kept``, the mean share of
-        tiles computed, ``lists``, how often they were chosen, and their ``width``). Every key is
-        always there.
     extension : Extension or None
         What :meth:`transform` maps new points by.
     loss : Tensor or None, shape (), float64
-        With ``differentiable``: ``log["objective"]`` as a tensor that carries gradients to the
+        With ``differentiable``: ``report.objective`` as a tensor that carries gradients to the
         inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
     """
 
@@ -109,11 +103,11 @@ class GWResult(Result):
     backend: str
     precision: str
     random_state: int
+    report: Report
     alternatives: tuple[Alternative, ...] = ()
     ambiguity: float = float("nan")
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
-    log: dict[str, Any] = field(default_factory=dict)
     extension: Extension | None = None
     loss: Tensor | None = None
 
@@ -123,13 +117,18 @@ class GWResult(Result):
         return self.value_quad + self.value_linear
 
     @property
+    def log(self) -> Log:
+        """The fields of ``report`` by name, a dictionary for reading. Every key is always there."""
+        return self.report.log()
+
+    @property
     def gw_distance(self) -> float:
         """Square root of <L(P), P>, the Gromov-Wasserstein distance of order 2 at this plan.
 
         With loss="absolute" that of order 1, <L(P), P> itself. NaN with loss="kl", which is no
         power of a distance, and without a quadratic term.
         """
-        order = {"square": 2, "absolute": 1}.get(self.log.get("loss", "square"))
+        order = {"square": 2, "absolute": 1}.get(self.report.loss)
         if self.alpha == 0 or order is None:
             return float("nan")
         # an estimate, or rounding at a perfect match, can fall below zero
@@ -242,7 +241,7 @@ class GWResult(Result):
 
     def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.lazy_plan.shape
-        error = self.log.get("value_standard_error", 0.0)
+        error = self.report.value_standard_error
         figures = {
             "value": f"{self.value:.6g}" + (f" +- {error:.2g}" if error else ""),
             "epsilon": f"{self.epsilon:.4g}",
@@ -268,3 +267,41 @@ class GWResult(Result):
             f"\n  Ambiguous: another optimum is nearly as good (ambiguity {self.ambiguity:.2f}). "
             "See `alternatives`; pass one as `init`."
         )
+
+
+def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
+    """Make the result of a solve, and warn if it has not converged."""
+    ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
+    found, recorder = ending.evaluation, outcome.recorder
+    if not ending.status.converged:
+        warn_user(ending.status.advice, ConvergenceWarning)
+    return GWResult(
+        lazy_plan=ending.plan,
+        potential_a=outcome.potentials.f,
+        potential_b=outcome.potentials.g,
+        value_quad=problem.alpha * found.quadratic.value,
+        value_linear=(1 - problem.alpha) * found.linear,
+        marginal_a=found.masses.a,
+        marginal_b=found.masses.b,
+        marginal_error=found.marginal_error,
+        status=ending.status,
+        epsilon=ending.epsilon,
+        alpha=problem.alpha,
+        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        gradient=strategy.gradient,
+        backend=outcome.backend,
+        precision=strategy.precision,
+        random_state=seed,
+        report=Report.of(outcome, problem, sides.landmarks),
+        alternatives=search.alternatives if search else (),
+        ambiguity=search.ambiguity if search else float("nan"),
+        history=tuple(recorder.history),
+        timings=dict(recorder.timings),
+        extension=Extension(
+            spaces=(sides.spaces[0].copy(), sides.spaces[1].copy()),
+            known=outcome.gradient.remember(outcome.coupling, problem.marginals),
+            linear=problem.linear is not None,
+            unpolished=ending.unpolished,
+            mass=strategy.mass,
+        ),
+    )

@@ -62,6 +62,8 @@ _RECORDS: dict[str, Any] = {
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
 # Classes of modules that are not imported with torchgw, and where they are.
 _ELSEWHERE = {"OTResult": "torchgw.pot"}
+# What files written before a part was renamed call it.
+_FORMERLY = {"GWResult": {"log": "report"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -153,6 +155,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
     """Build a dataclass whose fields must be those that it has now."""
+    parts = {_FORMERLY.get(kind, {}).get(name, name): part for name, part in parts.items()}
+    if isinstance(parts.get("report"), dict):
+        parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
     odd = (set(parts) - {item.name for item in expected}) | (needed - set(parts))

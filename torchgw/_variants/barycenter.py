@@ -189,7 +189,7 @@ def barycenter(
                     for member, last in zip(members, before, strict=True)
                 ]
             value = sum(
-                member.share * item.log["objective"]
+                member.share * item.report.objective
                 for member, item in zip(members, results, strict=True)
             )
             settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
@@ -319,7 +319,7 @@ class BarycenterResult(Result):
     results : tuple of GWResult
         Of the barycenter, before its last update, with each space.
     value : float
-        Weighted mean of their objectives, ``log["objective"]``.
+        Weighted mean of their objectives, ``report.objective``.
     history : tuple of float
         That value at each iteration.
     converged : bool

@@ -49,6 +49,7 @@ class OTResult(Result):
         Those of ``result``.
     status : Status
     log : dict
+        That of ``result``.
     result : GWResult
         Everything else.
     """
@@ -60,7 +61,6 @@ class OTResult(Result):
     potentials: tuple[Any, Any]
     marginals: tuple[Any, Any]
     status: Status
-    log: dict[str, Any]
     result: GWResult
 
     def _summary(self) -> tuple[str, dict[str, str], str]:
@@ -86,6 +86,11 @@ class OTResult(Result):
     def marginal_b(self) -> Any:
         """The second of the marginals."""
         return self.marginals[1]
+
+    @property
+    def log(self) -> dict[str, Any]:
+        """The log of the result."""
+        return self.result.log
 
     @property
     def lazy_plan(self) -> TransportPlan:
@@ -227,8 +232,8 @@ def solve_gromov(
     )
     plan = result.plan.double()
     if kind == "kl":
-        entropy = result.epsilon * result.log["kl"] if reg else 0.0
-        value = call.unit * (result.value + result.log["penalty"] + entropy)
+        entropy = result.epsilon * result.report.kl if reg else 0.0
+        value = call.unit * (result.value + result.report.penalty + entropy)
     else:
         value = result.value
         if reg:
@@ -241,7 +246,6 @@ def solve_gromov(
         potentials=(_like(Ca, result.potential_a), _like(Ca, result.potential_b)),
         marginals=(_like(Ca, result.marginal_a), _like(Ca, result.marginal_b)),
         status=result.status,
-        log=result.log,
         result=result,
     )
 
