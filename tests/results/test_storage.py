@@ -369,11 +369,11 @@ def test_places_that_cannot_be_written(curves, tmp_path):  # noqa: F811
         result.save(tmp_path / "absent" / "result.npz")
     with pytest.raises(InvalidInputError, match="it is a directory"):
         result.save(tmp_path)
-    odd = dataclasses.replace(result, log={"extra": object()})
-    with pytest.raises(UnsupportedError, match=r"`log.extra` is a object"):
+    odd = dataclasses.replace(result, timings={"extra": object()})
+    with pytest.raises(UnsupportedError, match=r"`timings.extra` is a object"):
         odd.save(tmp_path / "odd.npz")
-    odd = dataclasses.replace(result, log={"extra": np.array([{}], dtype=object)})
-    with pytest.raises(UnsupportedError, match=r"`log.extra` is a ndarray"):
+    odd = dataclasses.replace(result, timings={"extra": np.array([{}], dtype=object)})
+    with pytest.raises(UnsupportedError, match=r"`timings.extra` is a ndarray"):
         odd.save(tmp_path / "odd.npz")
     assert list(tmp_path.iterdir()) == []
 
@@ -439,6 +439,27 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+def test_files_from_before_a_part_was_renamed(curves, gradient, tmp_path):  # noqa: F811
+    """The report was a dictionary, the dual value an objective; the gradient had to be guessed."""
+    path = tmp_path / "result.npz"
+    result = solve(*curves, epsilon=5e-3, distances="landmark", gradient=gradient, n_anchors=32)
+    result.save(path)
+    tree, arrays = archive_module.read_archive(path)
+    fields = tree["fields"]
+    fields["log"] = {"dict": fields.pop("report")["parts"]}
+    for entry in fields["history"]["tuple"]:
+        entry["parts"]["objective"] = entry["parts"].pop("dual")
+    assert fields["extension"]["parts"].pop("gradient") == gradient
+    new = torchgw.load(path)
+    archive_module.write_archive(path, tree, arrays)
+    old = torchgw.load(path)
+    assert old.report == result.report
+    assert equal(old.history, result.history)
+    assert torch.equal(old.transform(curves[0]), new.transform(curves[0]))
+    assert torch.equal(old.inverse_transform(curves[1]), new.inverse_transform(curves[1]))
 
 
 def test_results_of_pots_call(tmp_path):

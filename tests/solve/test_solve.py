@@ -308,6 +308,16 @@ def test_result_is_complete():
     assert result.status.advice in repr(result)
 
 
+def test_dual_value_of_an_iteration():
+    """Of the linearised problem: at a settled plan the quadratic value is in it twice."""
+    d_x, d_y = distance_matrices(12, 9)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, objective_tol=0)
+    last = result.history[-1]
+    assert last.dual == pytest.approx(result.report.objective + result.value, rel=1e-6)
+    with pytest.warns(DeprecationWarning, match="`Iteration.objective` is now `Iteration.dual`"):
+        assert last.objective == last.dual
+
+
 def test_log_is_the_report_by_name():
     d_x, d_y = distance_matrices(12, 9)
     result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05)

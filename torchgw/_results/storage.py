@@ -63,7 +63,7 @@ _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
 # Classes of modules that are not imported with torchgw, and where they are.
 _ELSEWHERE = {"OTResult": "torchgw.pot"}
 # What files written before a part was renamed call it.
-_FORMERLY = {"GWResult": {"log": "report"}}
+_FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -126,7 +126,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     if kind not in _DATACLASSES:
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
     fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
-    return _make(kind, fields)
+    return _build(kind, fields)
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
@@ -155,7 +155,6 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
     """Build a dataclass whose fields must be those that it has now."""
-    parts = {_FORMERLY.get(kind, {}).get(name, name): part for name, part in parts.items()}
     if isinstance(parts.get("report"), dict):
         parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
@@ -388,6 +387,8 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`_parts` took apart."""
+    renamed = _FORMERLY.get(kind, {})
+    parts = {renamed.get(name, name): part for name, part in parts.items()}
     if kind in _RECORDS:
         return _RECORDS[kind](**parts)
     if kind in _DATACLASSES:
