@@ -15,7 +15,7 @@ from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.attach import attach
 from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
-from torchgw._errors import InvalidTypeError
+from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import DistanceName, check_loss
 from torchgw._problem.linear_term import (
@@ -69,7 +69,7 @@ def solve(
     epsilon: float | Literal["auto"] = "auto",
     gradient: GradientName = "auto",
     n_anchors: int | None = None,
-    momentum: float = 0.9,
+    redraw: float = 0.9,
     n_init: int | None = None,
     init: Any = None,
     max_iter: int = 500,
@@ -93,6 +93,7 @@ def solve(
     cache: str | os.PathLike[str] | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
+    momentum: float | None = None,
 ) -> GWResult:
     """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
 
@@ -158,7 +159,7 @@ def solve(
         (``report.cost_size`` and ``report.cost_standard_error``) and so has to be solved again;
         four times as many, up to 1,024, for the last cost. Relaxed problems keep the number that
         they begin with. Without effect where the gradient is exact.
-    momentum : float in (0, 1]
+    redraw : float in (0, 1]
         Share of the anchors redrawn in each iteration.
     n_init : int, optional
         Starts of a multi-start on a coarse problem of up to 96 points per side, whose best optima
@@ -244,6 +245,8 @@ def solve(
         Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
         (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. Choices of
         backend and gradient are logged, see ``logging.getLogger("torchgw")``.
+    momentum : float, optional
+        Former name of ``redraw``, deprecated.
 
     Returns
     -------
@@ -284,12 +287,15 @@ def solve(
     >>> int((result.lazy_plan.argmax().numpy() == np.arange(60)).sum())
     60
     """
+    if momentum is not None:
+        warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
+        redraw = momentum
     options = Options(
         epsilon=epsilon,
         gradient=gradient,
         n_anchors=n_anchors,
         n_init=n_init,
-        momentum=momentum,
+        redraw=redraw,
         max_iter=max_iter,
         min_iter=min_iter,
         tol=tol,

@@ -52,7 +52,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         epsilon: float | Literal["auto"] = "auto",
         gradient: GradientName = "auto",
         n_anchors: int | None = None,
-        momentum: float = 0.9,
+        redraw: float = 0.9,
         n_init: int | None = None,
         feature_metric: FeatureMetric = "sqeuclidean",
         skip_tiles: bool | Literal["auto"] = "auto",
@@ -73,6 +73,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
+        momentum: float | None = None,
     ) -> None:
         given = locals()
         for name in self._get_param_names():

@@ -17,13 +17,13 @@ __all__ = ["GradientName", "choose_gradient", "cost_rows", "make_gradient"]
 logger = logging.getLogger(__name__)
 
 
-def make_gradient(name: str, problem: Problem, n_anchors: int, momentum: float) -> Gradient:
+def make_gradient(name: str, problem: Problem, n_anchors: int, redraw: float) -> Gradient:
     """Build a gradient by name."""
     if name == "dense":
         return DenseGradient(problem)
     if name == "factored":
         return FactoredGradient(problem)
-    return SampledGradient(problem, n_anchors, momentum)
+    return SampledGradient(problem, n_anchors, redraw)
 
 
 def cost_rows(known: Linearised, side: int) -> CostRows:

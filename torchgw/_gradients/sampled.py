@@ -64,16 +64,16 @@ class SampledGradient:
     them the error of the anchors' own marginals is multiplied by distances as a whole, and is
     larger than what is to be found. The source points are drawn from equal strata of their mass,
     along an order in which neighbours are near, and so are the targets as far as the plan is a map.
-    Momentum keeps a share 1 - ``momentum`` of the anchors from one iteration to the next.
+    Each iteration draws a share ``redraw`` of the anchors anew, and keeps the others.
     """
 
     name = "sampled"
     exact = False
 
-    def __init__(self, problem: Problem, n_anchors: int, momentum: float) -> None:
+    def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self.problem = visible(problem, n_anchors)
         self.n_anchors = n_anchors
-        self.momentum = momentum
+        self.redraw = redraw
         self._order = _near_order(problem.source, problem.marginals.a)
         self._means = mean_columns(self.problem, problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
@@ -114,10 +114,10 @@ class SampledGradient:
         return near, far
 
     def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
-        """Redraw a share ``momentum`` of the anchors from the plan; all if there are to be more."""
+        """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
         if coupling is None or len(coupling.source) != self.n_anchors:
             return self._draw(plan, self._slots(), generator)
-        count = max(1, round(self.momentum * self.n_anchors))
+        count = max(1, round(self.redraw * self.n_anchors))
         slots = spread_slots(count, self.n_anchors, generator)
         return replace_slots(coupling, slots, self._draw(plan, slots, generator))
 

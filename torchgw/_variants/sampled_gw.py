@@ -54,7 +54,7 @@ def sampled_gw(
     M : int, optional
         Anchor pairs, ``n_anchors``. Not the linear cost.
     alpha : float in (0, 1]
-        Step size, ``momentum``: the share of the anchors redrawn in an iteration. It averages the
+        Step size, ``redraw``: the share of the anchors redrawn in an iteration. It averages the
         plan that the gradient is taken at, on the sample; potentials are never damped, which would
         only slow down the approach to the same point.
     C_linear : array-like, shape (n, m), optional
@@ -139,7 +139,7 @@ def sampled_gw(
         distances=distance_mode,
         gradient="sampled",
         n_anchors=M,
-        momentum=alpha,
+        redraw=alpha,
         M=C_linear,
         alpha=None if fgw_alpha is None or C_linear is None else 1 - fgw_alpha,
         epsilon=epsilon,

@@ -20,7 +20,7 @@ import numpy as np
 import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
-from torchgw._errors import PlanTooLargeError, TorchGWError
+from torchgw._errors import PlanTooLargeError, TorchGWError, warn_user
 from torchgw.cli._commands import add_commands, add_output_options, check_picture, positive
 from torchgw.cli._completion import add_completion
 from torchgw.cli._files import check_output, read_array, read_weights
@@ -164,7 +164,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
     add("--gradient", help="auto, dense, factored or sampled")
     add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
-    add("--momentum", type=float, help="share of the anchors redrawn in each iteration")
+    add("--redraw", type=float, help="share of the anchors redrawn in each iteration")
+    add("--momentum", type=float, help=argparse.SUPPRESS)
     add("--n-init", type=int, metavar="K", help="starts on a coarse problem")
     add("--regularization", help="entropic or proximal")
     add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
@@ -313,6 +314,9 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     settings = {
         name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
     }
+    if "momentum" in settings:
+        warn_user("`--momentum` is now `--redraw`.", FutureWarning)
+        settings["redraw"] = settings.pop("momentum")
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings
