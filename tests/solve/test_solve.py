@@ -318,6 +318,16 @@ def test_dual_value_of_an_iteration():
         assert last.objective == last.dual
 
 
+def test_reduced_potentials_lack_the_terms_of_rows_and_columns():
+    d_x, d_y = distance_matrices(12, 9)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05)
+    reduced = result.lazy_plan.potentials
+    own = (2 * (table**2).mean(1) for table in (d_x, d_y))
+    for whole, left, term in zip(result.potentials, reduced, own, strict=True):
+        np.testing.assert_allclose(whole - left, term, atol=1e-12)
+        assert term.min() > 1e-2
+
+
 def test_log_is_the_report_by_name():
     d_x, d_y = distance_matrices(12, 9)
     result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05)

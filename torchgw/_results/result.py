@@ -35,9 +35,9 @@ class GWResult(Result):
     lazy_plan : TransportPlan, shape (n, m)
         The plan as an operator; nothing of its size is stored.
     potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
-        Dual potentials of the whole linearised cost C(P), in its units. Those in ``lazy_plan``
-        belong to its reduced cost, which leaves out the terms of rows and columns alone. Of the
-        plan before polishing, if it was polished.
+        Dual potentials of the whole linearised cost C(P), in its units. They are not the *reduced
+        potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its
+        terms of rows and columns alone. Those of the plan before polishing, if it was polished.
     value : float
         value_quad + value_linear: the transport objective without the entropy term, on the scale of
         the distances after division by ``scale``. Exact for exact gradients; for the sampled one an
@@ -146,7 +146,7 @@ class GWResult(Result):
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor]:
-        """Dual potentials (f, g) in cost units."""
+        """Dual potentials (f, g) of the whole cost: (potential_a, potential_b)."""
         return self.potential_a, self.potential_b
 
     @property
