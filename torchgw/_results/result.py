@@ -39,47 +39,48 @@ class GWResult(Result):
         potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its
         terms of rows and columns alone. Those of the plan before polishing, if it was polished.
     value : float
-        value_quad + value_linear: the transport objective without the entropy term, on the scale of
-        the distances after division by ``scale``. Exact for exact gradients; for the sampled one an
-        unbiased estimate, whose standard error is ``report.value_standard_error``.
+        value_quad + value_linear: the transport objective without the entropy term, in units of the
+        squared (scaled) distances. Exact for exact gradients; for the sampled one an unbiased
+        estimate, whose standard error is ``report.value_standard_error``.
     value_quad, value_linear : float
         alpha * <L(P), P> and (1 - alpha) * <M, P>.
     marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
-        Larger of the L1 distances of these to the weights; of relaxed problems, of sides that are
-        strict, and by how much the bounds of a partial plan are exceeded.
+        Larger of the L1 distances of the two to the weights. Relaxed problems count the sides that
+        are strict, and partial ones by how much the bounds are exceeded.
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
-        Entropic regularisation of the plan, in units of the squared (scaled) distances: with
-        proximal steps that of the last one, and 0 for a polished plan.
+        Entropic regularisation of the plan, in units of the squared (scaled) distances: after
+        proximal steps what their entropy amounts to, and 0 for a polished plan.
     alpha : float
         Weight of the quadratic term.
     scale : tuple of float
         Factors that multiplied the distances of X and of Y.
     gradient, backend, precision : str
-        What was used.
+        What was used; see :func:`torchgw.solve` for the names.
     report : Report
         Further numbers, such as the objective, standard errors and limits; ``log`` has the same.
     random_state : int
         Seed that reproduces the run on the same device and backend.
     alternatives : tuple of Alternative
-        The distinct optima that a multi-start found on a coarse problem, the best one first, which
-        is solved to the end, unless all points settle a doubt about it. Each can be passed as
-        ``init``. Empty without a multi-start, and where a few points do not represent the spaces.
+        The distinct optima that a multi-start found on a coarse problem, the best one first. The
+        solve goes on from that one, unless it is in doubt and all points can be matched by their
+        distances. Each can be passed as ``init``. Empty without a multi-start, and where few points
+        do not represent the spaces.
     ambiguity : float
-        Value of the best of these over that of the second best, in [0, 1]: near 1 two optima cannot
-        be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are none,
-        and of relaxed problems, whose values have no common zero. With a linear cost both values
-        count from the least that its entries could cost.
+        Value of the best alternative over that of the second best, in [0, 1]: near 1 two optima
+        cannot be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are
+        none, and for relaxed problems, whose values have no common zero. With a linear cost both
+        values count from the least that its entries could cost.
     n_iters : int
         Outer iterations; ``report.inner_iterations`` counts the Sinkhorn iterations.
     history : tuple of Iteration
-        Epsilon, objective, marginal error and change at each outer iteration.
+        What each outer iteration reported: epsilon, dual value, marginal error, change.
     timings : dict
-        Seconds by phase: of the preparation "graph", "geodesics", "landmarks" and "distances" (all
-        else before the solve), then of the solve.
+        Seconds by phase: "graph", "geodesics", "landmarks" and "distances" (all else before the
+        solve), then the phases of the solve.
     extension : Extension or None
         What :meth:`transform` maps new points by.
     loss : Tensor or None, shape (), float64
@@ -123,10 +124,10 @@ class GWResult(Result):
 
     @property
     def gw_distance(self) -> float:
-        """Square root of <L(P), P>, the Gromov-Wasserstein distance of order 2 at this plan.
+        """Gromov-Wasserstein distance at this plan: the square root of <L(P), P>, of order 2.
 
-        With loss="absolute" that of order 1, <L(P), P> itself. NaN with loss="kl", which is no
-        power of a distance, and without a quadratic term.
+        With ``loss="absolute"`` it is of order 1, <L(P), P> itself. NaN with ``loss="kl"``, which
+        is no power of a distance, and without a quadratic term.
         """
         order = {"square": 2, "absolute": 1}.get(self.report.loss)
         if self.alpha == 0 or order is None:
@@ -175,19 +176,19 @@ class GWResult(Result):
     ) -> Tensor:
         """Map new source points to the target without solving again.
 
-        The potentials of the solve give a new point x the row P_xj of the plan, up to its mass, by
-        one half-step; the point goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X
-        goes where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials: points are
-        then mapped by the entropic plan that it was made from. With relaxed marginals a point that
-        has no partner is mapped too, to where the little that it gives would go.
+        By one half-step the potentials of the solve give a new point x a row P_xj of the plan, up
+        to its mass, and x goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X goes
+        where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials, so points are
+        mapped by the entropic plan that it was made from. With relaxed marginals a point without a
+        partner is mapped too, to where the little that it gives would go.
 
         Parameters
         ----------
         X_new : array-like, shape (q, d), optional
-            New points, in the coordinates of X. Point metrics are computed; a geodesic distance
-            goes through the nearest points of X, which lengthens it where X is sparse.
+            New points, in the coordinates of X. A geodesic distance goes through the nearest points
+            of X, which lengthens it where X is sparse.
         values : array-like, shape (m, c), optional
-            What is averaged: Y itself by default, or coordinates, or indicators of labels.
+            What is averaged: Y itself by default, or other coordinates, or indicators of labels.
         D_new : array-like, shape (q, n), optional
             Distances to the points of X, in the units of ``D_X``, in place of ``X_new``; for
             matrices, graphs and providers.
@@ -197,14 +198,14 @@ class GWResult(Result):
         Returns
         -------
         Tensor, shape (q, c), float64
-            Computed a block at a time; memory does not grow with q times n.
+            Computed block by block, in memory that does not grow with q times n.
 
         Raises
         ------
         InvalidInputError
             If the input does not fit the solve; the message says what does.
         UnsupportedError
-            If the result comes from a file that does not hold the distances that this takes.
+            If the result comes from a file that does not hold the distances needed.
 
         Examples
         --------

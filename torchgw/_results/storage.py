@@ -1,8 +1,8 @@
 """What of a result goes into a file, and how it comes back.
 
-Factors, potentials, points and graphs are stored as they are, O((n + m) R). A stored (n, m) cost,
-and given (n, n) distances, are stored only when asked for; otherwise the plan and the coupling are
-stored by their largest entries. A class goes into files under its name once it is :func:`stored`.
+Factors, potentials, points and graphs go in as they are, O((n + m) R). An (n, m) cost and given
+(n, n) distances do so only when asked for; otherwise the plan and the coupling go in by their
+largest entries. A class goes into files by its name once it is :func:`stored`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
 def stored(kind: Kind) -> Kind:
-    """Say of a dataclass, as a decorator, that it goes into files by its fields."""
+    """Let a dataclass go into files by its name and its fields; a decorator."""
     _DATACLASSES[kind.__name__] = kind
     return kind
 
@@ -130,7 +130,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
-    """Return arrays for other readers, none of which would be pickled."""
+    """Check arrays for other readers, none of which may have to be pickled."""
     known = isinstance(extra, dict) and all(isinstance(name, str) for name in extra)
     if extra is not None and not known:
         raise InvalidTypeError(
@@ -150,6 +150,7 @@ def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
+    """Take a dataclass apart."""
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
 
 
@@ -169,7 +170,7 @@ def _make(kind: str, parts: dict[str, Any]) -> Any:
 
 
 def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the parts of what a result is made of; ``None`` for other values."""
+    """Name a part of a result and take it apart; ``None`` for values that are plain."""
     if _RECORDS.get(type(value).__name__) is type(value):
         return type(value).__name__, value._asdict()
     if _DATACLASSES.get(type(value).__name__) is type(value):
@@ -201,11 +202,8 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
 
 
 def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
-    rest = {
-        "potentials": plan.potentials,
-        "marginals": plan.weights,
-        "epsilon": plan.epsilon,
-    }
+    """Name a plan and take it apart, without an (n, m) cost unless that is asked for."""
+    rest = {"potentials": plan.potentials, "marginals": plan.weights, "epsilon": plan.epsilon}
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
@@ -290,6 +288,7 @@ def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
 
 
 def _csr(entries: Tensor) -> scipy.sparse.csr_array:
+    """Turn a sparse tensor into a SciPy matrix."""
     entries = entries.coalesce()
     places = tuple(entries.indices().cpu().numpy())
     return scipy.sparse.csr_array(
@@ -298,6 +297,7 @@ def _csr(entries: Tensor) -> scipy.sparse.csr_array:
 
 
 def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
+    """Name what is kept of distances: their factors, or their matrix."""
     factors = provider.factors()
     if factors is not None:
         return "factors", {"matrix": factors.matrix, "signs": factors.signs}
@@ -326,13 +326,9 @@ def _build_side(parts: dict[str, Any]) -> SolvedSide:
 
 
 def _build_loss(parts: dict[str, Any]) -> Loss:
+    """Build a loss as a sample sees it."""
     levels = parts["levels"]
     return LOSSES[parts["name"]].bounded(parts["floor"]).split(levels and Levels(*levels))
-
-
-def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
-    arrays = parts["data"], parts["indices"], parts["indptr"]
-    return scipy.sparse.csr_array(arrays, shape=tuple(parts["shape"]))
 
 
 def _build_extension(parts: dict[str, Any]) -> Extension:
@@ -359,12 +355,14 @@ def _build_extension(parts: dict[str, Any]) -> Extension:
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
+    """Turn a SciPy matrix into a sparse tensor."""
     entries = csr.tocoo()
     places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
     return sparse_tensor(places, torch.from_numpy(entries.data), csr.shape).coalesce()
 
 
 def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:
+    """Build a plan of its largest entries, on the device of its potentials."""
     entries = _coo(parts["entries"]).to(parts["potentials"].f.device)
     return SparsePlan(entries, parts["potentials"], parts["marginals"], parts["epsilon"])
 
@@ -379,7 +377,9 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],
     "TransportPlan": lambda parts: TransportPlan(**parts),
-    "csr": _build_csr,
+    "csr": lambda parts: scipy.sparse.csr_array(
+        (parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"])
+    ),
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
     "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
 }
