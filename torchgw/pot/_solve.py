@@ -31,27 +31,25 @@ _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OTResult(Result):
-    """What POT's ``OTResult`` has, for :func:`solve_gromov`; arrays are of the kind of ``Ca``.
+    """Outcome of :func:`solve_gromov`, with the attributes of POT's ``OTResult``.
+
+    Arrays are of the kind of ``Ca``.
 
     Attributes
     ----------
     plan : array of shape (n, m)
     value : float
-        Objective, with reg * sum P log P if there is a ``reg``, as in POT; a plain number, which
-        carries no gradients: those are had by ``differentiable`` of :func:`torchgw.solve`.
+        Objective, with reg * sum P log P if there is a ``reg``, as in POT. It carries no gradients:
+        pass ``differentiable`` to :func:`torchgw.solve` for those.
     value_linear, value_quad : float
         (1 - alpha) <M, P> and alpha <L(P), P>.
     potentials, potential_a, potential_b : tuple of arrays, shapes (n,) and (m,), and each
-        Of the linearised cost; with ``reg=None``, of the last regularised problem.
+        Dual potentials of the linearised cost; with ``reg=None`` those of the last regularised
+        problem.
     marginals, marginal_a, marginal_b : tuple of arrays, shapes (n,) and (m,), and each
         Mass that the plan moves.
-    lazy_plan, sparse_plan : TransportPlan, scipy.sparse.csr_array
-        Those of ``result``.
-    status : Status
-    log : dict
-        That of ``result``.
     result : GWResult
-        Everything else.
+        Everything else; ``lazy_plan``, ``sparse_plan``, ``status`` and ``log`` are its own.
     """
 
     plan: Any
@@ -251,13 +249,13 @@ def solve_gromov(
 
 
 def _of_mass_one(plan: Any) -> Tensor:
-    """Return a plan to start from, whatever its mass."""
+    """Scale a plan to start from to mass one."""
     table = to_tensor("plan_init", plan).double()
     return table / table.sum()
 
 
 def _like(model: Any, tensor: Tensor) -> Any:
-    """Return a tensor as the kind of array that the input was, float32 if it was."""
+    """Turn a tensor into the kind of array that the input was, float32 if that was."""
     given = to_tensor("Ca", model)
     dtype = given.dtype if given.dtype.is_floating_point else tensor.dtype
     if isinstance(model, Tensor):
