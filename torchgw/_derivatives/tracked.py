@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.losses import SQUARE
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._solve.options import Differentiable, Options
@@ -67,8 +67,8 @@ class TrackedSide(Protocol):
         """<D, table> for a stored table."""
 
 
-class _FixedSide(TrackedSide):
-    """A side that no gradient is asked of."""
+class _ProvidedSide(TrackedSide):
+    """The distances of a provider: a given table, or a side that no gradient is asked of."""
 
     def __init__(self, provider: DistanceProvider) -> None:
         self.provider = provider
@@ -87,27 +87,7 @@ class _FixedSide(TrackedSide):
         return self.provider.columns(index)
 
     def inner(self, table: Tensor) -> Tensor:
-        everything = torch.arange(self.provider.n, device=self.provider.device)
-        return (self.provider.columns(everything) * table).sum()
-
-
-class _TableSide(TrackedSide):
-    """A given distance matrix."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-
-    def apply(self, values: Tensor) -> Tensor:
-        return self.matrix @ values
-
-    def mean_square(self, weights: Tensor) -> Tensor:
-        return self.matrix.square() @ weights
-
-    def columns(self, index: Tensor) -> Tensor:
-        return self.matrix[:, index]
-
-    def inner(self, table: Tensor) -> Tensor:
-        return (self.matrix * table).sum()
+        return (stored_matrix(self.provider) * table).sum()
 
 
 class _FactoredSide(TrackedSide):
@@ -300,5 +280,5 @@ def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | Non
     if table is not None:
         assert isinstance(provider, PrecomputedDistance)
         # a derivative by one entry alone would leave the symmetric matrices
-        return _TableSide((table + table.T) / 2)
-    return _FixedSide(provider.to(provider.device, torch.float64))
+        return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
+    return _ProvidedSide(provider.to(provider.device, torch.float64))

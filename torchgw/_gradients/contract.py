@@ -70,7 +70,7 @@ class Linearised(NamedTuple):
     Pairs are of the source and the target.
     """
 
-    gradient: str  # the name of the one that reads it
+    gradient: str  # name of the gradient that the cost is by
     providers: tuple[DistanceProvider | None, DistanceProvider | None]  # None: not in the file
     coupling: Coupling  # of P, the source's points or factors along its rows
     alpha: float
@@ -143,7 +143,7 @@ class Gradient(Protocol):
         """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
 
     def remember(self, coupling: Coupling, masses: Marginals) -> Linearised:
-        """Return what a result keeps of the cost at a coupling, whose plan has these marginals."""
+        """Return what a result keeps of its cost at the coupling of a plan of these marginals."""
 
 
 def _own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:

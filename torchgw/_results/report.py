@@ -17,6 +17,7 @@ class Log(dict[str, Any]):
     """A report by the names of its fields, for reading; JSON takes it, and copies can change."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
+        """Refuse a change."""
         raise InvalidTypeError("`result.log` is for reading. Change a copy: dict(result.log).")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -119,5 +120,5 @@ class Report:
         )
 
     def log(self) -> Log:
-        """Return the report as a mapping."""
+        """List the fields by name."""
         return Log((item.name, getattr(self, item.name)) for item in fields(self))

@@ -340,9 +340,9 @@ def _build_extension(parts: dict[str, Any]) -> Extension:
         coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
     # files written before it was stored do not name the gradient
     in_factors = any(side.reference is not None for side in (source, target))
-    exact = "factored" if in_factors else "dense"
+    guess = "sampled" if source.mean is not None else "factored" if in_factors else "dense"
     known = Linearised(
-        parts.get("gradient", "sampled" if isinstance(coupling, Anchors) else exact),
+        parts.get("gradient", guess),
         (source.provider, target.provider),
         coupling,
         parts["alpha"],

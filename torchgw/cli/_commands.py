@@ -155,11 +155,12 @@ def _alignment(path: str) -> GWResult:
 
 
 def _spaces(result: GWResult) -> tuple[Space, ...]:
-    """Return what the source and the target were made from, if the result holds that."""
+    """Look up what the source and the target were made from, if the result holds that."""
     return () if result.extension is None else result.extension.spaces
 
 
 def _version(package: str) -> str:
+    """Find the version of a package that may not be installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -208,7 +209,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
-    """Return the labels of both sides, or ``None`` without them."""
+    """Read the labels of both sides, ``None`` without them."""
     if (options.labels_x is None) != (options.labels_y is None):
         raise InvalidInputError("--labels-x and --labels-y go together; only one was given.")
     if options.labels_x is None:
@@ -231,6 +232,7 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _draw(result: GWResult, options: argparse.Namespace) -> Any:
+    """Draw the kind of picture that was asked for, in a figure of its own."""
     from matplotlib.figure import Figure
 
     from torchgw import plotting

@@ -72,6 +72,7 @@ def read_labels(name: str) -> NDArray[Any]:
 
 
 def _check_there(path: Path) -> None:
+    """Refuse a file that does not exist."""
     if not path.is_file():
         raise InvalidInputError(f"{path}: there is no such file.")
 
@@ -84,6 +85,7 @@ def _form(path: Path) -> str:
 
 
 def _read_text(path: Path) -> str:
+    """Read a text file, compressed or not."""
     try:
         if path.suffix.lower() == _COMPRESSED:
             with gzip.open(path, "rt", encoding="utf-8-sig") as file:
