@@ -15,7 +15,7 @@ from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.attach import attach
 from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
-from torchgw._errors import InvalidTypeError
+from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import DistanceName, check_loss
 from torchgw._problem.linear_term import (
@@ -29,8 +29,7 @@ from torchgw._problem.losses import SQUARE, LossName, find_loss
 from torchgw._problem.marginals import check_relaxation
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
-from torchgw._results.report import make_result
-from torchgw._results.result import GWResult
+from torchgw._results.result import GWResult, make_result
 from torchgw._sinkhorn.contract import Backend, BackendName
 from torchgw._solve.options import (
     Differentiable,
@@ -70,7 +69,7 @@ def solve(
     epsilon: float | Literal["auto"] = "auto",
     gradient: GradientName = "auto",
     n_anchors: int | None = None,
-    momentum: float = 0.9,
+    redraw: float = 0.9,
     n_init: int | None = None,
     init: Any = None,
     max_iter: int = 500,
@@ -94,6 +93,7 @@ def solve(
     cache: str | os.PathLike[str] | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
+    momentum: float | None = None,
 ) -> GWResult:
     """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
 
@@ -109,89 +109,91 @@ def solve(
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1; uniform by default.
     distances : str, DistanceProvider, or a pair of these
-        How distances are made: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or geodesics on
-        the nearest-neighbour graph, ``"precomputed"`` (all pairs once), ``"dijkstra"`` (on demand,
-        or all pairs of up to 1,000 points, 6,000 on a GPU, unless ``gradient`` or ``n_anchors``
-        asks for a sample), ``"landmark"`` (low-rank). ``"auto"`` is ``"precomputed"`` up to 3,000
-        points per side and ``"landmark"`` above; with the square loss on a CPU from 1,000 points on
-        where landmarks of both sides err by 0.5% or less, unless ``gradient="dense"`` or ``polish``
-        wants exact ones.
+        How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or
+        geodesics on the nearest-neighbour graph, which are ``"precomputed"`` (all pairs, once),
+        ``"dijkstra"`` (on demand; but all pairs of up to 1,000 points, 6,000 on a GPU, unless
+        ``gradient`` or ``n_anchors`` asks for a sample) or ``"landmark"`` (low-rank). ``"auto"`` is
+        ``"precomputed"`` up to 3,000 points per side and ``"landmark"`` above. With the square loss
+        on a CPU it is ``"landmark"`` from 1,000 points on where the landmarks of both sides err by
+        0.5% or less, unless ``gradient="dense"`` or ``polish`` asks for exact distances.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), optional
-        Features of both sides, in place of ``M``: their distances are the linear cost. Of
-        ``"sqeuclidean"`` and ``"cosine"`` nothing of size (n, m) is stored.
+        Features of both sides, in place of ``M``: their distances are the linear cost.
     feature_metric : {"sqeuclidean", "cosine", "euclidean"}
-        Distance of features, in the units given: ``scale`` does not apply to the linear cost.
-        ``"euclidean"`` is stored, and refused where that is too large.
+        Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
+        the first two nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused where
+        that is too large.
     alpha : float in [0, 1], optional
-        Weight of the quadratic term; 1 without a linear cost and 0.5 with one. 0 is a Wasserstein
-        problem, and needs neither X and Y nor D_X and D_Y.
+        Weight of the quadratic term; by default 1 without a linear cost and 0.5 with one. 0 is a
+        Wasserstein problem, which needs neither X and Y nor D_X and D_Y.
     loss : {"square", "kl", "absolute"}
         How a distance x of two points of X is compared with a distance y of two points of Y:
         (x - y)^2; or x log(x / y) - x + y, which is not symmetric in X and Y, with logarithms of
-        x + 1e-18 and y + 1e-18, as in POT; or |x - y|. Factors of distances are of use for
-        ``"square"``, of X for ``"kl"``, and not for ``"absolute"``, which is exact for some hundred
+        x + 1e-18 and y + 1e-18, as in POT; or |x - y|. ``"square"`` makes use of factors of the
+        distances, ``"kl"`` of those of X, and ``"absolute"`` of none: it is exact for some hundred
         points (a thousand on a GPU) and sampled beyond. See docs/losses.md.
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
     n_landmarks : int, optional
-        Landmarks for ``"landmark"``; all by default up to 256 points, 123 up to 8,192,
-        and above as many as bring the error to 2%, 78 at most.
-        ``result.log["landmarks"]`` has count, rank and estimated error of each side.
+        Landmarks of ``distances="landmark"``. By default all points up to 256, 123 of up to 8,192,
+        and of more as many as bring the error to 2%, at most 78. ``result.report.landmarks`` has
+        count, rank and estimated error of each side.
     disconnected : {"stitch", "fill"}
         What to do with a disconnected graph: join components by the shortest bridging edges, or
         give unreachable pairs 1.5 times the largest finite distance. Either warns.
     scale : {"auto", "max", "mean"} or None
-        Each side's distances are divided, once, by their maximum or mean. ``"auto"`` divides
-        distances that are computed here by the maximum and leaves given ones as they are.
+        What each side's distances are divided by, once: their maximum or their mean. ``"auto"``
+        divides distances that are computed here by the maximum, and leaves given ones as they are.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT's
         ``entropic_gromov_wasserstein``. ``"auto"`` is 0.0025 times the natural scale of the cost,
         4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1 times that with proximal steps.
     gradient : {"auto", "dense", "factored", "sampled"}
-        Exact by stored matrices, exact by factors, or from sampled anchor pairs.
+        How the quadratic term is linearised: exactly by stored matrices, exactly by factors of the
+        distances, or without bias from sampled anchor pairs. ``"auto"`` is exact wherever it fits.
     n_anchors : int, optional
-        Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024,
-        and more, up to 4,096, where the cost is less than ten times its standard error
-        (``log["cost_size"]`` and ``log["cost_standard_error"]``) and so has to be solved again;
-        four times as many, up to 1,024, for the last cost. Relaxed problems keep the number that
-        they begin with. Without effect where the gradient is exact.
-    momentum : float in (0, 1]
-        Share of the anchors redrawn in each iteration.
+        Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024.
+        Where the cost then turns out less than ten times its standard error (``report.cost_size``
+        and ``report.cost_standard_error``), the problem is solved again with more, up to 4,096. The
+        last cost has four times as many, up to 1,024. Relaxed problems keep the number that they
+        begin with. No effect where the gradient is exact.
+    redraw : float in (0, 1]
+        Share of the anchors that each iteration of a sampled solve draws anew.
     n_init : int, optional
-        Starts of a multi-start on a coarse problem of up to 96 points per side, whose best optima
-        are compared on 256, before the solve continues from the winner; 16 by default. 1 is a
-        single start from a x b at a large epsilon. Where a few points do not represent the spaces,
-        as in many dimensions, half as many starts are made on all points if there are at most 512
-        per side, and a single one otherwise. Relaxed problems start the coarse relaxed problem from
-        the optima found and from a x b, and continue from where its objective is lowest; where few
+        Starts of the multi-start, 16 by default. It solves a coarse problem of up to 96 points per
+        side, and compares the best optima on 256; the solve continues from the winner. 1 is a
+        single start from a x b at a large epsilon. Where few points do not represent the spaces, as
+        in many dimensions, half as many starts are made on all points if there are at most 512 per
+        side, and a single one otherwise. Relaxed problems start the coarse relaxed problem from the
+        optima found and from a x b, and continue from where its objective is lowest; where few
         points do not represent the spaces they make a single start unless ``n_init`` is given.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
-        Where to start instead. A plan, as floating-point numbers of shape (n, m) or an object, is
-        continued at the target epsilon. A matching, as integers of shape (n,) (the target of each
-        source point, -1 for none) or (pairs, 2), or one of ``result.alternatives`` is a rough plan,
-        refined from a somewhat larger epsilon. Potentials, as a tuple (f, g) such as
-        ``result.potentials``, make the first Sinkhorn solve faster and nothing else; the plan
-        begins at a x b, at the target epsilon.
-    max_iter, min_iter : int
-        Outer iterations at most; ``max(min_iter // 2, 20)`` iterations without progress stop a
-        sampled solve.
+        Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
+        or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
+        (the target of each source point, -1 for none) or (pairs, 2), and any of
+        ``result.alternatives`` is a rough plan, refined from a somewhat larger epsilon. Potentials,
+        as a tuple (f, g) such as ``result.potentials``, only make the first Sinkhorn solve faster:
+        the plan begins at a x b, at the target epsilon.
+    max_iter : int
+        Outer iterations at most.
+    min_iter : int
+        A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
         Relative change of the plan at which an exact solve has settled.
     objective_tol : float
-        Relative decrease of the objective per iteration, on the mean of five, below which an exact
-        entropic solve ends as well, unless the changes of the plan shrink (status ``FLAT``). 0
-        switches that off, and so do derivatives, which are those of a settled plan.
+        Relative decrease of the objective per iteration, a mean over five, below which an exact
+        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
+        switches that off; so does ``differentiable``, as derivatives are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large for anything but float32.
     unbalanced : float or pair of float, optional
-        Weight rho of KL(P1 x P1 | a x a) in place of P1 = a, and of the same for the target: inf is
-        a strict marginal and 0 a free one, so that ``(inf, 0)`` is the semi-relaxed problem. The
-        mass of the plan is then part of the answer, unless a side is strict.
+        Weight rho of the penalty KL(P1 x P1 | a x a) that takes the place of P1 = a, one for both
+        sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
+        problem. Unless a side is strict, the mass of the plan is part of the answer.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
@@ -201,15 +203,15 @@ def solve(
         ``epsilon`` is then the weight of a step; ``result.epsilon`` is what the entropy of the
         last plan amounts to, about ``epsilon`` over the number of steps.
     polish : bool
-        End with conditional gradient steps without regularisation, at a plan whose gap
-        ``log["polish_gap"]`` is what the linearised objective could still fall by. For exact
-        gradients; the matrix is stored, and each step solves an assignment problem (equal weights,
-        n = m) or a transport problem by POT's exact solver. Partial and semi-relaxed plans too,
-        not those with a penalty on a marginal. Proximal steps before it end at a change of 3e-3, or
-        of ``tol`` if that is larger.
+        Whether to end with conditional gradient steps without regularisation. By
+        ``report.polish_gap`` the linearised objective could still fall from there. Needs an exact
+        gradient; the matrix of the plan is stored, and each step solves an assignment problem
+        (equal weights, n = m) or a transport problem by POT's exact solver. Partial and
+        semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
+        steps before it end at a change of 3e-3, or of ``tol`` if that is larger.
     backend : {"auto", "triton", "compile", "eager"} or Backend
-        Implementation of the half-step. A backend named here runs or raises; an object with the
-        methods of ``torchgw.backends.Backend`` is used as it is.
+        Implementation of the half-step. A backend asked for by name runs or raises; an object with
+        the methods of ``torchgw.backends.Backend`` is used as it is.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     dtype : torch.float32 or torch.float64, optional
@@ -220,31 +222,33 @@ def solve(
     storage : {"auto", "stored", "streamed"}
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
         read. ``"auto"`` takes what a model fitted to measurements says is faster, and never stores
-        matrices of more than 2 GiB on a GPU or 256 MiB on a CPU, or more than fits. The dense
-        gradient and ``M`` have stored costs in any case.
+        a matrix of more than 2 GiB on a GPU or 256 MiB on a CPU, or one that does not fit. The
+        dense gradient and ``M`` have stored costs in any case.
     skip_tiles : bool or "auto"
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
-        nothing: at most a few roundings of any row's or column's mass, see ``log["tiles"]``.
-        ``"auto"`` does where both factors and a streamed cost allow it.
+        nothing: at most a few roundings of any row's or column's mass, see ``report.tiles``.
+        ``"auto"`` leaves them out where the cost has factors and is streamed.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y, M and features that require them, and with ``"implicit"`` and ``"unrolled"``
-        (small problems) ``result.lazy_plan`` too. Needs a number for ``epsilon``, and
-        ``scale="auto"`` means ``None``: units that follow the inputs would have to be
+        b, D_X, D_Y, M and features that require them. With ``"implicit"``, and ``"unrolled"`` for
+        small problems, ``result.lazy_plan`` carries them too. ``epsilon`` has to be a number then,
+        and ``scale="auto"`` means ``None``: units that follow the inputs would have to be
         differentiated as well. See docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
-        Same seed, same bits on one device and backend. Of a generator a seed is drawn, so that the
-        next solve with it has another.
+        Seed of every random choice: the same seed gives the same bits on one device and backend. A
+        generator has a seed drawn from it, so the next solve with it gets another.
     cache : path, optional
-        Folder to keep neighbour graphs, geodesics and landmarks in, by the content of what they
+        Folder that keeps neighbour graphs, geodesics and landmarks, by the content of what they
         were made from. Files are verified when read, and damaged ones made again. Nothing is ever
         removed from it, and the warnings of a stage are not repeated.
     callback : callable, optional
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
         Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
-        (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. Choices of
-        backend and gradient are logged, see ``logging.getLogger("torchgw")``.
+        (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. The choices
+        of backend and gradient go to ``logging.getLogger("torchgw")``.
+    momentum : float, optional
+        Former name of ``redraw``, deprecated.
 
     Returns
     -------
@@ -285,12 +289,15 @@ def solve(
     >>> int((result.lazy_plan.argmax().numpy() == np.arange(60)).sum())
     60
     """
+    if momentum is not None:
+        warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
+        redraw = momentum
     options = Options(
         epsilon=epsilon,
         gradient=gradient,
         n_anchors=n_anchors,
         n_init=n_init,
-        momentum=momentum,
+        redraw=redraw,
         max_iter=max_iter,
         min_iter=min_iter,
         tol=tol,
@@ -330,8 +337,8 @@ def solve(
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
-    # no autograd graph grows over the iterations, whatever a provider's tensors require
-    # nor does autocast, which would round products, reach in here
+    # whatever a provider's tensors require, no graph grows over the iterations; and no autocast of
+    # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     with torch.no_grad(), exactly, verbose_progress(bool(verbose)) as report:
         recorder = Recorder(_both(report, callback))
@@ -374,13 +381,14 @@ def solve(
 
 
 def _is_zero(alpha: Any) -> bool:
+    """Whether a weight that is not checked yet is zero."""
     return isinstance(alpha, Real) and float(alpha) == 0
 
 
 def _both(
     report: Callable[[Iteration], None] | None, callback: Callable[[Iteration], Any] | None
 ) -> Callable[[Iteration], Any] | None:
-    """Return a callback that shows progress and then asks the user's."""
+    """Join the display of progress and the user's callback, whose answer counts."""
     if report is None or callback is None:
         return report or callback
 

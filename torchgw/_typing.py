@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,12 +54,41 @@ class Marginals(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What the callback and the history see of one outer iteration."""
+    """What the callback and the history see of one outer iteration.
+
+    Attributes
+    ----------
+    iteration : int
+        Counted from 0.
+    epsilon : float
+        Entropic regularisation of the iteration, in units of the squared (scaled) distances.
+    dual : float
+        Dual value of the linearised entropic problem, which comes free of charge. It counts the
+        quadratic value of the plan twice, so it is not the objective: that is
+        ``result.report.objective``, of the plan returned.
+    marginal_error : float
+        L1 distance of the column marginal to b.
+    change : float
+        Relative change of the coupling; NaN for sampled gradients.
+    inner_iterations : int
+        Sinkhorn iterations.
+    shape : tuple of int
+        (n, m), or that of the subsample which a large solve begins with.
+    """
 
     iteration: int
     epsilon: float
-    objective: float  # dual value of the linearised entropic problem, free of charge
-    marginal_error: float  # L1 distance of the column marginal to b
-    change: float  # of the coupling, relative; NaN for sampled gradients
+    dual: float
+    marginal_error: float
+    change: float
     inner_iterations: int
-    shape: tuple[int, int]  # (n, m), or that of the subsample which a large solve begins with
+    shape: tuple[int, int]
+
+    @property
+    def objective(self) -> float:
+        """Former name of ``dual``, deprecated."""
+        message = (
+            "`Iteration.objective` is now `Iteration.dual`, the dual value that it always was."
+        )
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.dual

@@ -44,35 +44,35 @@ def align(
     Parameters
     ----------
     adata_src, adata_tgt : AnnData
-        Observations are aligned; the variables need not have anything in common.
+        Their observations are aligned; the variables need not have anything in common.
     use_rep : str or pair of str, optional
         Points of each side: a key of ``obsm``, or ``"X"``. By default ``"X_pca"`` where there is
         one, otherwise ``"X"``. A pair names one for each side.
     use_obsp : str or pair of str, optional
-        Instead, a key of ``obsp``: a sparse matrix is a graph, such as the ``"distances"`` of
-        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix, divided by
-        its maximum unless ``solve_options`` has a ``scale``. Entries are lengths: not
-        ``"connectivities"``, which are large between near neighbours.
+        Instead, a key of ``obsp``. A sparse matrix is a graph, such as the ``"distances"`` of
+        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix, and is
+        divided by its maximum unless ``solve_options`` has a ``scale``. Entries are lengths:
+        ``"connectivities"``, which are large between near neighbours, will not do.
     joint_rep : str or pair of str, optional
         Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
         distances between them, over their mean, are the linear cost.
     labels : str, optional
-        Column of ``obs``, of the target, the source or both, to be carried over to the other side.
+        Column of ``obs`` of the target, the source or both, which is carried to the other side.
     key_added : str
-        Under which name results are written.
+        Name under which results are written.
     sparse_topk : int
-        Entries of each row of the plan that are kept.
+        Number of entries of each row of the plan that are kept.
     solve_options : mapping, optional
         Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
 
     Returns
     -------
     GWResult
-        Of the solve. These are written, with ``key_added="torchgw"``:
+        What the solve returned. With ``key_added="torchgw"`` these are written:
 
         ``obsm["X_torchgw"]`` of both
             The joint embedding: the source projected into the space of the target's ``use_rep``,
-            and that itself. Not written if the target is given by ``use_obsp``.
+            and the target's points themselves. Not written with ``use_obsp``.
         ``obsm["torchgw_plan"]`` of the source
             The largest entries of the plan, a sparse (n, m) matrix.
         ``obs["torchgw_LABEL"]`` and ``obs["torchgw_LABEL_share"]``
@@ -144,6 +144,7 @@ def align(
 
 
 def _pair(argument: str, names: Names) -> tuple[str | None, str | None]:
+    """Make a pair of one name, or check a pair."""
     if names is None or isinstance(names, str):
         return names, names
     listed = isinstance(names, (tuple, list)) and len(names) == 2
@@ -153,7 +154,7 @@ def _pair(argument: str, names: Names) -> tuple[str | None, str | None]:
 
 
 def _entry(adata: AnnData, slot: str, name: Any) -> Any:
-    """Return an entry of obsm, obsp or obs."""
+    """Look up an entry of obsm or obsp; an error lists those that exist."""
     table = getattr(adata, slot)
     if name not in table:
         known = ", ".join(map(repr, table.keys())) or "nothing"
@@ -162,7 +163,7 @@ def _entry(adata: AnnData, slot: str, name: Any) -> Any:
 
 
 def _points(argument: str, adata: AnnData, name: str | None) -> NDArray[np.float64]:
-    """Return the points of one side."""
+    """Read the points of one side, as a copy: what is written back must not change with them."""
     if name is None:
         name = "X_pca" if "X_pca" in adata.obsm else "X"
     value = adata.X if name == "X" else _entry(adata, "obsm", name)
@@ -177,12 +178,11 @@ def _points(argument: str, adata: AnnData, name: str | None) -> NDArray[np.float
             if name == "X"
             else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
-    # a copy, as what is written back should not change with where it came from
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
-    """Return shared coordinates, in units in which their mean squared distance is one."""
+    """Scale shared coordinates so that their mean squared distance is one."""
     if source.shape[1] != target.shape[1]:
         raise InvalidInputError(
             f"`joint_rep` must have as many columns on both sides; got {source.shape[1]} and "
@@ -196,7 +196,7 @@ def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[An
 
 
 def _label_columns(both: tuple[AnnData, AnnData], labels: str | None) -> list[Any]:
-    """Return of each side its labels, or ``None`` if it has none."""
+    """Find the labels of each side, ``None`` for a side that has no such column."""
     found = [
         None if labels is None or labels not in side.obs else side.obs[labels] for side in both
     ]
@@ -211,7 +211,7 @@ def _label_columns(both: tuple[AnnData, AnnData], labels: str | None) -> list[An
 def _write(
     result: GWResult, both: tuple[AnnData, AnnData], target: Any, key: str, count: int
 ) -> None:
-    """Write the embedding, the plan and what there is to say."""
+    """Write the embedding, the plan, and the figures of the solve."""
     source, other = both
     if target is not None:
         source.obsm[f"X_{key}"] = result.lazy_plan.barycentric(target).cpu().numpy()

@@ -52,7 +52,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         epsilon: float | Literal["auto"] = "auto",
         gradient: GradientName = "auto",
         n_anchors: int | None = None,
-        momentum: float = 0.9,
+        redraw: float = 0.9,
         n_init: int | None = None,
         feature_metric: FeatureMetric = "sqeuclidean",
         skip_tiles: bool | Literal["auto"] = "auto",
@@ -73,12 +73,14 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
+        momentum: float | None = None,
     ) -> None:
         given = locals()
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
+        """Solve with the parameters as options."""
         return solve(X, Y, **self.get_params(deep=False), **data)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -160,19 +162,19 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return where points of the source space go in the target space, shape (q, d')."""
+        """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
         return to_numpy(self.result_.transform(X))
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return where points of the target space go in the source space, shape (q, d)."""
+        """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
         X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
         return to_numpy(self.result_.inverse_transform(X))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the names of the target's columns, ``gwaligner0`` and so on if it had none."""
+        """Name the columns of the target; ``gwaligner0`` and so on if they had no names."""
         check_is_fitted(self)
         if self._target_names is not None:
             return self._target_names
@@ -262,11 +264,11 @@ class GWTransport(_GWEstimator):
         Xt: Any = None,  # noqa: N803
         yt: Any = None,
     ) -> NDArray[np.float64]:
-        """Align, and return the source points in the target space, shape (n, d')."""
+        """Align, and map the source points into the target space, shape (n, d')."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
     def transform(self, Xs: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return source points in the target space, shape (q, d'); new ones have no labels."""
+        """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
         Xs = check_array(Xs, dtype=[np.float64, np.float32])  # noqa: N806
         if np.array_equal(Xs, self.xs_):
@@ -275,7 +277,7 @@ class GWTransport(_GWEstimator):
         return to_numpy(self.result_.transform(Xs, M_new=none))
 
     def inverse_transform(self, Xt: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return target points in the source space, shape (q, d); new ones have no labels."""
+        """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
         Xt = check_array(Xt, dtype=[np.float64, np.float32])  # noqa: N806
         if np.array_equal(Xt, self.xt_):
@@ -284,18 +286,18 @@ class GWTransport(_GWEstimator):
         return to_numpy(self.result_.inverse_transform(Xt, M_new=none))
 
     def transform_labels(self, ys: Any) -> NDArray[Any]:
-        """Return the label that most of each target point's mass comes from, shape (m,)."""
+        """Label each target point as most of its mass is where it comes from, shape (m,)."""
         check_is_fitted(self)
         return _transfer(self.result_.lazy_plan.T, _labels(ys, len(self.xs_), "ys"))
 
     def inverse_transform_labels(self, yt: Any) -> NDArray[Any]:
-        """Return the label that most of each source point's mass goes to, shape (n,)."""
+        """Label each source point as most of its mass is where it goes to, shape (n,)."""
         check_is_fitted(self)
         return _transfer(self.result_.lazy_plan, _labels(yt, len(self.xt_), "yt"))
 
 
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
-    """Return labels as an array of shape (count,)."""
+    """Check labels, shape (count,)."""
     array = as_labels(name, labels)
     if array.shape != (count,):
         raise InvalidInputError(
@@ -305,7 +307,7 @@ def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
 
 
 def _transfer(plan: Any, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the label with the largest share of each row."""
+    """Find the label that most of each row's mass goes to."""
     classes, place = np.unique(labels, return_inverse=True)
     shares = plan.barycentric(np.eye(len(classes))[place])
     chosen: NDArray[Any] = classes[to_numpy(shares).argmax(axis=1)]

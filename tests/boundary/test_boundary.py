@@ -41,6 +41,8 @@ def attempt(*arguments, **keywords):
     """Return the result, or ``None`` after a clear error; anything else fails the test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TorchGWWarning)
+        # `momentum` has another name
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             result = torchgw.solve(*arguments, **keywords)
         except TorchGWError:

@@ -651,8 +651,8 @@ def test_what_connect_returned_is_a_graph(distances, tmp_path):
         ("epsilon", [True, [0.1], np.ones(2), 1j], "positive finite number.*epsilon='auto'"),
         ("tol", [0, -1e-3, np.nan, "x", None], "positive finite number"),
         ("inner_tol", [0, np.inf, "x"], "positive finite number"),
-        ("momentum", [0, -1, np.nan, "x", None], "positive finite number"),
-        ("momentum", [1.5, 2], r"share of anchors redrawn, in \(0, 1\]"),
+        ("redraw", [0, -1, np.nan, "x", None], "positive finite number"),
+        ("redraw", [1.5, 2], r"share of anchors redrawn, in \(0, 1\]"),
         ("max_iter", [0, -1, 2.5, "x", None, True, np.ones(2)], "integer of at least 1"),
         ("min_iter", [0, 1.5], "integer of at least 1"),
         ("inner_max_iter", [0, None], "integer of at least 1"),
@@ -723,13 +723,27 @@ def test_without_a_seed_every_solve_draws_its_own():
 def test_numpy_numbers_are_numbers():
     result = solve(
         X, Y, epsilon=np.float32(0.25), max_iter=np.int64(200), n_anchors=np.int32(64),
-        tol=np.float64(1e-6), inner_max_iter=np.uint16(500), momentum=np.float32(0.5),
+        tol=np.float64(1e-6), inner_max_iter=np.uint16(500), redraw=np.float32(0.5),
         gradient="sampled", distances="dijkstra", n_neighbors=np.int8(4),
     )  # fmt: skip
     check(result)
     assert result.epsilon == 0.25
     assert type(result.epsilon) is float
     assert json.loads(json.dumps(result.log)) == result.log
+
+
+def test_momentum_is_the_former_name_of_redraw():
+    options = {"gradient": "sampled", "n_anchors": 40, "epsilon": 0.25, "random_state": 0}
+    with pytest.warns(DeprecationWarning, match="`momentum` is now `redraw`") as caught:
+        former = solve(X, Y, momentum=0.5, **options)
+    assert caught[0].filename == __file__
+    assert torch.equal(former.plan, solve(X, Y, redraw=0.5, **options).plan)
+    assert not torch.equal(former.plan, solve(X, Y, **options).plan)
+    with (
+        pytest.raises(InvalidInputError, match=r"`redraw` is the share.*got 2"),
+        pytest.warns(DeprecationWarning, match="redraw"),
+    ):
+        solve(X, Y, momentum=2, **options)
 
 
 def test_alpha_needs_a_linear_cost():

@@ -107,7 +107,7 @@ def test_results_whose_file_holds_no_distances_are_drawn(tmp_path):
     result = torchgw.solve(D_X=distances, D_Y=distances[::-1, ::-1], epsilon=0.5, n_init=1)
     result.save(tmp_path / "result.npz")
     loaded = torchgw.load(tmp_path / "result.npz")
-    assert loaded.extension.source.provider is None
+    assert loaded.extension.known.providers[0] is None
     drawn = plot_plan(loaded).images[0].get_array()
     rows = result.plan / result.plan.amax(1, keepdim=True)
     np.testing.assert_allclose(np.sort(drawn, axis=1), np.sort(rows, axis=1), atol=1e-9)

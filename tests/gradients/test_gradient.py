@@ -176,7 +176,7 @@ def test_one_anchor_has_no_standard_error(plan):
     assert np.isnan(value.standard_error)
 
 
-def test_momentum_keeps_its_share_of_anchors(plan):
+def test_a_share_of_the_anchors_is_redrawn(plan):
     """The others are redrawn where they are, so that every stratum keeps its two anchors."""
     gradient = SampledGradient(problem("table", "table"), 100, 0.3)
     random = generator()

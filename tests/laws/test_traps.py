@@ -184,7 +184,7 @@ def test_the_scale_of_the_last_step_is_finite_at_alpha_one():
     """An error weighted by alpha / (1 - alpha) divides by zero there."""
     result = solve()
     for entry in result.history:
-        assert np.isfinite([entry.objective, entry.marginal_error, entry.change]).all()
+        assert np.isfinite([entry.dual, entry.marginal_error, entry.change]).all()
 
 
 # -- kernels ----------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ def test_columns_on_demand(loss):
     dense = torchgw.solve(
         x, y, distances="precomputed", n_neighbors=6, loss=loss, epsilon=5e-3, gradient="dense"
     )
-    tables = (side.distances for side in (dense.extension.source, dense.extension.target))
+    tables = map(dense.extension.known.distances, (0, 1))
     d_x, d_y = (side.columns(torch.arange(130)).double() for side in tables)
     plan, total = result.plan.double(), 0.0
     for i in range(130):

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -19,7 +21,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._boundary import archive as archive_module
-from torchgw._results.extension import Extension
+from torchgw._results.mapping import Extension
 from torchgw.cli._files import read_array, read_labels
 from torchgw.distances import CallableDistance, DistanceProvider
 
@@ -367,11 +369,11 @@ def test_places_that_cannot_be_written(curves, tmp_path):  # noqa: F811
         result.save(tmp_path / "absent" / "result.npz")
     with pytest.raises(InvalidInputError, match="it is a directory"):
         result.save(tmp_path)
-    odd = dataclasses.replace(result, log={"extra": object()})
-    with pytest.raises(UnsupportedError, match=r"`log.extra` is a object"):
+    odd = dataclasses.replace(result, timings={"extra": object()})
+    with pytest.raises(UnsupportedError, match=r"`timings.extra` is a object"):
         odd.save(tmp_path / "odd.npz")
-    odd = dataclasses.replace(result, log={"extra": np.array([{}], dtype=object)})
-    with pytest.raises(UnsupportedError, match=r"`log.extra` is a ndarray"):
+    odd = dataclasses.replace(result, timings={"extra": np.array([{}], dtype=object)})
+    with pytest.raises(UnsupportedError, match=r"`timings.extra` is a ndarray"):
         odd.save(tmp_path / "odd.npz")
     assert list(tmp_path.iterdir()) == []
 
@@ -421,6 +423,7 @@ def test_joint_embeddings(curves, tmp_path):  # noqa: F811
     assert type(again) is torchgw.JointEmbedding
     assert equal(result, again)
     assert repr(again) == "JointEmbedding(sources of 90 points, anchor of 110, dimension=3)"
+    assert "<tr><th style='text-align:left'>dimension</th>" in again._repr_html_()
 
 
 def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
@@ -431,10 +434,48 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert type(again) is torchgw.LowRankResult
     assert equal(result, again)
     assert repr(again) == repr(result)
+    assert "LowRankResult 90 &times; 110 &#1" in again._repr_html_()
     assert torch.equal(again.plan, result.plan)
     assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
+
+
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+def test_files_from_before_a_part_was_renamed(curves, gradient, tmp_path):  # noqa: F811
+    """The report was a dictionary, the dual value an objective; the gradient had to be guessed."""
+    path = tmp_path / "result.npz"
+    result = solve(*curves, epsilon=5e-3, distances="landmark", gradient=gradient, n_anchors=32)
+    result.save(path)
+    tree, arrays = archive_module.read_archive(path)
+    fields = tree["fields"]
+    fields["log"] = {"dict": fields.pop("report")["parts"]}
+    for entry in fields["history"]["tuple"]:
+        entry["parts"]["objective"] = entry["parts"].pop("dual")
+    assert fields["extension"]["parts"].pop("gradient") == gradient
+    new = torchgw.load(path)
+    archive_module.write_archive(path, tree, arrays)
+    old = torchgw.load(path)
+    assert old.report == result.report
+    assert equal(old.history, result.history)
+    assert torch.equal(old.transform(curves[0]), new.transform(curves[0]))
+    assert torch.equal(old.inverse_transform(curves[1]), new.inverse_transform(curves[1]))
+
+
+def test_results_of_pots_call(tmp_path):
+    from torchgw.pot import OTResult, solve_gromov
+
+    result = solve_gromov(*distance_matrices(12, 9), reg=0.05)
+    again = round_trip(result, tmp_path)
+    assert type(again) is OTResult
+    assert repr(again) == repr(result)
+    assert again.log == result.log
+    np.testing.assert_array_equal(again.plan, result.plan)
+    # by a program that has not asked for POT's call
+    code = "import sys, torchgw; print(torchgw.load(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "result.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{result}\n"
 
 
 def test_links_and_pipes_stay(tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+import pickle
 import warnings
 
 import numpy as np
@@ -302,6 +306,45 @@ def test_result_is_complete():
     assert "30 x 25" in repr(result)
     assert "CONVERGED" not in repr(result)
     assert result.status.advice in repr(result)
+
+
+def test_dual_value_of_an_iteration():
+    """Of the linearised problem: at a settled plan the quadratic value is in it twice."""
+    d_x, d_y = distance_matrices(12, 9)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, objective_tol=0)
+    last = result.history[-1]
+    assert last.dual == pytest.approx(result.report.objective + result.value, rel=1e-6)
+    with pytest.warns(DeprecationWarning, match="`Iteration.objective` is now `Iteration.dual`"):
+        assert last.objective == last.dual
+
+
+def test_reduced_potentials_lack_the_terms_of_rows_and_columns():
+    d_x, d_y = distance_matrices(12, 9)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05)
+    reduced = result.lazy_plan.potentials
+    own = (2 * (table**2).mean(1) for table in (d_x, d_y))
+    for whole, left, term in zip(result.potentials, reduced, own, strict=True):
+        np.testing.assert_allclose(whole - left, term, atol=1e-12)
+        assert term.min() > 1e-2
+
+
+def test_log_is_the_report_by_name():
+    d_x, d_y = distance_matrices(12, 9)
+    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05)
+    assert result.log == dataclasses.asdict(result.report)
+    # in the order of the fields, as JSON, and as copies that are dictionaries like others
+    assert list(result.log)[:3] == ["loss", "value_standard_error", "kl"]
+    for again in (copy.deepcopy(result.log), pickle.loads(pickle.dumps(result.log))):
+        assert type(again) is dict
+        assert again == json.loads(json.dumps(result.log)) == result.log
+    for change in (
+        lambda log: log.__setitem__("kl", 0), lambda log: log.pop("kl"), lambda log: log.clear(),
+        lambda log: log.update(kl=0), lambda log: log.setdefault("new", 0),
+    ):  # fmt: skip
+        with pytest.raises(torchgw.InvalidTypeError, match=r"is for reading.*dict\(result.log\)"):
+            change(result.log)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.report.kl = 0
 
 
 def test_compiled_backend_solves_the_same_problem():

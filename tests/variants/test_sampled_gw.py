@@ -28,7 +28,7 @@ def test_names_are_those_of_the_design():
     [
         (
             {"distance_mode": "euclidean", "M": 60, "alpha": 0.8, "epsilon": 0.1},
-            {"distances": "euclidean", "n_anchors": 60, "momentum": 0.8, "epsilon": 0.1},
+            {"distances": "euclidean", "n_anchors": 60, "redraw": 0.8, "epsilon": 0.1},
         ),
         (
             {"k": 6, "M": 60, "epsilon": 0.1, "mixed_precision": True, "log": True},

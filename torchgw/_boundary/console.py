@@ -34,7 +34,7 @@ class Progress:
         self._last = now
         line = (
             f"iteration {state.iteration:5d}  epsilon {state.epsilon:.2e}  "
-            f"objective {state.objective:.6g}  marginal error {state.marginal_error:.1e}"
+            f"dual {state.dual:.6g}  marginal error {state.marginal_error:.1e}"
         )
         # \x1b[K clears what a longer line left behind.
         self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
@@ -76,7 +76,7 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
 
             def advance(state: Iteration) -> None:
                 bar.set_postfix_str(
-                    f"epsilon {state.epsilon:.2e}, objective {state.objective:.5g}, marginal error "
+                    f"epsilon {state.epsilon:.2e}, dual {state.dual:.5g}, marginal error "
                     f"{state.marginal_error:.1e}",
                     refresh=False,
                 )
@@ -87,8 +87,8 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
 
 def _write_line(entry: Iteration) -> None:
     sys.stderr.write(
-        f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  objective "
-        f"{entry.objective:.6e}  marginal error {entry.marginal_error:.1e}  change "
+        f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  dual "
+        f"{entry.dual:.6e}  marginal error {entry.marginal_error:.1e}  change "
         f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
     )
 

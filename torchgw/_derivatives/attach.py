@@ -1,7 +1,7 @@
 """Gradients of a solve: of its objective by the envelope theorem, of its plan implicitly.
 
-Nothing here runs inside the loop. A solve ends as always, without a graph; then its objective and
-its plan are attached to the inputs that require gradients (docs/algorithm.md, equations 20 to 26).
+A solve ends as always, without a graph. Then its objective and its plan are attached to the inputs
+that require gradients (docs/algorithm.md, equations 20 to 26).
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _TWICE_WEIGHTS = (
 
 
 class Link(NamedTuple):
-    """A finished solve and the names of the inputs that it depends on."""
+    """A finished solve, and the names of the inputs that its derivatives are taken by."""
 
     definition: Definition
     plan: TransportPlan
     potentials: Potentials  # of the whole cost
     objective: float
-    names: tuple[str, ...]  # of the inputs that require gradients
+    names: tuple[str, ...]
     anchors: Anchors | None  # of a sampled solve, in place of exact products
 
     def model(self, inputs: tuple[Tensor, ...]) -> Model:
-        """Return the problem as a function of its inputs."""
+        """Write the problem as a function of the inputs named."""
         return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     def respond(self, upstream: Upstream) -> Response:
-        """Return the response of the plan to a function of it."""
+        """Find how the plan responds to its inputs as far as a function of it can see."""
         given = self.definition.problem
         bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
         bare = bare.to(self.plan.dtype)
@@ -71,13 +71,8 @@ class Link(NamedTuple):
 class DifferentiablePlan(TransportPlan):
     """A plan whose products, rows and matrix carry gradients to the inputs of its solve.
 
-    Parameters
-    ----------
-    plan : TransportPlan
-    product : callable
-        ``product(transposed, values)`` returns plan @ values, or plan.T @ values, with a graph.
-    transposed : bool
-        Whether this is the plan from target to source.
+    ``product(transposed, values)`` is plan @ values, or plan.T @ values, with a graph; a plan that
+    is ``transposed`` leads from target to source.
     """
 
     def __init__(
@@ -92,7 +87,7 @@ class DifferentiablePlan(TransportPlan):
         self._transposed = transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the graph behind, for pickle and deepcopy: what comes back is a constant plan."""
+        """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self._backend, self.masses)
         return TransportPlan, parts
 
@@ -106,11 +101,11 @@ class DifferentiablePlan(TransportPlan):
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
     def marginals(self) -> tuple[Tensor, Tensor]:
-        """Return row sums (n,) and column sums (m,), float64; each call has a graph of its own."""
+        """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
         return self._row_and_column_sums()
 
     def _product(self, table: Tensor) -> Tensor:
-        """Return the product with values of shape (m, c)."""
+        """Multiply by values of shape (m, c)."""
         return self._differentiable(self._transposed, table)
 
     def barycentric(self, points: Any) -> Tensor:
@@ -126,7 +121,7 @@ class DifferentiablePlan(TransportPlan):
         return torch.where(used, sums[:, :-1] / torch.where(used, sums[:, -1:], 1.0), fallback)
 
     def rows(self, index: Any) -> Tensor:
-        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        """Build the rows of an integer index of shape (s,), shape (s, m)."""
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
@@ -138,7 +133,7 @@ class DifferentiablePlan(TransportPlan):
 
 
 def implicit_plan(link: Link, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
-    """Return the plan of a finished solve, with implicit derivatives by its inputs."""
+    """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
         result: Tensor = _Product.apply(link, transposed, table, *inputs)  # type: ignore[no-untyped-call]
@@ -192,7 +187,7 @@ class _Product(torch.autograd.Function):
 def _plan_gradient(
     link: Link, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
 ) -> list[Tensor]:
-    """Return the gradient in the inputs of a function whose gradient in P is left @ right.T."""
+    """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
     left, right = (part.to(link.plan.dtype) for part in (left, right))
     response = link.respond(lambda rows: left[rows] @ right.T)
     still = link.model(inputs)
@@ -227,26 +222,23 @@ class _Loss(torch.autograd.Function):
 
 
 def _refuse(message: str, value: Tensor, *inputs: Tensor) -> Tensor:
-    """Return a value whose derivative by the inputs is an error."""
+    """Make the derivative of a value by the inputs an error."""
     refused: Tensor = _Refuse.apply(message, value, *inputs)  # type: ignore[no-untyped-call]
     return refused
 
 
 def _refuse_again(name: str, part: Tensor, inputs: tuple[Tensor, ...], implicit: bool) -> Tensor:
-    """Make a second derivative that is not defined an error."""
+    """Make a second derivative of the loss an error where there is none."""
     if implicit and name not in ("a", "b"):
         return part
     return _refuse(_TWICE_WEIGHTS if implicit else _TWICE_VALUE, part, *inputs)
 
 
 def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> list[Tensor]:
-    """Return the derivative of the objective at a fixed plan, equation 20.
-
-    With ``again`` it is itself a differentiable function of the inputs, through the plan also.
-    """
+    """Differentiate the objective at a fixed plan, equation 20; ``again`` allows a second time."""
     plan = implicit_plan(link, inputs) if again else link.plan
     with torch.enable_grad():
-        # the objective is differentiated by the copies alone; by the inputs it can be again
+        # differentiated by the copies alone; by the inputs, through the plan too, it can be again
         held = inputs if again else tuple(part.detach() for part in inputs)
         copies = tuple(part.view_as(part) for part in inputs)
         copies = copies if again else tuple(part.detach().requires_grad_() for part in copies)
@@ -268,7 +260,7 @@ def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> li
 def _derivatives(
     total: Tensor, inputs: tuple[Tensor, ...], *, create_graph: bool = False
 ) -> list[Tensor]:
-    """Return the derivatives of a scalar, zero where it does not depend on an input."""
+    """Differentiate a scalar, with zeros for inputs that it does not depend on."""
     parts = torch.autograd.grad(total, inputs, create_graph=create_graph, allow_unused=True)
     return [
         torch.zeros_like(item) if part is None else part
@@ -284,28 +276,26 @@ def attach(
     generator: torch.Generator,
 ) -> GWResult:
     """Attach the loss of a finished solve, and its plan, to the inputs that require gradients."""
-    tensors = tuple(inputs.values())
-    plan = result.lazy_plan
+    tensors, plan = tuple(inputs.values()), result.lazy_plan
     if mode == "unrolled":
         matrix, loss = unroll(Model.of(definition, inputs), plan)
 
         def product(turned: bool, values: Tensor) -> Tensor:
             return (matrix.T if turned else matrix).to(values.dtype) @ values
 
-        unrolled = DifferentiablePlan(plan, product)
-        return replace(result, loss=loss, lazy_plan=unrolled)
-    exact = result.gradient != "sampled"
-    if mode == "implicit" and not exact:
+        return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
+    count = result.report.n_anchors
+    if mode == "implicit" and count is not None:
         raise UnsupportedError(
             "differentiable='implicit' needs a fixed point, and a sampled gradient has none. Pass "
             "gradient='dense' or 'factored', or differentiable='value'."
         )
-    anchors = None if exact else plan.sample(result.log["n_anchors"], generator)
+    anchors = None if count is None else plan.sample(count, generator)
     link = Link(
         definition,
         plan,
         Potentials(result.potential_a, result.potential_b),
-        result.log["objective"],
+        result.report.objective,
         tuple(inputs),
         anchors,
     )

@@ -1,13 +1,13 @@
-"""How a plan at a Gromov-Wasserstein fixed point answers to its inputs, without storing it.
+"""How a plan at a Gromov-Wasserstein fixed point changes with its inputs, without storing it.
 
-docs/algorithm.md, equations 23 to 26. With P o E entry by entry, S(E) = P o (u + v - E) / epsilon
-is the change of an entropic plan with its cost, u and v such that no row or column sum changes. A
-fixed point changes by dP = S(dC + C'(dP)), where C'(dP) = -4 alpha DX dP DY. So a function with
-gradient W in P changes by <Z, dC> + <u, da> + <v, db>, where
+docs/algorithm.md, equations 23 to 26. An entropic plan changes with its cost by S(E) =
+P o (u + v - E) / epsilon, entry by entry, with u and v such that no row or column sum changes. A
+fixed point changes by dP = S(dC + C'(dP)), where C'(dP) = -4 alpha DX dP DY. So a function whose
+gradient in P is W changes by <Z, dC> + <u, da> + <v, db>, where
 
     Z = S(W + C'(Z)).
 
-Unknown are v and the coupling of Z, which is all that C'(Z) needs; u follows from v.
+The unknowns are v and the coupling of Z, which is all that C'(Z) needs; u follows from v.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from torchgw._sinkhorn.softmin import row_blocks
 
 __all__ = ["Response", "Upstream", "respond"]
 
-# A block of rows of the gradient of some function in the plan, (rows, m).
+# A block of rows, (rows, m), of the gradient in the plan of some function of it.
 Upstream = Callable[[slice], Tensor]
 
 # Relative residual of the linear system.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
-# Residual worth a warning. The marginal error of the plan leaves some that no iteration removes.
+# Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
 _WORRYING = 1e-4
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
-# Largest exponent. Only entries of two zero weights, which count for nothing, exceed it.
+# Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 
 class Response:
-    """Z = P o (u + v - E) / epsilon, shape (n, m), read block by block.
-
-    ``u`` and ``v`` are the derivatives by the weights a and b.
-    """
+    """Z, shape (n, m), read block by block; ``u`` and ``v`` are derivatives by the weights."""
 
     def __init__(
         self, density: _Density, u: Tensor, v: Tensor, upstream: Upstream, transposed: bool = False
@@ -57,7 +54,7 @@ class Response:
 
     @property
     def T(self) -> Response:  # noqa: N802 - the name of every array library
-        """The same from target to source."""
+        """The response from target to source."""
         return Response(self._density, self.u, self.v, self._upstream, not self._transposed)
 
     @property
@@ -67,7 +64,7 @@ class Response:
         return (m, n) if self._transposed else (n, m)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks of rows of Z."""
+        """Yield Z by blocks of rows."""
         plan, density = self._density.plan, self._density
         for rows, block in density.blocks():
             change = self.u[rows, None] + self.v - self._upstream(rows)
@@ -77,7 +74,7 @@ class Response:
             )
 
     def __matmul__(self, values: Tensor) -> Tensor:
-        """Return Z @ values, shape (n, c)."""
+        """Multiply by values of shape (m, c)."""
         table = values.to(self._density.plan.dtype)
         if self._transposed:
             result = table.new_zeros(self.shape[0], *table.shape[1:])
@@ -87,13 +84,13 @@ class Response:
         return torch.cat([block @ table for _, block in self.blocks()]).to(values.dtype)
 
     def stored(self) -> Tensor:
-        """Return the matrix."""
+        """Build the matrix."""
         matrix = torch.cat([block for _, block in self.blocks()])
         return matrix.T if self._transposed else matrix
 
 
 class _Density:
-    """P_ij / (a_i b_j) by blocks of rows, stored where it fits."""
+    """The density P_ij / (a_i b_j) of a plan by blocks of rows, stored where it fits."""
 
     def __init__(self, plan: TransportPlan) -> None:
         self.plan = plan
@@ -103,7 +100,7 @@ class _Density:
         self._kept = list(self._compute()) if small else None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks of rows."""
+        """Yield the density by blocks of rows."""
         return iter(self._kept) if self._kept is not None else self._compute()
 
     def _compute(self) -> Iterator[tuple[slice, Tensor]]:
@@ -115,30 +112,11 @@ class _Density:
 
 
 def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Response:
-    """Solve for the response Z of a fixed point to a function whose gradient in the plan is given.
+    """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
 
-    Parameters
-    ----------
-    plan : TransportPlan, shape (n, m)
-        At a fixed point.
-    gradient : Gradient
-        An exact one, of the problem without its linear term: then its linearisation is C'.
-    upstream : callable
-        Blocks of rows of the function's gradient in the plan.
-
-    Warns
-    -----
-    ConvergenceWarning
-        If the linear system was not solved to its tolerance.
-
-    Notes
-    -----
-    Restarted GMRES [1]_ on (v, coupling of Z). One step is two passes over the plan.
-
-    References
-    ----------
-    .. [1] Y. Saad, M. Schultz. GMRES. SIAM Journal on Scientific and Statistical Computing 1986.
+    ``gradient`` is an exact one of the problem without its linear term, whose linearisation is C'.
     """
+    # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = _Density(plan)
     root = density.b.sqrt()
     generator = torch.Generator(device=plan.device)
@@ -146,7 +124,7 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     shape = no_change.shape
 
     def step(v: Tensor, term: Upstream) -> tuple[Response, Tensor]:
-        """Return Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
+        """Make Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
         u = torch.empty_like(density.a)
         column = torch.zeros_like(density.b)
         weighted = density.b * v

@@ -1,4 +1,7 @@
-"""Linear systems known by their products only."""
+"""Linear systems known by their products only.
+
+Restarted GMRES: Y. Saad, M. Schultz, SIAM Journal on Scientific and Statistical Computing 1986.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,10 @@ _RESTART = 60
 def gmres(
     operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int
 ) -> tuple[Tensor, float]:
-    """Solve operator(x) = right by GMRES with restarts; return x and its relative residual.
+    """Solve operator(x) = right, vectors of shape (n,); return x and its relative residual.
 
-    Parameters
-    ----------
-    operator : callable
-        A linear map of vectors of shape (n,). It may be singular if ``right`` is in its range.
-    right : Tensor, shape (n,)
-    tol : float
-        Relative residual at which to stop.
-    max_iter : int
-        Products with the operator at most.
-
-    Notes
-    -----
-    Gram-Schmidt is done twice, which keeps the basis orthogonal to rounding.
+    The operator is linear, and may be singular if ``right`` is in its range. It is called at most
+    ``max_iter`` times, until the relative residual is ``tol``.
     """
     size = float(right.norm())
     x = torch.zeros_like(right)
@@ -52,13 +44,14 @@ def gmres(
 def _cycle(
     operator: Callable[[Tensor], Tensor], residual: Tensor, x: Tensor, length: int, goal: float
 ) -> tuple[Tensor, int]:
-    """Improve x within the Krylov space of the residual; return it and the products used."""
+    """Improve x within the Krylov space of the residual; return it and the number of products."""
     start = float(residual.norm())
     basis = residual.new_zeros(length + 1, len(residual))
     basis[0] = residual / start
     hessenberg = torch.zeros(length + 1, length, dtype=torch.float64, device="cpu")
     for k in range(length):
         w = operator(basis[k])
+        # Gram-Schmidt twice, which keeps the basis orthogonal to rounding
         for _ in range(2):
             projection = basis[: k + 1] @ w
             w = w - projection @ basis[: k + 1]

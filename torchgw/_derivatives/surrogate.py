@@ -1,7 +1,7 @@
-"""Scalars that change with some inputs as an objective or a plan does, to differentiate by.
+"""Scalars with the same derivatives as an objective or a plan, written by streamed products.
 
-Each holds what does not move constant, by the ``still`` model, and is written by streamed products;
-its value means nothing (docs/algorithm.md, equations 21, 22 and 26).
+Each takes a ``moving`` model, which it is differentiated by, and a ``still`` one for all that is
+held constant. Its value means nothing (docs/algorithm.md, equations 21, 22 and 26).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.tracked import Model, Side
+from torchgw._derivatives.tracked import Model, TrackedSide
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
@@ -24,17 +24,17 @@ class Map(Protocol):
 
     @property
     def T(self) -> Map:  # noqa: N802 - the name of every array library
-        """Transposed."""
+        """The matrix transposed."""
 
     def __matmul__(self, values: Tensor) -> Tensor:
-        """Return the product with values of shape (m, c)."""
+        """Multiply by values of shape (m, c)."""
 
     def stored(self) -> Tensor:
-        """Return the matrix."""
+        """Build the matrix."""
 
 
 def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
-    """Return a scalar that changes like <DX, left DY right'> with the distances that move."""
+    """Make a scalar that changes like <DX, left DY right'> with the distances that move."""
     total = moving.a.new_zeros(())
     if moving.tracked & {"X", "D_X"}:
         total = total + _pair(moving.source, still.source, still.target, left, right)
@@ -45,8 +45,10 @@ def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
     return total
 
 
-def _pair(side: Side, held: Side, other: Side, left: Map, right: Map) -> Tensor:
-    """Return a scalar that changes with D like <D, left D_other right'>; equation 22."""
+def _pair(
+    side: TrackedSide, held: TrackedSide, other: TrackedSide, left: Map, right: Map
+) -> Tensor:
+    """Make a scalar that changes with D like <D, left D_other right'>, equation 22."""
     form, held_form, far = side.form(), held.form(), other.form()
     if form is not None and held_form is not None:
         matrix = held_form.matrix
@@ -60,7 +62,7 @@ def _pair(side: Side, held: Side, other: Side, left: Map, right: Map) -> Tensor:
 
 
 def linear(moving: Model, still: Model, weights: Map) -> Tensor:
-    """Return a scalar that changes like <M, weights> with a linear cost that moves."""
+    """Make a scalar that changes like <M, weights> with a linear cost that moves."""
     cost, held = moving.linear, still.linear
     if cost is None or not moving.tracked & {"M", "F_X", "F_Y"}:
         return moving.a.new_zeros(())

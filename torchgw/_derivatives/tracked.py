@@ -1,8 +1,8 @@
 """A problem as a differentiable function of the tensors that require gradients.
 
-The providers of :mod:`torchgw.distances` are made for speed, once, without a graph. Here the same
-distances, weights and linear cost are written again as functions of those inputs, by the few
-operations whose derivatives are needed, in memory O((n + m) r).
+The providers of :mod:`torchgw.distances` are made for speed and have no graph. Here the same
+distances, weights and linear cost are functions of those tensors, by the few operations whose
+derivatives are needed, in memory O((n + m) r).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.losses import SQUARE
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._solve.options import Differentiable, Options
@@ -26,40 +26,49 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Definition", "Form", "Model", "Side", "check_tracked", "check_units", "tracked_inputs"]
+__all__ = [
+    "Definition",
+    "Form",
+    "Model",
+    "TrackedSide",
+    "check_tracked",
+    "check_units",
+    "tracked_inputs",
+]
 
-# Elements of one (rows, n, d) block of differences.
+# Elements of one (rows, n, d) block of differences of points.
 _BLOCK_ELEMENTS = 2**22
 
 
 class Form(NamedTuple):
-    """D = matrix @ form @ matrix.T."""
+    """Factors of distances: D = matrix @ form @ matrix.T."""
 
     matrix: Tensor  # (n, r)
     form: Tensor  # (r, r), constant
 
 
-class Side(Protocol):
-    """The distances of one side; every method is differentiable in inputs and arguments."""
+class TrackedSide(Protocol):
+    """The distances D of one side; every method is differentiable in inputs and arguments."""
 
     def form(self) -> Form | None:
-        """Return factors if there are any."""
+        """Factors, if there are any."""
+        return None
 
     def apply(self, values: Tensor) -> Tensor:
-        """Return D @ values, shape (n, c)."""
+        """D @ values, shape (n, c)."""
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        """Return (D * D) @ weights, shape (n,)."""
+        """(D * D) @ weights, shape (n,)."""
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index], shape (n, s)."""
+        """D[:, index], shape (n, s)."""
 
     def inner(self, table: Tensor) -> Tensor:
-        """Return <D, table> for a stored table."""
+        """<D, table> for a stored table."""
 
 
-class _FixedSide:
-    """A side that no gradient is asked of."""
+class _ProvidedSide(TrackedSide):
+    """The distances of a provider: a given table, or a side that no gradient is asked of."""
 
     def __init__(self, provider: DistanceProvider) -> None:
         self.provider = provider
@@ -78,33 +87,10 @@ class _FixedSide:
         return self.provider.columns(index)
 
     def inner(self, table: Tensor) -> Tensor:
-        everything = torch.arange(self.provider.n, device=self.provider.device)
-        return (self.provider.columns(everything) * table).sum()
+        return (stored_matrix(self.provider) * table).sum()
 
 
-class _TableSide:
-    """A given distance matrix."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-
-    def form(self) -> None:
-        return None
-
-    def apply(self, values: Tensor) -> Tensor:
-        return self.matrix @ values
-
-    def mean_square(self, weights: Tensor) -> Tensor:
-        return self.matrix.square() @ weights
-
-    def columns(self, index: Tensor) -> Tensor:
-        return self.matrix[:, index]
-
-    def inner(self, table: Tensor) -> Tensor:
-        return (self.matrix * table).sum()
-
-
-class _FactoredSide:
+class _FactoredSide(TrackedSide):
     """Squared Euclidean or cosine distances of points."""
 
     def __init__(self, form: Form) -> None:
@@ -131,17 +117,14 @@ class _FactoredSide:
         return ((matrix @ form) * (table @ matrix)).sum()
 
 
-class _EuclideanSide:
+class _EuclideanSide(TrackedSide):
     """Euclidean distances of points, streamed; their derivative at a coincidence is zero."""
 
     def __init__(self, points: Tensor) -> None:
         self.points = points
 
-    def form(self) -> None:
-        return None
-
     def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
-        """Call a function on blocks of rows of D, computed again for its derivative, never kept."""
+        """Call a function on blocks of rows of D, which its derivative computes again."""
         points = self.points
         height = max(1, _BLOCK_ELEMENTS // points.numel())
 
@@ -167,14 +150,14 @@ class _EuclideanSide:
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
-    """Return |x_i - y_j|, with derivative zero where it is zero."""
+    """Compute |x_i - y_j|, with derivative zero where it is zero."""
     square = (x[:, None, :] - y).square().sum(2)
     away = square > 0
     return torch.where(away, torch.where(away, square, 1.0).sqrt(), 0.0)
 
 
 def _squared_form(points: Tensor) -> Form:
-    """Return |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j as a form of (1, u, x), u = |x|^2."""
+    """Write |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j as a form of (1, u, x), u = |x|^2."""
     points = points - points.mean(0)
     square = points.square().sum(1, keepdim=True)
     form = -2 * torch.eye(points.shape[1] + 2, dtype=points.dtype, device=points.device)
@@ -183,13 +166,13 @@ def _squared_form(points: Tensor) -> Form:
 
 
 def _cosine_form(points: Tensor) -> Form:
-    """Return 1 - cos, half the squared distance of x / |x|, as such a form."""
+    """Write 1 - cos, half the squared distance of x / |x|, as such a form."""
     matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
     return Form(matrix, form / 2)
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
-    """Return those inputs that are tensors and require gradients; ``F`` is a pair of them."""
+    """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y."""
     features = inputs.pop("F", None)
     if features is not None:
         inputs.update(zip(("F_X", "F_Y"), features, strict=True))
@@ -203,15 +186,15 @@ def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
 def check_units(
     mode: Differentiable, options: Options, scale: ScaleName | None
 ) -> ScaleName | None:
-    """Return what ``scale`` means in a differentiable solve, whose units must not move."""
+    """Check the options of a differentiable solve, and say what ``scale`` means in it."""
     if not isinstance(mode, str) or mode not in get_args(Differentiable):
         raise InvalidInputError(
             f"`differentiable` must be 'value', 'implicit', 'unrolled' or None; got {mode!r}."
         )
     if options.regularization != "entropic" or options.polish:
         raise UnsupportedError(
-            "`differentiable` needs the plan of regularization='entropic' and polish=False; others "
-            "are no fixed points of the entropic objective."
+            "`differentiable` needs regularization='entropic' and polish=False: other plans are no "
+            "fixed points of the entropic objective."
         )
     if options.epsilon == "auto":
         raise InvalidInputError(
@@ -222,7 +205,7 @@ def check_units(
 
 
 def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
-    """Refuse inputs whose gradient is not defined, with the reason."""
+    """Refuse inputs that have no gradient, with the reason."""
     if problem.loss is not SQUARE:
         raise UnsupportedError(
             f"`differentiable` knows the square loss only; got loss={problem.loss.name!r}. Pass "
@@ -254,8 +237,8 @@ class Definition(NamedTuple):
 class Model:
     """Distances, weights and linear cost as functions of some inputs, float64."""
 
-    source: Side
-    target: Side
+    source: TrackedSide
+    target: TrackedSide
     a: Tensor
     b: Tensor
     linear: Cost | None
@@ -286,7 +269,8 @@ class Model:
         return cls(source, target, a, b, linear, problem.alpha, frozenset(inputs))
 
 
-def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> Side:
+def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
+    """Write the distances of one side as a function of its points or its table, if one moves."""
     if points is not None:
         assert isinstance(provider, PointDistance)
         if provider.metric == "euclidean":
@@ -296,5 +280,5 @@ def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | Non
     if table is not None:
         assert isinstance(provider, PrecomputedDistance)
         # a derivative by one entry alone would leave the symmetric matrices
-        return _TableSide((table + table.T) / 2)
-    return _FixedSide(provider.to(provider.device, torch.float64))
+        return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
+    return _ProvidedSide(provider.to(provider.device, torch.float64))

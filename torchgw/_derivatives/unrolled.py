@@ -19,15 +19,10 @@ _MOST_ENTRIES = 50_000
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
-    """Return the plan, shape (n, m), and the objective after more iterations from a solved plan.
+    """Iterate further from a solved plan, and return the plan, (n, m), and its objective.
 
-    The derivative is that of these iterations alone: of the series that an implicit derivative sums
-    the terms that they reach.
-
-    Raises
-    ------
-    UnsupportedError
-        For problems that are too large, and for weights of zero, whose logarithm has no derivative.
+    The derivative is that of these iterations alone: the first terms of the series that an implicit
+    derivative sums.
     """
     n, m = plan.shape
     if n * m > _MOST_ENTRIES:

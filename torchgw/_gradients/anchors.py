@@ -42,7 +42,7 @@ def spread_slots(count: int, total: int, generator: torch.Generator) -> Tensor:
 def replace_slots(kept: Anchors, slots: Tensor, fresh: Anchors) -> Anchors:
     """Put fresh anchors into some slots.
 
-    This is momentum on the plan, P <- (1 - share) P + share P_new, carried out on the sample:
+    This averages plans, P <- (1 - share) P + share P_new, carried out on the sample:
     ``share`` is the number of slots over the size of ``kept``.
     """
     return Anchors(*(old.index_copy(0, slots, new) for old, new in zip(kept, fresh, strict=True)))

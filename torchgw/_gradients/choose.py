@@ -6,24 +6,30 @@ import logging
 from typing import Literal
 
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.contract import Gradient
+from torchgw._gradients.contract import CostRows, Gradient, Linearised
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import SampledGradient
 from torchgw._problem.problem import Problem
 
-__all__ = ["GradientName", "choose_gradient", "make_gradient"]
+__all__ = ["GradientName", "choose_gradient", "cost_rows", "make_gradient"]
 
 logger = logging.getLogger(__name__)
 
 
-def make_gradient(name: str, problem: Problem, n_anchors: int, momentum: float) -> Gradient:
+def make_gradient(name: str, problem: Problem, n_anchors: int, redraw: float) -> Gradient:
     """Build a gradient by name."""
     if name == "dense":
         return DenseGradient(problem)
     if name == "factored":
         return FactoredGradient(problem)
-    return SampledGradient(problem, n_anchors, momentum)
+    return SampledGradient(problem, n_anchors, redraw)
+
+
+def cost_rows(known: Linearised, side: int) -> CostRows:
+    """Return the cost of new points of the source (0) or the target (1)."""
+    kinds = {kind.name: kind for kind in (DenseGradient, FactoredGradient, SampledGradient)}
+    return kinds[known.gradient].rows_at(known, side)
 
 
 # Entries (n * m) up to which the exact gradient by dense products is affordable: three tables of

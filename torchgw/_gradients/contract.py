@@ -20,22 +20,28 @@ Each gradient carries of P only what its cost needs, the *coupling*:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from torchgw._errors import UnsupportedError
+from torchgw._gradients.means import MeanDistances
 from torchgw._plans.pairs import PairPlan
 from torchgw._plans.stored import StoredPlan
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.losses import sums
+from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
 
 __all__ = [
+    "CostRows",
     "Coupling",
     "Gradient",
+    "Linearised",
     "Plan",
     "QuadraticValue",
     "add_linear",
@@ -56,6 +62,46 @@ class QuadraticValue(NamedTuple):
 Coupling = Any
 # What a coupling can be taken of.
 Plan = TransportPlan | StoredPlan | PairPlan
+
+
+class Linearised(NamedTuple):
+    """What a result keeps of its last cost C(P), from which points not yet seen have theirs.
+
+    Pairs are of the source and the target.
+    """
+
+    gradient: str  # name of the gradient that the cost is by
+    providers: tuple[DistanceProvider | None, DistanceProvider | None]  # None: not in the file
+    coupling: Coupling  # of P, the source's points or factors along its rows
+    alpha: float
+    loss: Loss
+    # of a side whose factors the coupling is in: points whose distances determine those of others
+    references: tuple[Tensor | None, Tensor | None] = (None, None)
+    means: tuple[MeanDistances | None, MeanDistances | None] = (None, None)  # of a sampled cost
+    own: Marginals | None = None  # terms of rows (n,) and of columns (m,) in a relaxed plan's cost
+
+    def distances(self, side: int) -> DistanceProvider:
+        """Return the scaled distances of the source (0) or the target (1)."""
+        provider = self.providers[side]
+        if provider is None:
+            raise UnsupportedError(
+                f"The distances of {'XY'[side]} were given as a matrix or a function, and the file "
+                "does not hold them. Save with `result.save(path, dense=True)`, which stores "
+                "matrices."
+            )
+        return provider
+
+    def oriented(self, side: int) -> Tensor:
+        """Return a coupling that is a matrix, float64, with the given side along its rows."""
+        coupling: Tensor = self.coupling if side == 0 else self.coupling.T
+        return coupling.double()
+
+
+class CostRows(NamedTuple):
+    """The cost of new points of one side, but for terms of each alone, by their distances."""
+
+    at: Callable[[Tensor], Cost]  # from distances (q, s), float64, to the cost (q, m)
+    points: Tensor | None  # the s known points that distances are to; None is all
 
 
 class Gradient(Protocol):
@@ -95,6 +141,9 @@ class Gradient(Protocol):
         self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
     ) -> QuadraticValue:
         """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
+
+    def remember(self, coupling: Coupling, masses: Marginals) -> Linearised:
+        """Return what a result keeps of its cost at the coupling of a plan of these marginals."""
 
 
 def _own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:

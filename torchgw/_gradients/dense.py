@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import (
+    CostRows,
+    Linearised,
     Plan,
     QuadraticValue,
     add_linear,
@@ -14,7 +16,9 @@ from torchgw._gradients.contract import (
     product_value,
 )
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.problem import Problem
+from torchgw._problem.cross_terms import MinimumCross
+from torchgw._problem.losses import transformed
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -102,3 +106,27 @@ class DenseGradient:
         own = own_value(self.problem, masses)
         cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
         return QuadraticValue(own - 2 * float(cross), 0.0)
+
+    def remember(self, coupling: Tensor, masses: Marginals) -> Linearised:
+        """Return the plan and the distances."""
+        problem = self.problem
+        sides = problem.source, problem.target
+        return Linearised("dense", sides, coupling, problem.alpha, problem.loss)
+
+    @staticmethod
+    def rows_at(known: Linearised, side: int) -> CostRows:
+        """Return -4 alpha d P DY, for distances d of new points to all known ones."""
+        far, weight = known.distances(1 - side), 4 * known.alpha
+        coupling = known.oriented(side)
+        if known.loss.cross is None:
+            table = stored_matrix(far).double()
+            plan = coupling.to_dense() if coupling.is_sparse else coupling
+            return CostRows(lambda d: DenseCost(-weight * MinimumCross(d, table)(plan)), None)
+        near, far = known.loss.cross[side], transformed(far, known.loss.cross[1 - side])
+
+        def rows(distances: Tensor) -> Cost:
+            # the coupling is sparse where it comes from a file
+            right = coupling.T @ (near(distances) * weight).T
+            return DenseCost(-far.apply(right.to(far.dtype)).T.double())
+
+        return CostRows(rows, None)

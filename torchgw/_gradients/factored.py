@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import (
+    CostRows,
+    Linearised,
     Plan,
     QuadraticValue,
     add_linear,
@@ -16,10 +18,12 @@ from torchgw._gradients.contract import (
     product_value,
 )
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.new_points import factor_reference, factor_rows
 
 __all__ = ["FactoredGradient"]
 
@@ -131,3 +135,52 @@ class FactoredGradient:
         measured = self._left.metric(coupling) * self._factors.signs
         cross = torch.sum(measured.double() * coupling.double())
         return QuadraticValue(own - 2 * float(cross), 0.0)
+
+    def remember(self, coupling: Tensor, masses: Marginals) -> Linearised:
+        """Return the coupling from source to target, and what gives new points their factors."""
+        problem = self.problem
+        sides = (self._right, self._left) if self._swapped else (self._left, self._right)
+        source, target = (
+            None if side.factors is None else factor_reference(side.provider) for side in sides
+        )
+        return Linearised(
+            "factored",
+            (problem.source, problem.target),
+            coupling.T if self._swapped else coupling,
+            problem.alpha,
+            problem.loss,
+            references=(source, target),
+        )
+
+    @staticmethod
+    def rows_at(known: Linearised, side: int) -> CostRows:
+        """Return -4 alpha d P DY, by the factors that distances d give new points."""
+        assert known.loss.cross is not None
+        near, far = known.loss.cross[side], known.loss.cross[1 - side]
+        crossed = transformed(known.distances(1 - side), far)
+        coupling, index = known.oriented(side), known.references[side]
+        turn: Tensor | float = 4 * known.alpha
+        if index is not None:
+            provider = known.distances(side)
+            turn = turn * factor_rows(provider, index) * _known_factors(provider).signs.double()
+        inner: Tensor | None = None
+        if known.references[1 - side] is None:
+            right = crossed.apply(coupling.T.to(crossed.dtype))
+        else:
+            right, signs = _known_factors(crossed)
+            inner = coupling * signs.double()
+
+        def rows(distances: Tensor) -> Cost:
+            left = near(distances)
+            left = left @ turn if isinstance(turn, Tensor) else left * turn
+            left = left if inner is None else left @ inner
+            return FactoredCost.of_products(left, right.double()).centred()
+
+        return CostRows(rows, index)
+
+
+def _known_factors(provider: DistanceProvider) -> Factors:
+    """Return the factors of a provider that has them."""
+    factors = provider.factors()
+    assert factors is not None
+    return factors

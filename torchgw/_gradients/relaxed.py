@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
+from torchgw._gradients.contract import Coupling, Gradient, Linearised, QuadraticValue
 from torchgw._gradients.means import mean_columns, own_terms
 from torchgw._gradients.sampled import SampledGradient
 from torchgw._plans.pairs import PairPlan
@@ -108,6 +108,11 @@ class RelaxedGradient:
     ) -> QuadraticValue:
         """Return <L(P), P> of a normalised plan."""
         return self.base.evaluate(plan, masses, generator)
+
+    def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> Linearised:
+        """Return what the base gradient keeps, and the own terms of the plan's marginals."""
+        known = self.base.remember(coupling.base, coupling.masses)
+        return known._replace(own=Marginals(*own_terms(self.problem, coupling.masses)))
 
 
 def normalise(plan: TransportPlan) -> tuple[TransportPlan, Marginals, Tensor]:

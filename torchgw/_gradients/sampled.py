@@ -9,8 +9,21 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.anchors import places, replace_slots, spread_slots
-from torchgw._gradients.contract import Plan, QuadraticValue, add_linear, product_value
-from torchgw._gradients.means import mean_columns, own_terms, visible
+from torchgw._gradients.contract import (
+    CostRows,
+    Linearised,
+    Plan,
+    QuadraticValue,
+    add_linear,
+    product_value,
+)
+from torchgw._gradients.means import (
+    MeanDistances,
+    mean_columns,
+    own_terms,
+    part_means,
+    visible,
+)
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES, spread_parts
@@ -51,16 +64,16 @@ class SampledGradient:
     them the error of the anchors' own marginals is multiplied by distances as a whole, and is
     larger than what is to be found. The source points are drawn from equal strata of their mass,
     along an order in which neighbours are near, and so are the targets as far as the plan is a map.
-    Momentum keeps a share 1 - ``momentum`` of the anchors from one iteration to the next.
+    Each iteration draws a share ``redraw`` of the anchors anew, and keeps the others.
     """
 
     name = "sampled"
     exact = False
 
-    def __init__(self, problem: Problem, n_anchors: int, momentum: float) -> None:
+    def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self.problem = visible(problem, n_anchors)
         self.n_anchors = n_anchors
-        self.momentum = momentum
+        self.redraw = redraw
         self._order = _near_order(problem.source, problem.marginals.a)
         self._means = mean_columns(self.problem, problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
@@ -101,10 +114,10 @@ class SampledGradient:
         return near, far
 
     def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
-        """Redraw a share ``momentum`` of the anchors from the plan; all if there are to be more."""
+        """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
         if coupling is None or len(coupling.source) != self.n_anchors:
             return self._draw(plan, self._slots(), generator)
-        count = max(1, round(self.momentum * self.n_anchors))
+        count = max(1, round(self.redraw * self.n_anchors))
         slots = spread_slots(count, self.n_anchors, generator)
         return replace_slots(coupling, slots, self._draw(plan, slots, generator))
 
@@ -217,6 +230,43 @@ class SampledGradient:
         variance = float(strata.diff(dim=1).square().mean()) / 2
         error = (variance / self.n_anchors + shared) ** 0.5
         return QuadraticValue(float(values.mean()), error)
+
+    def remember(self, coupling: Anchors, masses: Marginals) -> Linearised:
+        """Return the anchors, and the mean distances that their cost is centred by."""
+        problem = self.problem
+        sides = problem.source, problem.target
+        source, target = (
+            MeanDistances.of(provider, mass, problem.loss, side)
+            for side, (provider, mass) in enumerate(zip(sides, masses, strict=True))
+        )
+        means = source, target
+        return Linearised("sampled", sides, coupling, problem.alpha, problem.loss, means=means)
+
+    @staticmethod
+    def rows_at(known: Linearised, side: int) -> CostRows:
+        """Return what :meth:`linearise` does, for distances of new points to the anchors."""
+        loss, weight, far = known.loss, 4 * known.alpha, known.distances(1 - side)
+        near_mean, far_mean = known.means[side], known.means[1 - side]
+        assert near_mean is not None
+        assert far_mean is not None
+        nodes, mass, _ = near_mean
+        anchors, partners = known.coupling[side], known.coupling[1 - side]
+        count = len(anchors)
+        parts = spread_parts(count, loss.parts, anchors.device)
+        mean = far_mean.values.reshape(far.n, -1)
+        columns = loss.part(1 - side, far.columns(partners), parts)
+        right = torch.cat([columns - mean[:, parts], mean], dim=1).double()
+
+        def rows(distances: Tensor) -> Cost:
+            # to the anchors first, and then to the nodes that means are taken over
+            to_anchors = distances[:, anchors] if nodes is None else distances[:, :count]
+            to_nodes = distances if nodes is None else distances[:, count:]
+            own = part_means(loss, side, to_nodes, mass.to(distances.dtype))
+            left = loss.part(side, to_anchors, parts) - own[:, parts]
+            left = torch.cat([left / count, own / loss.parts], dim=1)
+            return FactoredCost.of_products(weight * left.double(), right).centred()
+
+        return CostRows(rows, None if nodes is None else torch.cat([anchors, nodes]))
 
 
 def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class TransportPlan:
     ----------
     cost : DenseCost or FactoredCost, shape (n, m)
     potentials : Potentials
-        In cost units.
+        Reduced potentials, in cost units: those of ``cost``. The cost of a solve leaves out terms
+        of rows and columns alone, which ``result.potentials`` contain.
     marginals : Marginals
         The weights a, b of the formula.
     epsilon : float

@@ -1,73 +1,124 @@
-"""From the outcome of a solve to what the user gets."""
+"""What there is to say of a solve beside its result."""
 
 from __future__ import annotations
 
-from torchgw._errors import ConvergenceWarning, warn_user
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import Sides
-from torchgw._results.extension import Extension
-from torchgw._results.result import GWResult
+from torchgw._results.storage import stored
 from torchgw._solve.pipeline import Outcome
 
-__all__ = ["make_result"]
+__all__ = ["Log", "Report"]
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
-    """Assemble the result and warn if it has not converged."""
-    ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
-    found, polished, options = ending.evaluation, ending.polished, strategy.options
-    recorder, tiles = outcome.recorder, strategy.tiling and strategy.tiling.report()
-    quadratic = problem.alpha * found.quadratic.value
-    value_linear = (1 - problem.alpha) * found.linear
-    if not ending.status.converged:
-        warn_user(ending.status.advice, ConvergenceWarning)
-    return GWResult(
-        lazy_plan=ending.plan,
-        potential_a=outcome.potentials.f,
-        potential_b=outcome.potentials.g,
-        value_quad=quadratic,
-        value_linear=value_linear,
-        marginal_a=found.masses.a,
-        marginal_b=found.masses.b,
-        marginal_error=found.marginal_error,
-        status=ending.status,
-        epsilon=ending.epsilon,
-        alpha=problem.alpha,
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
-        gradient=strategy.gradient,
-        backend=outcome.backend,
-        precision=strategy.precision,
-        random_state=seed,
-        alternatives=search.alternatives if search else (),
-        ambiguity=search.ambiguity if search else float("nan"),
-        history=tuple(recorder.history),
-        timings=dict(recorder.timings),
-        log={
-            "loss": problem.loss.name,
-            "value_standard_error": problem.alpha * found.quadratic.standard_error,
-            "kl": found.kl,
-            "objective": quadratic + value_linear + found.penalty + ending.epsilon * found.kl,
-            "mass": found.mass,
-            "penalty": found.penalty,
-            "outer_iterations": len(recorder.history),
-            "max_iter": options.max_iter,
-            "inner_iterations": sum(entry.inner_iterations for entry in recorder.history),
-            "settle_iterations": recorder.settle_iterations,
-            "inner_max_iter": options.inner_max_iter,
-            "n_anchors": outcome.n_anchors,
-            "cost_standard_error": outcome.noise.standard_error if outcome.noise else None,
-            "cost_size": outcome.noise.size if outcome.noise else None,
-            "landmarks": sides.landmarks or None,
-            "polish_steps": polished.steps if polished else None,
-            "polish_gap": polished.gap if polished else None,
-            "tiles": tiles._asdict() if tiles else None,
-        },
-        extension=Extension.of(
-            strategy.gradient,
-            outcome.linearised,
-            outcome.coupling,
-            sides.spaces,
-            ending.unpolished,
-            strategy.mass,
-        ),
-    )
+class Log(dict[str, Any]):
+    """A report by the names of its fields, for reading; JSON takes it, and copies can change."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        """Refuse a change."""
+        raise InvalidTypeError("`result.log` is for reading. Change a copy: dict(result.log).")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy as a plain dictionary."""
+        return dict, (dict(self),)
+
+
+@stored
+@dataclass(frozen=True)
+class Report:
+    """Further numbers of a solve; ``result.log`` has them by name.
+
+    Attributes
+    ----------
+    loss : str
+        Name of the loss.
+    value_standard_error : float
+        Of ``value``: zero for an exact gradient.
+    kl : float
+        KL divergence of the plan to a x b; with ``unbalanced`` half of that of the product plans
+        P x P, which is the same at mass one.
+    objective : float
+        value + penalty + epsilon * kl, what the solve minimises.
+    mass : float
+        Mass that the plan moves.
+    penalty : float
+        What ``unbalanced`` marginals cost.
+    outer_iterations, max_iter : int
+        Outer iterations, and their limit.
+    inner_iterations : int
+        Sinkhorn iterations of all outer iterations together.
+    settle_iterations, inner_max_iter : int
+        Sinkhorn iterations of the last linear problem, zero where the loop's own last one is the
+        result; and the limit of these iterations in any problem.
+    n_anchors : int or None
+        Anchor pairs of the last cost. Like the next two ``None`` without a sampled gradient.
+    cost_standard_error, cost_size : float or None
+        Root mean squares of the error of the sampled cost, and of itself, over all pairs of points.
+    landmarks : dict or None
+        Count, rank and estimated error of each side ("X", "Y") that has landmarks.
+    polish_steps, polish_gap : int and float, or None
+        Conditional gradient steps of ``polish``, and what the linearised objective could still fall
+        by at their end.
+    tiles : dict or None
+        Where tiles of the plan were skipped: ``bound``, the share of a row's or column's mass that
+        this may lose in a half-step; ``kept``, the mean share of tiles computed; ``lists``, how
+        often they were chosen; and their ``width``.
+    """
+
+    loss: str
+    value_standard_error: float
+    kl: float
+    objective: float
+    mass: float
+    penalty: float
+    outer_iterations: int
+    max_iter: int
+    inner_iterations: int
+    settle_iterations: int
+    inner_max_iter: int
+    n_anchors: int | None
+    cost_standard_error: float | None
+    cost_size: float | None
+    landmarks: dict[str, dict[str, float]] | None
+    polish_steps: int | None
+    polish_gap: float | None
+    tiles: dict[str, Any] | None
+
+    @classmethod
+    def of(
+        cls, outcome: Outcome, problem: Problem, landmarks: dict[str, dict[str, float]]
+    ) -> Report:
+        """Collect what a solve has left behind."""
+        ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
+        found, polished, noise = ending.evaluation, ending.polished, outcome.noise
+        tiles = strategy.tiling and strategy.tiling.report()
+        value = problem.alpha * found.quadratic.value + (1 - problem.alpha) * found.linear
+        return cls(
+            loss=problem.loss.name,
+            value_standard_error=problem.alpha * found.quadratic.standard_error,
+            kl=found.kl,
+            objective=value + found.penalty + ending.epsilon * found.kl,
+            mass=found.mass,
+            penalty=found.penalty,
+            outer_iterations=len(recorder.history),
+            max_iter=strategy.options.max_iter,
+            inner_iterations=sum(entry.inner_iterations for entry in recorder.history),
+            settle_iterations=recorder.settle_iterations,
+            inner_max_iter=strategy.options.inner_max_iter,
+            n_anchors=outcome.n_anchors,
+            cost_standard_error=noise.standard_error if noise else None,
+            cost_size=noise.size if noise else None,
+            landmarks=landmarks or None,
+            polish_steps=polished.steps if polished else None,
+            polish_gap=polished.gap if polished else None,
+            tiles=tiles._asdict() if tiles else None,
+        )
+
+    def log(self) -> Log:
+        """List the fields by name."""
+        return Log((item.name, getattr(self, item.name)) for item in fields(self))

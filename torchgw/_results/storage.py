@@ -1,17 +1,18 @@
 """What of a result goes into a file, and how it comes back.
 
-Factors, potentials, points and graphs are stored as they are, O((n + m) R). A stored (n, m) cost,
-and given (n, n) distances, are stored only when asked for; otherwise the plan and the coupling are
-stored by their largest entries. Classes of results say by :func:`stored` that they go into files.
+Factors, potentials, points and graphs go in as they are, O((n + m) R). An (n, m) cost and given
+(n, n) distances do so only when asked for; otherwise the plan and the coupling go in by their
+largest entries. A class goes into files by its name once it is :func:`stored`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from collections.abc import Callable
-from dataclasses import MISSING, replace
-from typing import Any, TypeVar
+from dataclasses import MISSING
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -22,13 +23,13 @@ from torch import Tensor
 from torchgw._boundary.archive import RESERVED, decode, encode, read_archive, write_archive
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
+from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import MeanDistances
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES, Levels, Loss
-from torchgw._results.extension import Extension
-from torchgw._results.new_points import Side
+from torchgw._results.mapping import Extension
 from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.status import Status
@@ -59,11 +60,15 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
+# Classes of modules that are not imported with torchgw, and where they are.
+_ELSEWHERE = {"OTResult": "torchgw.pot"}
+# What files written before a part was renamed call it.
+_FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
 def stored(kind: Kind) -> Kind:
-    """Say of a dataclass, as a decorator, that it goes into files by its fields."""
+    """Let a dataclass go into files by its name and its fields; a decorator."""
     _DATACLASSES[kind.__name__] = kind
     return kind
 
@@ -99,7 +104,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
     Returns
     -------
-    GWResult, BarycenterResult, JointEmbedding or LowRankResult
+    GWResult, BarycenterResult, JointEmbedding, LowRankResult or torchgw.pot.OTResult
         Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
         before, on the entries kept if the plan was stored by its largest entries.
 
@@ -116,14 +121,16 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
             f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
             "reads it by itself."
         )
+    if kind in _ELSEWHERE:
+        importlib.import_module(_ELSEWHERE[kind])
     if kind not in _DATACLASSES:
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
     fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
-    return _make(kind, fields)
+    return _build(kind, fields)
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
-    """Return arrays for other readers, none of which would be pickled."""
+    """Check arrays for other readers, none of which may have to be pickled."""
     known = isinstance(extra, dict) and all(isinstance(name, str) for name in extra)
     if extra is not None and not known:
         raise InvalidTypeError(
@@ -143,11 +150,14 @@ def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
+    """Take a dataclass apart."""
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
 
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
     """Build a dataclass whose fields must be those that it has now."""
+    if isinstance(parts.get("report"), dict):
+        parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
     odd = (set(parts) - {item.name for item in expected}) | (needed - set(parts))
@@ -160,7 +170,7 @@ def _make(kind: str, parts: dict[str, Any]) -> Any:
 
 
 def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the parts of what a result is made of; ``None`` for other values."""
+    """Name a part of a result and take it apart; ``None`` for values that are plain."""
     if _RECORDS.get(type(value).__name__) is type(value):
         return type(value).__name__, value._asdict()
     if _DATACLASSES.get(type(value).__name__) is type(value):
@@ -177,8 +187,8 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return _plan_parts(value, dense)
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
-    if isinstance(value, Side):
-        return "Side", _side_parts(value, dense)
+    if isinstance(value, SolvedSide):
+        return "Side", value._asdict()
     if isinstance(value, Geodesics):
         return "Geodesics", {"graph": value.graph, "unreachable": value.unreachable}
     if scipy.sparse.issparse(value):
@@ -192,11 +202,8 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
 
 
 def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
-    rest = {
-        "potentials": plan.potentials,
-        "marginals": plan.weights,
-        "epsilon": plan.epsilon,
-    }
+    """Name a plan and take it apart, without an (n, m) cost unless that is asked for."""
+    rest = {"potentials": plan.potentials, "marginals": plan.weights, "epsilon": plan.epsilon}
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
@@ -220,15 +227,54 @@ def _shorten(plan: TransportPlan) -> SparsePlan:
     return kept
 
 
+class SolvedSide(NamedTuple):
+    """One side of a solved problem, as a file holds it."""
+
+    name: str  # X or Y
+    space: Space
+    provider: Any  # a dictionary where it is made again from the space
+    reference: Tensor | None
+    mean: MeanDistances | None
+
+
 def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
-    parts = _fields(extension)
-    coupling = extension.coupling
-    if isinstance(coupling, Tensor) and not (extension.source.encoded or extension.target.encoded):
+    """Take apart what maps new points; a coupling of points is kept by its largest entries."""
+    known, coupling = extension.known, extension.known.coupling
+    if known.gradient == "dense":
         if coupling.is_sparse:
-            parts["coupling"] = _csr(coupling)
+            coupling = _csr(coupling)
         elif not dense:
-            parts["coupling"] = _largest_entries(coupling)
-    return parts
+            coupling = _largest_entries(coupling)
+    return {
+        "source": _solved_side(extension, 0, dense),
+        "target": _solved_side(extension, 1, dense),
+        "gradient": known.gradient,
+        "coupling": coupling,
+        "alpha": known.alpha,
+        "linear": extension.linear,
+        "unpolished": extension.unpolished,
+        "own": known.own,
+        "mass": extension.mass,
+        "loss": known.loss,
+    }
+
+
+def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
+    """Keep of a side its graph only if distances are still to be read from it."""
+    known = extension.known
+    provider, reference = known.providers[side], known.references[side]
+    given = extension.spaces[side]
+    kept: Any = provider
+    space = given._replace(geodesics=None)
+    if provider is None or (provider.factors() is not None and space.metric is None):
+        pass
+    elif reference is None and (given.metric or given.geodesics):
+        # made again on reading, from the points or the graph
+        space = given
+        kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
+    elif provider.factors() is None and (provider.matrix() is None or not dense):
+        kept = None
+    return SolvedSide("XY"[side], space, kept, reference, known.means[side])
 
 
 def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
@@ -242,6 +288,7 @@ def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
 
 
 def _csr(entries: Tensor) -> scipy.sparse.csr_array:
+    """Turn a sparse tensor into a SciPy matrix."""
     entries = entries.coalesce()
     places = tuple(entries.indices().cpu().numpy())
     return scipy.sparse.csr_array(
@@ -249,74 +296,73 @@ def _csr(entries: Tensor) -> scipy.sparse.csr_array:
     )
 
 
-def _side_parts(side: Side, dense: bool) -> dict[str, Any]:
-    """Return a side with its graph only if distances are still to be read from it."""
-    space, provider = side.space._replace(geodesics=None), side.provider
-    kept: Any = provider
-    if provider is None or (provider.factors() is not None and space.metric is None):
-        pass
-    elif not side.encoded and (space.metric or side.space.geodesics):
-        # made again on reading, from the points or the graph
-        space = side.space
-        kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
-    elif provider.factors() is None and (provider.matrix() is None or not dense):
-        kept = None
-    parts = {"name": side.name, "space": space, "provider": kept, "reference": side.reference}
-    return {**parts, "mean": side.mean}
-
-
 def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
+    """Name what is kept of distances: their factors, or their matrix."""
     factors = provider.factors()
     if factors is not None:
         return "factors", {"matrix": factors.matrix, "signs": factors.signs}
     return "matrix", {"matrix": provider.matrix()}
 
 
-def _build_side(parts: dict[str, Any]) -> Side:
-    """Build a side, whose provider may have to be made from its space."""
-    space, provider = parts["space"], parts["provider"]
-    if isinstance(provider, dict):
-        dtype = _DTYPES[provider["dtype"]]
-        made: DistanceProvider
-        if space.metric is not None:
-            made = PointDistance(space.points.double(), space.metric)
-        else:
-            made = DijkstraDistance(space.geodesics)
-        where = made.device if space.points is None else space.points.device
-        made = made if space.scale == 1 else ScaledDistance(made, space.scale)
-        # a table is made again column by column; what the solver may ask of it stays
-        cheap, provider = provider["cheap_columns"], made.to(where, dtype)
-        provider.cheap_columns = cheap
-    return Side(parts["name"], space, provider, parts["reference"], parts["mean"])
+def _build_side(parts: dict[str, Any]) -> SolvedSide:
+    """Build a side, whose distances may have to be made again from its points or its graph."""
+    side = SolvedSide(**parts)
+    space, known = side.space, side.provider
+    if not isinstance(known, dict):
+        return side
+    made: DistanceProvider
+    if space.metric is not None:
+        assert space.points is not None
+        made = PointDistance(space.points.double(), space.metric)
+    else:
+        assert space.geodesics is not None
+        made = DijkstraDistance(space.geodesics)
+    where = made.device if space.points is None else space.points.device
+    made = made if space.scale == 1 else ScaledDistance(made, space.scale)
+    made = made.to(where, _DTYPES[known["dtype"]])
+    # a table is made again column by column; what the solver may ask of it stays
+    made.cheap_columns = known["cheap_columns"]
+    return side._replace(provider=made)
 
 
 def _build_loss(parts: dict[str, Any]) -> Loss:
+    """Build a loss as a sample sees it."""
     levels = parts["levels"]
     return LOSSES[parts["name"]].bounded(parts["floor"]).split(levels and Levels(*levels))
 
 
-def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
-    arrays = parts["data"], parts["indices"], parts["indptr"]
-    return scipy.sparse.csr_array(arrays, shape=tuple(parts["shape"]))
-
-
 def _build_extension(parts: dict[str, Any]) -> Extension:
-    coupling = parts.pop("coupling")
-    extension = Extension(coupling=None, **parts)
+    """Build what maps new points."""
+    source, target, coupling = parts["source"], parts["target"], parts["coupling"]
+    spaces = source.space, target.space
     if scipy.sparse.issparse(coupling):
-        points = (extension.source.space.points, extension.target.space.points)
-        devices = {item.device for item in points if item is not None}
+        devices = {space.points.device for space in spaces if space.points is not None}
         coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
-    return replace(extension, coupling=coupling)
+    # files written before it was stored do not name the gradient
+    in_factors = any(side.reference is not None for side in (source, target))
+    guess = "sampled" if source.mean is not None else "factored" if in_factors else "dense"
+    known = Linearised(
+        parts.get("gradient", guess),
+        (source.provider, target.provider),
+        coupling,
+        parts["alpha"],
+        parts["loss"],
+        (source.reference, target.reference),
+        (source.mean, target.mean),
+        parts["own"],
+    )
+    return Extension(spaces, known, parts["linear"], parts["unpolished"], parts["mass"])
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
+    """Turn a SciPy matrix into a sparse tensor."""
     entries = csr.tocoo()
     places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
     return sparse_tensor(places, torch.from_numpy(entries.data), csr.shape).coalesce()
 
 
 def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:
+    """Build a plan of its largest entries, on the device of its potentials."""
     entries = _coo(parts["entries"]).to(parts["potentials"].f.device)
     return SparsePlan(entries, parts["potentials"], parts["marginals"], parts["epsilon"])
 
@@ -331,7 +377,9 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],
     "TransportPlan": lambda parts: TransportPlan(**parts),
-    "csr": _build_csr,
+    "csr": lambda parts: scipy.sparse.csr_array(
+        (parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"])
+    ),
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
     "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
 }
@@ -339,6 +387,8 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`_parts` took apart."""
+    renamed = _FORMERLY.get(kind, {})
+    parts = {renamed.get(name, name): part for name, part in parts.items()}
     if kind in _RECORDS:
         return _RECORDS[kind](**parts)
     if kind in _DATACLASSES:

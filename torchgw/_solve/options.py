@@ -31,7 +31,7 @@ class Options:
     gradient: GradientName = "auto"
     n_anchors: int | None = None
     n_init: int | None = None
-    momentum: float = 0.9
+    redraw: float = 0.9
     max_iter: int = 500
     min_iter: int = 40
     tol: float = 1e-5
@@ -80,10 +80,10 @@ class Options:
             check_positive("objective_tol", self.objective_tol, "0 switches the rule off")
         if self.inner_tol is not None:
             check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
-        check_positive("momentum", self.momentum, "0.9 redraws nine anchors of ten")
-        if self.momentum > 1:
+        check_positive("redraw", self.redraw, "0.9 redraws nine anchors of ten")
+        if self.redraw > 1:
             raise InvalidInputError(
-                f"`momentum` is the share of anchors redrawn, in (0, 1]; got {self.momentum!r}."
+                f"`redraw` is the share of anchors redrawn, in (0, 1]; got {self.redraw!r}."
             )
 
     def check_combination(self, *, linear: bool, differentiable: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._gradients.contract import Coupling
+from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._gradients.sampled import CostNoise, SampledGradient
@@ -74,8 +74,8 @@ class Outcome(NamedTuple):
     noise: CostNoise | None  # of a sampled cost
     search: Search | None  # what a multi-start found, if there was one
     recorder: Recorder
-    linearised: Problem  # the problem and the coupling that the plan's cost was linearised at
-    coupling: Coupling
+    gradient: Gradient  # what the plan's cost was linearised by
+    coupling: Coupling  # and where
 
 
 def solve_problem(
@@ -120,7 +120,7 @@ def solve_problem(
         noise=sampled.noise(anchors) if sampled else None,
         search=search,
         recorder=recorder,
-        linearised=gradient.problem,
+        gradient=gradient,
         coupling=coupling,
     )
 

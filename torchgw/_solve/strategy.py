@@ -147,7 +147,7 @@ class Strategy:
             base: Gradient = HalfGradient(self.problem.to(dtype), rough=anneal.patient)
         else:
             base = make_gradient(
-                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.momentum
+                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.redraw
             )
         return Setting(
             gradient=base if relaxation is None else RelaxedGradient(base),

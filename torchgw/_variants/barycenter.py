@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.given import DistanceName
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._results.storage import stored, write_result
 from torchgw._typing import Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
@@ -36,12 +35,12 @@ __all__ = ["BarycenterResult", "barycenter"]
 
 
 class _Space(NamedTuple):
-    """One of the spaces."""
+    """One of the spaces, as the alternation reads it."""
 
     provider: DistanceProvider
     mass: Any  # of its points, as given
     features: Tensor | None  # (n_s, k), float64
-    share: float  # its weight
+    share: float  # its weight in the mean
 
 
 @reject_unknown
@@ -67,10 +66,10 @@ def barycenter(
 
     Minimises over distances D and plans P_s (and features F)
 
-        sum_s weights_s (alpha <L(P_s), P_s> + (1 - alpha) <|F - F_s|^2, P_s> + epsilon KL_s),
+        sum_s weights_s (alpha <L(P_s), P_s> + (1 - alpha) <|F - F_s|^2, P_s> + epsilon KL_s)
 
-    by plans for given distances, each a :func:`torchgw.solve`, and the best distances for given
-    plans, D = sum_s weights_s P_s D_s P_s' / (a a'), in turn.
+    by two steps in turn: plans for the present distances, each by :func:`torchgw.solve`, and the
+    best distances for these plans, D = sum_s weights_s P_s D_s P_s' / (a a').
 
     Parameters
     ----------
@@ -90,10 +89,10 @@ def barycenter(
     alpha : float in [0, 1], optional
         Weight of the structure; 1 without features and 0.5 with them.
     distances, scale, epsilon, device
-        As in :func:`torchgw.solve`; but ``scale`` is ``None`` by default, because dividing each
-        space by its own maximum would average shapes instead of spaces. ``epsilon="auto"`` is
-        chosen in the first iteration and kept, and ``distances="auto"`` is all pairs of up to 3,000
-        points on every device.
+        As in :func:`torchgw.solve`, but for three things. ``scale`` is ``None`` by default, as
+        dividing each space by its own maximum would average shapes instead of spaces;
+        ``epsilon="auto"`` is chosen in the first iteration and kept; and ``distances="auto"`` is
+        all pairs of up to 3,000 points on every device.
     init : array-like of shape (n, n), optional
         Distances to start from; by default those among n points drawn from the space of largest
         weight, which also give the features.
@@ -120,8 +119,8 @@ def barycenter(
 
     Notes
     -----
-    The alternation is that of [1]_, and [2]_ with features. Entropy blurs plans, and averages of
-    blurred plans have smaller distances: a small ``epsilon`` keeps them.
+    The alternation is that of [1]_, with features that of [2]_. Entropy blurs plans, and a mean
+    over blurred plans has smaller distances: a small ``epsilon`` keeps them.
 
     References
     ----------
@@ -190,7 +189,7 @@ def barycenter(
                     for member, last in zip(members, before, strict=True)
                 ]
             value = sum(
-                member.share * item.log["objective"]
+                member.share * item.report.objective
                 for member, item in zip(members, results, strict=True)
             )
             settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
@@ -198,15 +197,11 @@ def barycenter(
             current = _average(results, members, mass)
             if traits is not None:
                 traits = _mean_features(results, members)
-    converged = settled and all(item.converged for item in results)
+    advice = next((item.status.advice for item in results if not item.converged), None)
+    converged = settled and advice is None
     if not converged:
-        advice = next((item.status.advice for item in results if not item.converged), None)
-        warn_user(
-            advice
-            or f"The barycenter still moved after {max_iter} updates: raise `max_iter`, or "
-            "loosen `tol`.",
-            ConvergenceWarning,
-        )
+        moved = f"The barycenter still moved after {max_iter} updates"
+        warn_user(advice or f"{moved}: raise `max_iter`, or loosen `tol`.", ConvergenceWarning)
     return BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
 
 
@@ -217,24 +212,22 @@ def _provider(
     scale: ScaleName | None,
     device: torch.device,
 ) -> DistanceProvider:
-    """Return the distances of one space."""
+    """Make the distances of one space: one side of a problem whose other side is nothing."""
     one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    nothing = FactoredDistance(one, one[0])
-    options = DistanceOptions(None, None, scale, "stitch")
     sides = build_providers(
         (space, None),
-        (None, nothing),
+        (None, FactoredDistance(one, one[0])),
         distances,
-        options,
+        DistanceOptions(None, None, scale, "stitch"),
         device,
         lambda _, since: since,
         (label, "nothing"),
     )
-    provider = sides.providers[0]
-    return provider.to(device, torch.float64)
+    return sides.providers[0].to(device, torch.float64)
 
 
 def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
+    """Check the features of all spaces, float64."""
     return [
         check_points(f"features[{index}]", item).to(device).double()
         for index, item in enumerate(check_list("features", features, "a table of each space"))
@@ -242,7 +235,7 @@ def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
 
 
 def _check_lengths(count: int, **lists: list[Any]) -> None:
-    """Refuse lists that do not say one thing for each space."""
+    """Refuse a list that has not one item for each space."""
     for name, items in lists.items():
         if len(items) != count:
             raise InvalidInputError(
@@ -253,7 +246,7 @@ def _check_lengths(count: int, **lists: list[Any]) -> None:
 def _start(
     n: int, init: Any, space: _Space, generator: torch.Generator
 ) -> tuple[DistanceProvider, Tensor | None]:
-    """Return distances to start from, and features of points drawn from a space."""
+    """Choose distances to start from, and the features of points drawn from a space."""
     provider = space.provider
     order = torch.randperm(provider.n, device=provider.device, generator=generator)
     index = order.repeat(-(-n // provider.n))[:n]
@@ -274,7 +267,7 @@ def _start(
 
 
 def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> DistanceProvider:
-    """Return sum_s share_s P_s D_s P_s' / (a a'), in factors if every D_s has them."""
+    """Compute sum_s share_s P_s D_s P_s' / (a a'), in factors if every D_s has them."""
     factors = [member.provider.factors() for member in members]
     scale = torch.where(mass > 0, 1 / mass, 0.0)[:, None]
     if all(item is not None for item in factors):
@@ -296,7 +289,7 @@ def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> Di
 
 
 def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
-    """Return sum_s share_s P_s F_s / a."""
+    """Compute sum_s share_s P_s F_s / a."""
     means = [
         member.share * result.lazy_plan.barycentric(member.features)
         for result, member in zip(results, members, strict=True)
@@ -304,28 +297,27 @@ def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
     return torch.stack(means).sum(0)
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class BarycenterResult:
+class BarycenterResult(Result):
     """Outcome of :func:`torchgw.barycenter`.
 
     Attributes
     ----------
     distances : DistanceProvider
-        Of the n points of the barycenter. If every space has factors so has this, of rank the sum
-        of theirs, and nothing of size (n, n) is stored; it can be passed to ``solve(D_X=...)``.
+        Distances of the n points; ``solve(D_X=...)`` takes them. Where every space has factors
+        they have some too, of rank the sum of all ranks, and nothing of size (n, n) is stored.
     features : Tensor of shape (n, k), float64, or None
-        Of the barycenter, if the spaces have features.
+        Features of the n points, if the spaces have some.
     weights : Tensor, shape (n,), float64
-        Mass of its points.
+        Mass of the n points.
     results : tuple of GWResult
-        Of the barycenter, before its last update, with each space.
+        The alignments with each space, of the barycenter before its last update.
     value : float
-        Weighted mean of their objectives, ``log["objective"]``.
+        Weighted mean of their objectives, ``report.objective``.
     history : tuple of float
-        That value at each iteration.
+        The value at each iteration.
     converged : bool
-        Whether its change fell below ``tol`` and the last solves converged.
+        Whether the value settled within ``tol``, and the last alignments converged.
     """
 
     distances: DistanceProvider
@@ -337,23 +329,15 @@ class BarycenterResult:
 
     @property
     def value(self) -> float:
-        """Weighted mean of the objectives."""
+        """Weighted mean of the objectives of ``results``."""
         return self.history[-1]
 
-    def save(self, path: str | os.PathLike[str], *, dense: bool = False) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads.
-
-        Distances of the barycenter are stored in full; of each of ``results`` what
-        :meth:`GWResult.save` stores, with the same ``dense``, errors and warning.
-        """
-        write_result(path, self, dense=dense)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         ended = "converged" if self.converged else "not converged"
         return (
-            f"BarycenterResult({self.distances.n} points, {len(self.results)} spaces, "
-            f"value={self.value:.6g}, {ended} after {len(self.history)} rounds)"
+            f"{self.distances.n} points, {len(self.results)} spaces",
+            {"value": f"{self.value:.6g}"},
+            f"{ended} after {len(self.history)} rounds",
         )
 
     @property
@@ -369,13 +353,12 @@ class BarycenterResult:
         dimension : int
             Below n.
         squared : bool
-            Whether ``distances`` are squares already, as with distances="sqeuclidean".
+            Whether ``distances`` are squares already, as those of ``distances="sqeuclidean"`` are.
 
         Returns
         -------
         Tensor, shape (n, dimension), float64
-            Centred, its axes in order of variance. Coordinates that the distances have no positive
-            variance for are zero.
+            Centred coordinates, in order of variance; zero where the distances leave no variance.
         """
         check_count("dimension", dimension)
         table = self.D.double()

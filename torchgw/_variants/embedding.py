@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,14 @@ from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
 from torchgw._plans.transport import TransportPlan
-from torchgw._results.storage import stored, write_result
+from torchgw._results.base import Result
 from torchgw.distances import knn_graph, validate_graph
 
 __all__ = ["JointEmbedding", "joint_embedding"]
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class JointEmbedding:
+class JointEmbedding(Result):
     """Outcome of :func:`torchgw.joint_embedding`.
 
     Attributes
@@ -37,30 +35,18 @@ class JointEmbedding:
     anchor : Tensor, shape (m, dimension), float64
         Coordinates of the points of the anchor.
     eigenvalues : Tensor, shape (dimension,), float64
-        Of the joint normalised Laplacian, ascending, without the constant vector's zero.
+        Smallest eigenvalues of the joint normalised Laplacian, ascending, without the zero of the
+        constant vector.
     """
 
     sources: tuple[Tensor, ...]
     anchor: Tensor
     eigenvalues: Tensor
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the coordinates to a file that :func:`torchgw.load` reads.
-
-        Raises
-        ------
-        InvalidInputError
-            If the path cannot be written.
-        """
-        write_result(path, self)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         sizes = ", ".join(str(len(part)) for part in self.sources)
-        return (
-            f"JointEmbedding(sources of {sizes} points, anchor of {len(self.anchor)}, "
-            f"dimension={len(self.eigenvalues)})"
-        )
+        size = f"sources of {sizes} points, anchor of {len(self.anchor)}"
+        return size, {"dimension": str(len(self.eigenvalues))}, ""
 
 
 @reject_unknown
@@ -75,9 +61,8 @@ def joint_embedding(
 ) -> JointEmbedding:
     """Embed several datasets together by Laplacian eigenmaps of one graph over all points.
 
-    Points of one dataset are joined by their neighbour graph, a source point i and an anchor point
-    j by the plan, ``coupling`` * P_ij / sqrt(a_i b_j). Every plan is read by products and never
-    stored.
+    Points of one dataset are joined by their neighbour graph, and a source point i with an anchor
+    point j by their share of the plan, ``coupling`` * P_ij / sqrt(a_i b_j). No plan is stored.
 
     Parameters
     ----------
@@ -163,6 +148,7 @@ def joint_embedding(
 
 
 def _plan(index: int, result: Any) -> TransportPlan:
+    """Take the plan of a result, or a plan as it is."""
     plan = getattr(result, "lazy_plan", result)
     if not isinstance(plan, TransportPlan):
         raise InvalidTypeError(
@@ -173,7 +159,7 @@ def _plan(index: int, result: Any) -> TransportPlan:
 
 
 def _affinity(name: str, value: Any, n_neighbors: int | None) -> scipy.sparse.csr_array:
-    """Return the normalised affinity of a neighbour graph."""
+    """Compute the normalised affinity of a neighbour graph."""
     graph = as_graph(name, value)
     lengths = knn_graph(check_points(name, value), n_neighbors) if graph is None else None
     lengths = validate_graph(graph) if lengths is None else lengths
@@ -188,6 +174,7 @@ def _affinity(name: str, value: Any, n_neighbors: int | None) -> scipy.sparse.cs
 
 
 def _normalise(affinity: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Divide an affinity by the roots of the degrees of both points."""
     degree = affinity.sum(1)
     root = scipy.sparse.diags_array(np.where(degree > 0, degree, 1.0) ** -0.5)
     return scipy.sparse.csr_array(root @ affinity @ root)
@@ -209,7 +196,7 @@ class _Joint:
         ]
 
     def __matmul__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the product with a vector over all points."""
+        """Multiply by a vector over all points."""
         parts = np.split(np.asarray(values, dtype=np.float64).ravel(), self.ends[:-1])
         products = [block @ part for block, part in zip(self.blocks, parts, strict=True)]
         for index, (plan, (near, far)) in enumerate(zip(self.plans, self.roots, strict=True)):
@@ -224,7 +211,7 @@ class _Joint:
 
 
 def _leading(joint: _Joint, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the largest eigenvalues of the normalised affinity, and the embedding they give."""
+    """Find the largest eigenvalues of the normalised affinity, and the embedding they give."""
     size = int(joint.ends[-1])
     degree = joint @ np.ones(size)
     root = np.where(degree > 0, degree, 1.0) ** -0.5

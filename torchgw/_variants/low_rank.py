@@ -1,7 +1,7 @@
 """Plans of low rank, P = Q diag(1/g) R', by mirror descent on (Q, R, g).
 
-docs/algorithm.md, equations 29 to 32. Nothing of size (n, m) exists, neither the plan nor its cost:
-an iteration is linear in n + m. All of it runs on logarithms, so that no step size overflows.
+docs/algorithm.md, equations 29 to 32. Neither the plan nor its cost is ever stored, so an iteration
+is linear in n + m. All of it runs on logarithms, so that no step size overflows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchgw._typing import Marginals
 
 __all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
 
-# Largest exponent of the first step: an entry changes by at most a factor exp(10).
+# Largest exponent of the first step, which changes an entry by a factor of at most exp(10).
 _FIRST_STEP = 10.0
 # Factors that a step size changes by, down when the value has risen and up when it has fallen.
 _SHRINK, _GROW = 0.5, 1.5
@@ -44,7 +44,7 @@ _LEAST_LOGARITHM = -600.0
 
 
 class Factorisation(NamedTuple):
-    """Logarithms of Q (n, r), R (m, r) and g (r,), whose column sums are all g."""
+    """Logarithms of Q (n, r), R (m, r) and g (r,); the columns of Q and of R have the sums g."""
 
     q: Tensor
     r: Tensor
@@ -79,7 +79,7 @@ class LowRankPlan:
         return LowRankPlan(self.R, self.Q, self.g)
 
     def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values for values of shape (m,) or (m, c)."""
+        """Multiply by values of shape (m,) or (m, c)."""
         values = as_values("values", values, self.Q.device).to(self.Q.dtype)
         if values.ndim not in (1, 2) or len(values) != len(self.R):
             raise InvalidInputError(
@@ -91,7 +91,7 @@ class LowRankPlan:
         return product
 
     def marginals(self) -> tuple[Tensor, Tensor]:
-        """Return the masses actually moved, row sums (n,) and column sums (m,)."""
+        """Sum rows (n,) and columns (m,): the masses actually moved."""
         ones = self.Q.new_ones
         return self @ ones(len(self.R)), self.T @ ones(len(self.Q))
 
@@ -114,7 +114,7 @@ class LowRankPlan:
         return sums[:, :-1] / sums[:, -1:]
 
     def rows(self, index: Any) -> Tensor:
-        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        """Build the rows of an integer index of shape (s,), shape (s, m)."""
         index = as_index(index, len(self.Q), self.Q.device)
         return (self.Q[index] / self.g) @ self.R.T
 
@@ -130,7 +130,7 @@ class LowRankPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a descent ended."""
+    """Where a descent has ended."""
 
     plan: Factorisation
     quadratic: float  # <L(P), P>
@@ -140,7 +140,7 @@ class Outcome:
 
 
 class _Measured(NamedTuple):
-    """A factorisation with its objective and gradients."""
+    """A factorisation with its values and the gradient of the objective."""
 
     point: Factorisation
     quadratic: float
@@ -187,7 +187,7 @@ def descend(problem: Problem, start: Factorisation, max_iter: int, tol: float) -
 
 
 def _measure(problem: Problem, point: Factorisation, constant: float) -> _Measured:
-    """Return the objective and its gradients in Q, R and g, equation 30."""
+    """Compute the objective and its gradients in Q, R and g, equation 30."""
     # columns as distributions: Q diag(1/g), which is bounded however small a group is
     near, far = (point.q - point.g).exp(), (point.r - point.g).exp()
     measured_x, measured_y = problem.source.apply(near), problem.target.apply(far)
@@ -213,7 +213,7 @@ def _measure(problem: Problem, point: Factorisation, constant: float) -> _Measur
 
 
 def _products(cost: Cost) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return M @ values and M.T @ values."""
+    """Make the functions M @ values and M.T @ values."""
     if isinstance(cost, DenseCost):
         matrix = cost.matrix
         return (lambda values: matrix @ values), (lambda values: matrix.T @ values)
@@ -229,7 +229,7 @@ def _products(cost: Cost) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor]
 
 
 def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisation | None:
-    """Take a mirror step, whose largest exponent is 10 times ``size``, and project it."""
+    """Take a mirror step whose largest exponent is 10 times ``size``, and project it."""
     gradient = current.gradient
     # constants of a row change nothing once its sum is restored
     parts = [part - part.mean(-1, keepdim=True) for part in gradient[:2]]
@@ -241,13 +241,11 @@ def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisatio
 
 
 def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
-    """Return the nearest factorisation, in relative entropy, with the marginals a, b and common g.
+    """Project onto the marginals in relative entropy; ``None`` if rounding does not allow it.
 
-    ``None`` if it is out of reach of rounding: the point was too far.
-
-    Given multipliers x, y of "columns of Q, of R, have sums g" the rest is explicit: rows of Q are
-    a times a softmax, and g is a product. What remains is to minimise the smooth convex dual of
-    equation 32 in 2 r unknowns, by Newton's method.
+    Given multipliers x and y of the conditions that the columns of Q and of R have the sums g, the
+    rest is explicit: a row of Q is a_i times a softmax, and g is a product. What remains is to
+    minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
     """
     q, r, g = point
     # points of weight zero would make -inf minus -inf
@@ -293,7 +291,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
 def _dual(
     q: Tensor, r: Tensor, g: Tensor, multipliers: Tensor, marginals: Marginals
 ) -> tuple[float, tuple[Tensor, Tensor, Tensor]]:
-    """Return the dual function, and the softmax of the rows of Q and of R with g."""
+    """Compute the dual function, the softmax of the rows of Q and of R, and g."""
     x, y = multipliers.chunk(2)
     q, r = q + x, r + y
     mass = (g - x - y).exp()

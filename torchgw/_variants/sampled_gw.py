@@ -49,12 +49,12 @@ def sampled_gw(
     ----------
     X_source, X_target : array-like, shapes (n, d) and (m, d')
         ``X`` and ``Y``.
-    distance_mode : str
-        ``distances``.
+    distance_mode, k, n_landmarks : str, int and int, optional
+        ``distances``, ``n_neighbors`` and ``n_landmarks``.
     M : int, optional
-        Anchor pairs, ``n_anchors``. Not the linear cost.
+        Number of anchor pairs, ``n_anchors``; not the linear cost.
     alpha : float in (0, 1]
-        Step size, ``momentum``: the share of the anchors redrawn in an iteration. It averages the
+        Step size, ``redraw``: the share of the anchors redrawn in an iteration. It averages the
         plan that the gradient is taken at, on the sample; potentials are never damped, which would
         only slow down the approach to the same point.
     C_linear : array-like, shape (n, m), optional
@@ -65,25 +65,21 @@ def sampled_gw(
     epsilon : float or "auto"
         ``epsilon``, in units of squared distances that are scaled once, not by the maximum of every
         sample.
-    k : int, optional
-        ``n_neighbors``.
-    n_landmarks : int, optional
-        With distance_mode="landmark".
-    s_shared, lambda_ema_beta
-        Only ``None``. Anchors are pairs drawn from one plan, so that there is no second sample to
-        share; and the unit of epsilon is fixed, so that there is no running scale to average.
+    s_shared, lambda_ema_beta : None
+        Refused. Anchors are pairs drawn from one plan, so there is no second sample to share; and
+        the unit of epsilon is fixed, so there is no running scale to average.
     semi_relaxed : bool
-        ``unbalanced=(inf, rho)``: the source marginal is exact, the target alone is relaxed, or
-        free without ``rho``.
+        ``unbalanced=(inf, rho)``: the source marginal is exact, and that of the target is relaxed,
+        or free without ``rho``.
     rho : float, optional
-        Weight of the divergence of marginals; without ``semi_relaxed``, ``unbalanced=rho`` for
-        both sides. A penalty, not a damping of the iteration.
+        Weight of the divergence of marginals; without ``semi_relaxed`` that of both sides,
+        ``unbalanced=rho``. A penalty, not a damping of the iteration.
     differentiable : bool
         ``differentiable="value"``: ``result.loss`` carries gradients to the points, by fresh
         anchors, for distances that have gradients. Needs a number for ``epsilon``.
-    multiscale : bool
-        Only ``True``: large problems with factors begin on a subsample by themselves; others have
-        nothing to begin on.
+    multiscale : True
+        Large problems with factors begin on a subsample by themselves; others have nothing to begin
+        on.
     mixed_precision : bool
         ``precision="mixed"``: float32 iterations, float64 marginals and values.
     log : bool
@@ -139,7 +135,7 @@ def sampled_gw(
         distances=distance_mode,
         gradient="sampled",
         n_anchors=M,
-        momentum=alpha,
+        redraw=alpha,
         M=C_linear,
         alpha=None if fgw_alpha is None or C_linear is None else 1 - fgw_alpha,
         epsilon=epsilon,

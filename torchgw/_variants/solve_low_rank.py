@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._results.storage import stored, write_result
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
@@ -36,28 +35,19 @@ _MEDOID_STEPS = 10
 _SPREAD = 1e-3
 
 
-@stored
 @dataclass(frozen=True, repr=False, eq=False)
-class LowRankResult:
+class LowRankResult(Result):
     """Outcome of :func:`torchgw.solve_low_rank`.
 
     Attributes
     ----------
     lazy_plan : LowRankPlan, shape (n, m)
-    value : float
-        value_quad + value_linear, the objective; there is no entropy.
-    value_quad, value_linear : float
-        alpha * <L(P), P> and (1 - alpha) * <M, P>, exact for the distances' factors.
-    marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
-        Mass that the plan actually moves out of and into every point.
-    marginal_error : float
-        Larger of the L1 distances of these to the weights.
-    scale : tuple of float
-        Factors that multiplied the distances of X and of Y.
+    value, value_quad, value_linear, marginal_a, marginal_b, marginal_error, scale
+        As of :class:`torchgw.GWResult`. The value is the objective: there is no entropy.
     converged : bool
         Whether the objective had stopped falling.
     history : tuple of float
-        Objective at each iteration.
+        Objective at each step that lowered it.
     """
 
     lazy_plan: LowRankPlan
@@ -72,7 +62,7 @@ class LowRankResult:
 
     @property
     def value(self) -> float:
-        """Transport objective of the plan."""
+        """The objective: value_quad + value_linear."""
         return self.value_quad + self.value_linear
 
     @property
@@ -80,24 +70,15 @@ class LowRankResult:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result to a file that :func:`torchgw.load` reads, linear in n + m.
-
-        Raises
-        ------
-        InvalidInputError
-            If the path cannot be written.
-        """
-        write_result(path, self)
-
-    def __repr__(self) -> str:
-        """Summarise in a line."""
+    def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.lazy_plan.shape
+        figures = {
+            "rank": str(len(self.lazy_plan.g)),
+            "value": f"{self.value:.6g}",
+            "marginal_error": f"{self.marginal_error:.2g}",
+        }
         ended = "converged" if self.converged else "not converged"
-        return (
-            f"LowRankResult({n} x {m}, rank={len(self.lazy_plan.g)}, value={self.value:.6g}, "
-            f"marginal_error={self.marginal_error:.2g}, {ended} after {len(self.history)} steps)"
-        )
+        return f"{n} x {m}", figures, f"{ended} after {len(self.history)} steps"
 
 
 @reject_unknown
@@ -133,14 +114,14 @@ def solve_low_rank(
     ----------
     X, Y, a, b, distances, D_X, D_Y, M, features, feature_metric, alpha, n_neighbors, n_landmarks, \
 scale, device
-        As in :func:`torchgw.solve`. Linear time needs distances with factors ("sqeuclidean",
-        "cosine", "landmark") and features instead of ``M``; ``"auto"`` is all pairs of up to 3,000
-        points on every device.
+        As in :func:`torchgw.solve`. Time is linear for distances with factors ("sqeuclidean",
+        "cosine", "landmark") and for features in place of ``M``. ``distances="auto"`` is all pairs
+        of up to 3,000 points on every device.
     rank : int
         Number of groups, at most the smaller of n and m.
     init : GWResult or LowRankResult, optional
-        Where to start. By default a solve among 300 points of each side, whose partners' groups the
-        other points join.
+        Where to start; by default at a solve among 300 points of each side, whose groups the other
+        points join.
     max_iter : int
         Mirror steps at most.
     tol : float
@@ -214,16 +195,14 @@ scale, device
             f"The objective still fell after {max_iter} steps: raise `max_iter`, or loosen `tol`.",
             ConvergenceWarning,
         )
-    error = max(
-        float((mass - weight).abs().sum()) for mass, weight in zip(masses, marginals, strict=True)
-    )
+    errors = ((mass - weight).abs().sum() for mass, weight in zip(masses, marginals, strict=True))
     return LowRankResult(
         lazy_plan=plan,
         value_quad=problem.alpha * outcome.quadratic,
         value_linear=(1 - problem.alpha) * outcome.linear,
         marginal_a=masses[0],
         marginal_b=masses[1],
-        marginal_error=error,
+        marginal_error=max(map(float, errors)),
         scale=(sides.spaces[0].scale, sides.spaces[1].scale),
         converged=outcome.converged,
         history=outcome.history,
@@ -233,16 +212,12 @@ scale, device
 def _coarse_start(
     problem: Problem, rank: int, generator: torch.Generator, seed: int
 ) -> Factorisation:
-    """Solve among a few points of each side; every point joins the group of the nearest of them."""
+    """Solve among a few points; the others join the group of the nearest of them."""
     count = max(_COARSE_POINTS, 2 * rank)
-    near = [
-        _cover(side, weight, min(side.n, count), generator)
-        for side, weight in zip((problem.source, problem.target), problem.marginals, strict=True)
-    ]
-    tables, masses = [], []
-    for side, weight, (index, nearest) in zip(
-        (problem.source, problem.target), problem.marginals, near, strict=True
-    ):
+    near, tables, masses = [], [], []
+    for side, weight in zip((problem.source, problem.target), problem.marginals, strict=True):
+        index, nearest = _cover(side, weight, min(side.n, count), generator)
+        near.append((index, nearest))
         table = side.columns(index)[index]
         tables.append(PrecomputedDistance(((table + table.T) / 2).clamp_min(0)))
         mass = torch.zeros_like(weight[index]).index_add_(0, nearest, weight)
@@ -264,7 +239,7 @@ def _coarse_start(
 def _given_start(
     init: Any, problem: Problem, rank: int, generator: torch.Generator
 ) -> Factorisation:
-    """Group the source and let the target follow a given plan."""
+    """Group the source, and let the target follow a given plan."""
     shape = problem.source.n, problem.target.n
     if not isinstance(init, (GWResult, LowRankResult)):
         raise InvalidTypeError(
@@ -290,7 +265,7 @@ def _given_start(
 
 
 def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:
-    """Return the factorisation of conditional groups of both sides, (n, r) and (m, r)."""
+    """Make a factorisation of the groups that points of both sides belong to, (n, r), (m, r)."""
     g = marginals.a @ near
     g = (1 - _SPREAD) * g + _SPREAD / len(g)
     parts = [
@@ -303,7 +278,7 @@ def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:
 def _cover(
     side: DistanceProvider, weights: Tensor, count: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw points, and return them with the position of the nearest of them to every point."""
+    """Draw points, and find for every point the position of the nearest one drawn."""
     drawn = torch.multinomial(weights, min(count, int((weights > 0).sum())), generator=generator)
     best = torch.full_like(weights, torch.inf)
     nearest = torch.zeros_like(weights, dtype=torch.int64)
@@ -318,7 +293,7 @@ def _cover(
 
 
 def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
-    """Group points around medoids, which begin as farthest points; return the group of each."""
+    """Group points around medoids, which begin as farthest points; give the group of each."""
     assert table is not None
     centres = [int(masses.argmax())]
     closest = table[centres[0]].clone()
@@ -337,6 +312,7 @@ def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
 
 
 def _among(linear: Cost | None, source: Tensor, target: Tensor) -> Tensor | None:
+    """Build the linear cost among some points."""
     if linear is None:
         return None
     return linear.rows(source).transpose().rows(target).dense().matrix.T

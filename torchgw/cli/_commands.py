@@ -1,4 +1,4 @@
-"""Commands that read a result of ``torchgw align``: info, score, plot, transform; and benchmark."""
+"""Commands that read a result: info, score, plot, transform; and benchmark, demo, completion."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import torchgw
 from torchgw._boundary.archive import check_writable
+from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.choose import unavailable_backends
 from torchgw.cli._files import check_output, read_array, read_labels, write_array
@@ -23,79 +27,85 @@ from torchgw.metrics import foscttm, label_accuracy
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
+    from torchgw.distances.new_points import Space
 
-__all__ = ["add_commands", "add_output_options", "check_picture", "positive"]
+__all__ = ["add_commands", "add_output_options", "positive"]
 
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
+_KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
+_SHELLS = ("bash", "zsh", "tcsh")
+# Arguments without a placeholder that are files.
+_FILES = {"X", "Y", "result", "points"}
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands of this module."""
-    info = commands.add_parser(
-        "info", help="say what can run here, or what a result file holds",
-        description="Without a file: versions, devices and backends. With one: its result.",
+def add_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], whole: argparse.ArgumentParser
+) -> None:
+    """Add the commands of this module to the parser of the whole command line."""
+
+    def add(run: Callable[[argparse.Namespace], int], about: str, more: str) -> Any:
+        name = run.__name__.removeprefix("_")
+        parser = commands.add_parser(name, help=about, description=more)
+        parser.set_defaults(run=run)
+        add_output_options(parser)
+        return parser
+
+    info = add(
+        _info, "say what can run here, or what a result file holds",
+        "Without a file: versions, devices and backends. With one: its result.",
     )  # fmt: skip
-    info.set_defaults(run=_info)
-    info.add_argument("result", nargs="?", help="file written by torchgw align or result.save")
-    add_output_options(info)
-
-    score = commands.add_parser(
-        "score", help="score a result against known partners or labels",
-        description="Print the value and errors of a result, and scores where answers are given.",
+    score = add(
+        _score, "score a result against known partners or labels",
+        "Print the value and errors of a result, and scores where answers are given.",
     )  # fmt: skip
-    score.set_defaults(run=_score)
-    score.add_argument("result", help="file written by torchgw align or result.save")
+    plot = add(_plot, "draw a result", "Draw a result to a picture file.")
+    transform = add(
+        _transform, "map new points by a result",
+        "Map new points of X to the space of Y, or back, without solving again.",
+    )  # fmt: skip
+    benchmark = add(
+        _benchmark, "time a solve on this machine",
+        "Match a spiral with a Swiss roll of given sizes, and report time and quality.",
+    )  # fmt: skip
+    demo = add(
+        _demo, "match a spiral with a Swiss roll and draw it",
+        "Match a spiral with a Swiss roll, print how well, and draw the match.",
+    )  # fmt: skip
+    completion = add(
+        _completion, "print a completion script for a shell",
+        "Print a script that makes a shell complete commands, options and files.",
+    )  # fmt: skip
+
+    for parser, count in ((info, "?"), (score, None), (plot, None), (transform, None)):
+        parser.add_argument(
+            "result", nargs=count, help="file written by torchgw align or result.save"
+        )
     score.add_argument(
         "--truth", metavar="FILE", help="for each row of X the row of Y that is its partner, from 0"
     )
-    _add_labels(score)
-    score.add_argument("--json", action="store_true", help="print one JSON object")
-    add_output_options(score)
-
-    plot = commands.add_parser(
-        "plot", help="draw a result", description="Draw a result to a picture file."
-    )
-    plot.set_defaults(run=_plot)
-    plot.add_argument("result", help="file written by torchgw align or result.save")
-    plot.add_argument("-o", "--output", required=True, type=Path, help="picture, such as plan.png")
-    plot.add_argument(
-        "--kind", default="plan",
-        choices=("plan", "clouds", "convergence", "confusion", "alternatives"),
-    )  # fmt: skip
-    _add_labels(plot)
-    add_output_options(plot)
-
-    transform = commands.add_parser(
-        "transform", help="map new points by a result",
-        description="Map new points of X to the space of Y, or back, without solving again.",
-    )  # fmt: skip
-    transform.set_defaults(run=_transform)
-    transform.add_argument("result", help="file written by torchgw align or result.save")
+    for parser in (score, plot):
+        parser.add_argument("--labels-x", metavar="FILE", help="a label for each row of X")
+        parser.add_argument("--labels-y", metavar="FILE", help="a label for each row of Y")
+    plot.add_argument("--kind", default="plan", choices=_KINDS)
     transform.add_argument("points", help="new points, in the forms that align takes")
-    transform.add_argument(
-        "-o", "--output", required=True, type=Path, help=".npy, .csv or .tsv file to write"
-    )
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
-    add_output_options(transform)
-
-    benchmark = commands.add_parser(
-        "benchmark", help="time a solve on this machine",
-        description="Match a spiral with a Swiss roll of given sizes, and report time and quality.",
-    )  # fmt: skip
-    benchmark.set_defaults(run=_benchmark)
-    benchmark.add_argument("--n", type=positive, default=1000, help="points of the spiral")
-    benchmark.add_argument("--m", type=positive, default=1200, help="points of the Swiss roll")
+    for parser, what in (
+        (plot, "picture, such as plan.png"), (transform, ".npy, .csv or .tsv file to write")
+    ):  # fmt: skip
+        parser.add_argument("-o", "--output", required=True, type=Path, help=what)
+    for parser, n, m in ((benchmark, 1000, 1200), (demo, 400, 500)):
+        parser.add_argument("--n", type=positive, default=n, help="points of the spiral")
+        parser.add_argument("--m", type=positive, default=m, help="points of the Swiss roll")
     benchmark.add_argument(
         "--repeat", type=positive, default=3, help="solves; the first one warms up"
     )
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
-    benchmark.add_argument("--json", action="store_true", help="print one JSON object")
-    add_output_options(benchmark)
-
-
-def _add_labels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--labels-x", metavar="FILE", help="a label for each row of X")
-    parser.add_argument("--labels-y", metavar="FILE", help="a label for each row of Y")
+    for parser in (score, benchmark):
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+    demo.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
+    completion.add_argument("shell", choices=_SHELLS)
+    completion.set_defaults(whole=whole, commands=commands)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -105,23 +115,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn or written, before the work."""
-    if find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            "This draws with matplotlib, which is not installed: run `pip install 'torchgw[plot]'`."
-        )
-    from matplotlib.figure import Figure
-
-    check_writable(path)
-    kinds = Figure().canvas.get_supported_filetypes()
-    # without one it is matplotlib's default
-    if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise InvalidInputError(
-            f"cannot write {path}: pictures are {', '.join(sorted(kinds))} files."
-        )
-
-
 def _info(options: argparse.Namespace) -> int:
     """Describe the machine or a file."""
     if options.result is not None:
@@ -129,10 +122,9 @@ def _info(options: argparse.Namespace) -> int:
         print(result)
         if not isinstance(result, torchgw.GWResult):
             return 0
-        for name in ("X", "Y"):
-            side = getattr(result.extension, "source" if name == "X" else "target", None)
-            if side is not None and side.space.points is not None:
-                print(f"  {name}: points of shape {tuple(side.space.points.shape)}")
+        for name, space in zip("XY", _spaces(result), strict=False):
+            if space.points is not None:
+                print(f"  {name}: points of shape {tuple(space.points.shape)}")
         for place, item in enumerate(result.alternatives):
             print(f"  alternative {place}: {item.label}, value {item.value:.6g}")
         return 0
@@ -162,7 +154,13 @@ def _alignment(path: str) -> GWResult:
     return result
 
 
+def _spaces(result: GWResult) -> tuple[Space, ...]:
+    """Look up what the source and the target were made from, if the result holds that."""
+    return () if result.extension is None else result.extension.spaces
+
+
 def _version(package: str) -> str:
+    """Find the version of a package that may not be installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -177,7 +175,8 @@ def _score(options: argparse.Namespace) -> int:
         "marginal_error": result.marginal_error,
         "status": result.status.name,
     }
-    target = None if result.extension is None else result.extension.target.space.points
+    spaces = _spaces(result)
+    target = spaces[1].points if spaces else None
     projected = None if target is None else result.lazy_plan.barycentric(target)
     n, m = result.lazy_plan.shape
     if options.truth is not None:
@@ -210,7 +209,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
-    """Return the labels of both sides, or ``None`` without them."""
+    """Read the labels of both sides, ``None`` without them."""
     if (options.labels_x is None) != (options.labels_y is None):
         raise InvalidInputError("--labels-x and --labels-y go together; only one was given.")
     if options.labels_x is None:
@@ -224,7 +223,7 @@ def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
 
 def _plot(options: argparse.Namespace) -> int:
     """Draw a result."""
-    check_picture(options.output)
+    _check_picture(options.output)
     result = _alignment(options.result)
     _draw(result, options).savefig(options.output, dpi=150)
     if not options.quiet:
@@ -233,6 +232,7 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _draw(result: GWResult, options: argparse.Namespace) -> Any:
+    """Draw the kind of picture that was asked for, in a figure of its own."""
     from matplotlib.figure import Figure
 
     from torchgw import plotting
@@ -241,9 +241,7 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
     figure.set_layout_engine("constrained")
     labels = _labels(options, result.lazy_plan.shape)
     if options.kind == "clouds":
-        extension = result.extension
-        sides = () if extension is None else (extension.source, extension.target)
-        points = [side.space.points for side in sides if side.space.points is not None]
+        points = [space.points for space in _spaces(result) if space.points is not None]
         if len(points) != 2:
             raise InvalidInputError("--kind clouds needs a result whose sides were points.")
         colour = None if labels is None else np.unique(labels[0], return_inverse=True)[1]
@@ -280,26 +278,37 @@ def _transform(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn or written, before the work."""
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "This draws with matplotlib, which is not installed: run `pip install 'torchgw[plot]'`."
+        )
+    from matplotlib.figure import Figure
+
+    check_writable(path)
+    kinds = Figure().canvas.get_supported_filetypes()
+    # without one it is matplotlib's default
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise InvalidInputError(
+            f"cannot write {path}: pictures are {', '.join(sorted(kinds))} files."
+        )
+
+
 def _benchmark(options: argparse.Namespace) -> int:
     """Time a solve on a problem with a known answer."""
-    from scipy.stats import spearmanr
-
-    from torchgw.datasets import spiral, swiss_roll
-
-    X, source_angle = spiral(options.n, random_state=0)
-    Y, target_angle = swiss_roll(options.m, random_state=1)
+    X, Y, angles = _curves(options, 0)
     seconds = []
     for _ in range(options.repeat):
         start = time.perf_counter()
         result = torchgw.solve(X, Y, device=options.device, random_state=0)
-        matched = result.lazy_plan.argmax().cpu().numpy()
+        partners = to_numpy(result.lazy_plan.argmax())
         seconds.append(time.perf_counter() - start)
-    correlation = float(spearmanr(source_angle, target_angle[matched]).statistic)
     figures = {
         "n": options.n,
         "m": options.m,
         "seconds": float(np.median(seconds[1:] or seconds)),
-        "abs_spearman": abs(correlation),
+        "abs_spearman": abs(_correlation(angles, partners)),
         "marginal_error": result.marginal_error,
         "value": result.value,
         "backend": result.backend,
@@ -312,6 +321,66 @@ def _benchmark(options: argparse.Namespace) -> int:
         for name, value in figures.items():
             print(f"{name:16s} {value:.5g}" if isinstance(value, float) else f"{name:16s} {value}")
     return 0 if result.converged else 1
+
+
+def _demo(options: argparse.Namespace) -> int:
+    """Match a spiral with a Swiss roll, report and draw."""
+    _check_picture(options.output)
+    from torchgw.plotting import plot_demo
+
+    X, Y, angles = _curves(options, options.seed)
+    start = time.perf_counter()
+    with progress(options.quiet) as report:
+        result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
+    seconds = time.perf_counter() - start
+    correlation = _correlation(angles, to_numpy(result.lazy_plan.argmax()))
+    plot_demo(result, X, Y, colour=angles[0]).savefig(options.output, dpi=130)
+    if not options.quiet:
+        print(f"spiral {options.n} -> Swiss roll {options.m}")
+        print(f"Spearman         {correlation:+.4f}  (matched angle against true angle)")
+        print(f"GW value         {result.value:.6g}")
+        print(f"marginal error   {result.marginal_error:.2e}")
+        print(f"time             {seconds:.2f} s")
+        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"written          {options.output}")
+    return 0 if result.converged else 1
+
+
+def _curves(options: argparse.Namespace, seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
+    """Make a spiral and a Swiss roll, and the angle of each of their points."""
+    from torchgw.datasets import spiral, swiss_roll
+
+    (X, source), (Y, target) = (
+        spiral(options.n, random_state=seed), swiss_roll(options.m, random_state=seed + 1)
+    )  # fmt: skip
+    return X, Y, (source, target)
+
+
+def _correlation(angles: tuple[Any, Any], partners: NDArray[np.int64]) -> float:
+    """Correlate the ranks of the angles of points and of their partners."""
+    from scipy.stats import spearmanr
+
+    source, target = angles
+    return float(spearmanr(source, target[partners]).statistic)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Print a completion script, which shtab makes."""
+    if find_spec("shtab") is None:
+        raise UnsupportedError(
+            "`torchgw completion` needs shtab, which is not installed: "
+            "run `pip install 'torchgw[completion]'`."
+        )
+    import shtab
+
+    for command in options.commands.choices.values():
+        for action in command._actions:
+            if action.metavar == "DIR":
+                action.complete = shtab.DIRECTORY
+            elif action.type is Path or action.metavar == "FILE" or action.dest in _FILES:
+                action.complete = shtab.FILE
+    print(shtab.complete(options.whole, shell=options.shell))
+    return 0
 
 
 def positive(text: str) -> int:

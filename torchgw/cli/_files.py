@@ -28,26 +28,7 @@ _WITH_MEMBERS = (".npz", ".h5ad", ".parquet")
 
 
 def read_array(name: str) -> NDArray[Any]:
-    """Read a numeric array.
-
-    Parameters
-    ----------
-    name : str
-        A ``.npy``, ``.csv``, ``.tsv``, ``.csv.gz`` or ``.tsv.gz`` file, or a ``.npz`` file, of
-        which ``file.npz:array`` picks one array. Tables may begin with a line of column names. With
-        their readers installed also a ``.parquet`` table, of which ``file.parquet:column`` picks a
-        column, and ``file.h5ad:X`` or ``file.h5ad:obsm/X_pca`` of an AnnData file.
-
-    Returns
-    -------
-    ndarray
-        The array; integers and booleans as float64, tables of shape (rows, columns).
-
-    Raises
-    ------
-    InvalidInputError
-        The file does not exist, is not of these forms, or holds something else than numbers.
-    """
+    """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
     path, member = _split(name)
     suffix = _form(path)
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
@@ -63,17 +44,7 @@ def read_array(name: str) -> NDArray[Any]:
 
 
 def read_labels(name: str) -> NDArray[Any]:
-    """Read one label per point, numbers or words.
-
-    Parameters
-    ----------
-    name : str
-        As for `read_array`, or a ``.txt`` file with one label per line, or ``file.h5ad:obs/NAME``.
-
-    Returns
-    -------
-    ndarray, shape (n,)
-    """
+    """Read one label per point, (n,), numbers or words; words are lines of a ``.txt`` file."""
     path, member = _split(name)
     suffix = path.suffix.lower()
     _check_there(path)
@@ -101,18 +72,20 @@ def read_labels(name: str) -> NDArray[Any]:
 
 
 def _check_there(path: Path) -> None:
+    """Refuse a file that does not exist."""
     if not path.is_file():
         raise InvalidInputError(f"{path}: there is no such file.")
 
 
 def _form(path: Path) -> str:
-    """Return the suffix that says what a file holds, for ``.csv.gz`` that of the table."""
+    """Find the suffix that says what a file holds: of ``.csv.gz`` it is that of the table."""
     inner = Path(path.stem).suffix.lower()
     packed = path.suffix.lower() == _COMPRESSED and inner in _DELIMITERS
     return inner if packed else path.suffix.lower()
 
 
 def _read_text(path: Path) -> str:
+    """Read a text file, compressed or not."""
     try:
         if path.suffix.lower() == _COMPRESSED:
             with gzip.open(path, "rt", encoding="utf-8-sig") as file:
@@ -191,23 +164,7 @@ def _read_h5ad(path: Path, member: str | None) -> NDArray[Any]:
 
 
 def read_weights(name: str) -> NDArray[Any]:
-    """Read one weight per point, in any unit, and divide by the total.
-
-    Parameters
-    ----------
-    name : str
-        As for `read_array`: an array of one dimension, or a table of one row or column.
-
-    Returns
-    -------
-    ndarray, shape (n,)
-        Weights of sum 1.
-
-    Raises
-    ------
-    InvalidInputError
-        The array has another shape, or its total is not positive and finite.
-    """
+    """Read one weight per point, (n,), in any unit, and divide by their sum."""
     array = read_array(name)
     if max(array.shape, default=1) != array.size:
         raise InvalidInputError(
@@ -221,7 +178,7 @@ def read_weights(name: str) -> NDArray[Any]:
 
 
 def _split(name: str) -> tuple[Path, str | None]:
-    """Separate ``file.npz:array``; other colons belong to the path."""
+    """Split ``file.npz:array`` into its parts; other colons belong to the path."""
     file, colon, member = name.rpartition(":")
     if colon and file.lower().endswith(_WITH_MEMBERS):
         return Path(file), member
@@ -231,7 +188,7 @@ def _split(name: str) -> tuple[Path, str | None]:
 def _read_numpy(path: Path, member: str | None) -> NDArray[Any]:
     """Read a .npy file, or one array of a .npz file."""
     try:
-        # Opened here, because np.load leaves a damaged archive open.
+        # opened here, because np.load leaves a damaged archive open
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.lib.npyio.NpzFile):
@@ -247,7 +204,7 @@ def _read_numpy(path: Path, member: str | None) -> NDArray[Any]:
 
 
 def _member(path: Path, members: list[str], wanted: str | None) -> str:
-    """Choose the array of a .npz file."""
+    """Choose one of several arrays by its name, or the only one."""
     listing = ", ".join(members) or "none"
     if wanted is not None and wanted not in members:
         raise InvalidInputError(f"{path}: no array named {wanted!r}; the file has: {listing}.")
@@ -285,7 +242,7 @@ def _read_table(path: Path, delimiter: str) -> NDArray[Any]:
 
 
 def _what_is_wrong(lines: list[str], delimiter: str) -> str:
-    """Say which cell is not a number, or which row has not as many columns as the others."""
+    """Name the cell that is no number, or the row that is shorter or longer than the others."""
     counted = "(rows are counted from 1, without the header)"
     width = None
     for row, fields in enumerate(csv.reader(lines, delimiter=delimiter), start=1):

@@ -1,4 +1,4 @@
-"""Command line: ``torchgw align`` matches two files; other commands read what it writes.
+"""The command line: ``torchgw align``, and where the other commands are entered.
 
 Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
 is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written.
@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,8 @@ import numpy as np
 import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
-from torchgw._errors import PlanTooLargeError, TorchGWError
-from torchgw.cli._commands import add_commands, add_output_options, check_picture, positive
-from torchgw.cli._completion import add_completion
+from torchgw._errors import PlanTooLargeError, TorchGWError, warn_user
+from torchgw.cli._commands import add_commands, add_output_options, positive
 from torchgw.cli._files import check_output, read_array, read_weights
 
 if TYPE_CHECKING:
@@ -95,15 +93,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    _add_demo(
-        commands.add_parser(
-            "demo",
-            help="match a spiral with a Swiss roll and draw it",
-            description="Match a spiral with a Swiss roll, print how well, and draw the match.",
-        )
-    )
-    add_commands(commands)
-    add_completion(commands, parser)
+    add_commands(commands, parser)
     return parser
 
 
@@ -143,13 +133,11 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
-    """Add the options that go to `torchgw.solve`, and return their names there.
-
-    Without a default an option that was not given is absent, so the defaults live in one place.
-    """
+    """Add the options that go to `torchgw.solve`, and return their names there."""
     names = []
 
     def add(flag: str, **settings: Any) -> None:
+        # one that was not given is absent, so that defaults live in one place
         names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
 
     add(
@@ -164,7 +152,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
     add("--gradient", help="auto, dense, factored or sampled")
     add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
-    add("--momentum", type=float, help="share of the anchors redrawn in each iteration")
+    add("--redraw", type=float, help="share of the anchors redrawn in each iteration")
+    add("--momentum", type=float, help=argparse.SUPPRESS)
     add("--n-init", type=int, metavar="K", help="starts on a coarse problem")
     add("--regularization", help="entropic or proximal")
     add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
@@ -193,16 +182,6 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``torchgw demo``."""
-    parser.set_defaults(run=_demo)
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
-    parser.add_argument("--n", type=positive, default=400, help="points of the spiral")
-    parser.add_argument("--m", type=positive, default=500, help="points of the Swiss roll")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
-    add_output_options(parser)
-
-
 def _align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
     inputs = options.X, options.Y, options.a, options.b, options.linear_cost
@@ -225,47 +204,19 @@ def _align(options: argparse.Namespace) -> int:
     result.save(options.output, dense=options.dense, extra=contents)
     if not options.quiet:
         print(f"status           {result.status.name}: {result.status.advice}")
-        print(f"value            {float(result.value):.6g}")
-        print(f"marginal error   {float(result.marginal_error):.2e}")
+        print(f"value            {result.value:.6g}")
+        print(f"marginal error   {result.marginal_error:.2e}")
         print(f"iterations       {result.n_iters}")
         print(f"written          {options.output}")
     return EXIT_CONVERGED if result.converged and complete else EXIT_INCOMPLETE
 
 
-def _demo(options: argparse.Namespace) -> int:
-    """Match a spiral with a Swiss roll, report and draw."""
-    check_picture(options.output)
-    from scipy.stats import spearmanr
-
-    from torchgw.datasets import spiral, swiss_roll
-    from torchgw.plotting import plot_demo
-
-    X, source_angle = spiral(options.n, random_state=options.seed)
-    Y, target_angle = swiss_roll(options.m, random_state=options.seed + 1)
-    start = time.perf_counter()
-    with progress(options.quiet) as report:
-        result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
-    seconds = time.perf_counter() - start
-    matched_angle = target_angle[to_numpy(result.lazy_plan.argmax(axis=1))]
-    correlation = float(spearmanr(source_angle, matched_angle).statistic)
-    plot_demo(result, X, Y, colour=source_angle).savefig(options.output, dpi=130)
-    if not options.quiet:
-        print(f"spiral {options.n} -> Swiss roll {options.m}")
-        print(f"Spearman         {correlation:+.4f}  (matched angle against true angle)")
-        print(f"GW value         {float(result.value):.6g}")
-        print(f"marginal error   {float(result.marginal_error):.2e}")
-        print(f"time             {seconds:.2f} s")
-        print(f"status           {result.status.name}: {result.status.advice}")
-        print(f"written          {options.output}")
-    return EXIT_CONVERGED if result.converged else EXIT_INCOMPLETE
-
-
 def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what every output file holds."""
+    """Collect the arrays that every output file holds for other readers."""
     if "unbalanced" in settings:
         # JSON has no infinity
         settings = {**settings, "unbalanced": str(settings["unbalanced"])}
-    resolved = {
+    used = {
         **settings,
         "random_state": result.random_state,
         "gradient_used": result.gradient,
@@ -274,21 +225,20 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         "scale_used": result.scale,
         "torchgw": torchgw.__version__,
     }
-    potentials, marginals = result.potentials, result.marginals
     return {
-        "value": np.asarray(float(result.value)),
-        "f": to_numpy(potentials[0]),
-        "g": to_numpy(potentials[1]),
+        "value": np.asarray(result.value),
+        "f": to_numpy(result.potential_a),
+        "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
-        "epsilon": np.asarray(float(result.epsilon)),
-        "converged": np.asarray(bool(result.converged)),
+        "epsilon": np.asarray(result.epsilon),
+        "converged": np.asarray(result.converged),
         "status": np.asarray(result.status.name),
         "advice": np.asarray(result.status.advice),
-        "marginal_error": np.asarray(float(result.marginal_error)),
-        "marginal_a": to_numpy(marginals[0]),
-        "marginal_b": to_numpy(marginals[1]),
-        "n_iters": np.asarray(int(result.n_iters)),
-        "settings": np.asarray(json.dumps(resolved)),
+        "marginal_error": np.asarray(result.marginal_error),
+        "marginal_a": to_numpy(result.marginal_a),
+        "marginal_b": to_numpy(result.marginal_b),
+        "n_iters": np.asarray(result.n_iters),
+        "settings": np.asarray(json.dumps(used)),
     }
 
 
@@ -299,7 +249,7 @@ def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Name
         values, indices = result.lazy_plan.topk(count)
         contents["topk_values"], contents["topk_indices"] = to_numpy(values), to_numpy(indices)
     if options.plan:
-        # The solve may have taken hours: what there is of its result is worth writing.
+        # the solve may have taken hours: what there is of its result is worth writing
         try:
             contents["plan"] = to_numpy(result.plan)
         except PlanTooLargeError as error:
@@ -309,10 +259,13 @@ def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Name
 
 
 def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `torchgw.solve` that were given."""
+    """Collect the arguments of `torchgw.solve` that were given."""
     settings = {
         name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
     }
+    if "momentum" in settings:
+        warn_user("`--momentum` is now `--redraw`.", FutureWarning)
+        settings["redraw"] = settings.pop("momentum")
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings

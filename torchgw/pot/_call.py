@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 def kind_of(unbalanced: float | None, unbalanced_type: str) -> str:
-    """Return which marginals the plan has."""
+    """Say which marginals a plan must have: balanced, KL, semi-relaxed or partial."""
     name = str(unbalanced_type).lower()
     if name == "semirelaxed":
         return name
@@ -50,7 +50,7 @@ def kind_of(unbalanced: float | None, unbalanced_type: str) -> str:
 def call_of(
     kind: str, unbalanced: float | None, alpha: float, reg: float | None, method: str | None
 ) -> Call:
-    """Return the call that solves a problem."""
+    """Find the options of :func:`torchgw.solve` for a problem of POT."""
     epsilon: float | Literal["auto"] = reg or "auto"
     if kind == "partial":
         return Call(epsilon, mass=unbalanced, polish=not reg)
@@ -64,13 +64,8 @@ def call_of(
     return Call(epsilon, regularization="proximal" if sharp else "entropic", polish=not reg)
 
 
-def refuse(
-    loss: str,
-    symmetric: bool | None,
-    reg_type: str,
-    n_threads: int,
-) -> None:
-    """Refuse what is not solved here, with the reason."""
+def refuse(loss: str, symmetric: bool | None, reg_type: str, n_threads: int) -> None:
+    """Refuse arguments that torchgw has no counterpart for, with the reason."""
     if str(loss).upper() not in LOSSES:
         raise UnsupportedError(f"`loss` must be 'L2' or 'KL', as in POT; got {loss!r}.")
     if symmetric is False:
@@ -90,7 +85,7 @@ def refuse(
 def refuse_combination(
     kind: str, *, linear: bool, alpha: float, reg: float | None, method: str | None
 ) -> None:
-    """Refuse what does not go together, with the reason."""
+    """Refuse arguments that do not go together, with the reason."""
     if reg is not None and reg < 0:
         raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
     if method not in (None, "PGD", "PPA"):

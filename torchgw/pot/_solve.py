@@ -17,6 +17,7 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._plans.transport import TransportPlan
+from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._solve.status import Status
 from torchgw.pot._call import LOSSES, call_of, kind_of, refuse, refuse_combination
@@ -28,28 +29,27 @@ __all__ = ["OTResult", "solve_gromov"]
 _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 
 
-@dataclass(frozen=True, eq=False)
-class OTResult:
-    """What POT's ``OTResult`` has, for :func:`solve_gromov`; arrays are of the kind of ``Ca``.
+@dataclass(frozen=True, repr=False, eq=False)
+class OTResult(Result):
+    """Outcome of :func:`solve_gromov`, with the attributes of POT's ``OTResult``.
+
+    Arrays are of the kind of ``Ca``.
 
     Attributes
     ----------
     plan : array of shape (n, m)
     value : float
-        Objective, with reg * sum P log P if there is a ``reg``, as in POT; a plain number, which
-        carries no gradients: those are had by ``differentiable`` of :func:`torchgw.solve`.
+        Objective, with reg * sum P log P if there is a ``reg``, as in POT. It carries no gradients:
+        pass ``differentiable`` to :func:`torchgw.solve` for those.
     value_linear, value_quad : float
         (1 - alpha) <M, P> and alpha <L(P), P>.
     potentials, potential_a, potential_b : tuple of arrays, shapes (n,) and (m,), and each
-        Of the linearised cost; with ``reg=None``, of the last regularised problem.
+        Dual potentials of the linearised cost; with ``reg=None`` those of the last regularised
+        problem.
     marginals, marginal_a, marginal_b : tuple of arrays, shapes (n,) and (m,), and each
         Mass that the plan moves.
-    lazy_plan, sparse_plan : TransportPlan, scipy.sparse.csr_array
-        Those of ``result``.
-    status : Status
-    log : dict
     result : GWResult
-        Everything else.
+        Everything else; ``lazy_plan``, ``sparse_plan``, ``status`` and ``log`` are its own.
     """
 
     plan: Any
@@ -59,8 +59,11 @@ class OTResult:
     potentials: tuple[Any, Any]
     marginals: tuple[Any, Any]
     status: Status
-    log: dict[str, Any]
     result: GWResult
+
+    def _summary(self) -> tuple[str, dict[str, str], str]:
+        n, m = self.plan.shape
+        return f"{n} x {m}", {"value": f"{self.value:.6g}"}, self.status.advice
 
     @property
     def potential_a(self) -> Any:
@@ -81,6 +84,11 @@ class OTResult:
     def marginal_b(self) -> Any:
         """The second of the marginals."""
         return self.marginals[1]
+
+    @property
+    def log(self) -> dict[str, Any]:
+        """The log of the result."""
+        return self.result.log
 
     @property
     def lazy_plan(self) -> TransportPlan:
@@ -222,8 +230,8 @@ def solve_gromov(
     )
     plan = result.plan.double()
     if kind == "kl":
-        entropy = result.epsilon * result.log["kl"] if reg else 0.0
-        value = call.unit * (result.value + result.log["penalty"] + entropy)
+        entropy = result.epsilon * result.report.kl if reg else 0.0
+        value = call.unit * (result.value + result.report.penalty + entropy)
     else:
         value = result.value
         if reg:
@@ -236,19 +244,18 @@ def solve_gromov(
         potentials=(_like(Ca, result.potential_a), _like(Ca, result.potential_b)),
         marginals=(_like(Ca, result.marginal_a), _like(Ca, result.marginal_b)),
         status=result.status,
-        log=result.log,
         result=result,
     )
 
 
 def _of_mass_one(plan: Any) -> Tensor:
-    """Return a plan to start from, whatever its mass."""
+    """Scale a plan to start from to mass one."""
     table = to_tensor("plan_init", plan).double()
     return table / table.sum()
 
 
 def _like(model: Any, tensor: Tensor) -> Any:
-    """Return a tensor as the kind of array that the input was, float32 if it was."""
+    """Turn a tensor into the kind of array that the input was, float32 if that was."""
     given = to_tensor("Ca", model)
     dtype = given.dtype if given.dtype.is_floating_point else tensor.dtype
     if isinstance(model, Tensor):

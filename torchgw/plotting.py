@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import as_labels, to_numpy
+from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError
-from torchgw.plotting._axes import (
-    as_scale,
-    check_result,
-    columns_of,
-    new_axes,
-    new_pair,
-    projection_of,
-)
-from torchgw.plotting._orders import plan_orders
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw.distances.base import DistanceProvider
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +29,10 @@ __all__ = [
     "plot_points",
 ]
 
+# Rows or columns of the largest picture of a plan.
 _LARGEST_PICTURE = 4_000
+# Points whose distances give the first coordinate of a side.
+_SCALING_POINTS = 200
 
 
 @reject_unknown
@@ -62,11 +58,11 @@ def plot_points(
     Axes
         The axes drawn on.
     """
-    coordinates = columns_of(points)
+    coordinates = _columns_of(points)
     if ax is None:
-        ax = new_axes(len(coordinates))
+        ax = _new_axes(len(coordinates))
     axes: Any = ax
-    colour = as_scale(colour)
+    colour = _as_scale(colour)
     if len(coordinates) == 3:
         if not hasattr(axes, "set_zlim"):
             raise InvalidInputError(
@@ -74,7 +70,7 @@ def plot_points(
                 "add_subplot(projection='3d'), or pass points[:, :2]."
             )
         axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
-        # From high enough to see into a roll.
+        # from high enough to see into a roll
         axes.view_init(elev=50)
         axes.set_aspect("equal")
     else:
@@ -99,7 +95,7 @@ def plot_match(
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned.
+        Of `torchgw.solve(X, Y)`.
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
@@ -115,17 +111,17 @@ def plot_match(
     tuple of Axes
         The axes of X and of Y.
     """
-    check_result(result)
+    _check_result(result)
     n, m = result.lazy_plan.shape
-    source, target = columns_of(X, "X", n), columns_of(Y, "Y", m)
-    source_colour = np.arange(n) if colour is None else to_numpy(as_scale(colour))
+    source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
+    source_colour = np.arange(n) if colour is None else to_numpy(_as_scale(colour))
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
     if ax is None:
-        ax = new_pair(len(source), len(target))
+        ax = _new_pair(len(source), len(target))
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     plot_points(X, colour=source_colour, ax=ax[0], size=size)
@@ -145,7 +141,7 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned.
+        Of `torchgw.solve(X, Y)`.
     order : {"structure", "index"} or array-like, shape (n,)
         ``"structure"`` sorts X along its longest extent and Y by where its mass comes from, so that
         a consistent match is a band along the diagonal, whatever order the points came in; an array
@@ -158,19 +154,19 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     Axes
         The axes drawn on.
     """
-    check_result(result)
+    _check_result(result)
     plan = result.lazy_plan
     n, m = plan.shape
-    by_row, by_column = plan_orders(result, order)
+    by_row, by_column = _plan_orders(result, order)
     rows = by_row[np.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().astype(int)]
     columns = by_column[np.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().astype(int)]
-    # One row at a time would be slow, all at once would be n x m: draw from blocks of rows.
+    # one row at a time would be slow, all at once would be n x m
     picture = np.concatenate(
         [to_numpy(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]
     )
     largest = picture.max(axis=1, keepdims=True)
     picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
-    ax = ax or new_axes(2)
+    ax = ax or _new_axes(2)
     extent = (-0.5, m - 0.5, n - 0.5, -0.5)
     ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
     as_given = isinstance(order, str) and order == "index"
@@ -187,7 +183,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned.
+        Of `torchgw.solve(X, Y)`.
     ax : matplotlib Axes or None
         Where to draw; None makes one in a new figure.
 
@@ -196,8 +192,8 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on, with a logarithmic scale.
     """
-    check_result(result, "history")
-    ax = ax or new_axes(2)
+    _check_result(result, "history")
+    ax = ax or _new_axes(2)
     history = result.history
     iteration = np.arange(1, len(history) + 1)
     for name, label in (
@@ -229,7 +225,7 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned, with alternatives.
+        Of `torchgw.solve(X, Y)`, with alternatives.
     ax : matplotlib Axes or None
         Where to draw; None makes one in a new figure.
 
@@ -238,13 +234,13 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Axes
         The axes drawn on.
     """
-    check_result(result, "alternatives")
+    _check_result(result, "alternatives")
     found = result.alternatives
     if not found:
         raise InvalidInputError(
             "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
         )
-    ax = ax or new_axes(2)
+    ax = ax or _new_axes(2)
     values = [item.value for item in found]
     ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
     for place, value in enumerate(values):
@@ -266,7 +262,7 @@ def plot_confusion(
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned.
+        Of `torchgw.solve(X, Y)`.
     source_labels, target_labels : array-like, shapes (n,) and (m,)
         Labels of the points. Both sides need not have the same ones.
     ax : matplotlib Axes or None
@@ -277,7 +273,7 @@ def plot_confusion(
     Axes
         The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
-    check_result(result)
+    _check_result(result)
     source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
     target, by_column = np.unique(as_labels("target_labels", target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
@@ -290,7 +286,7 @@ def plot_confusion(
     mass = np.eye(len(source))[by_row].T @ moved
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
-    ax = ax or new_axes(2)
+    ax = ax or _new_axes(2)
     ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
@@ -309,7 +305,7 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
     Parameters
     ----------
     result : GWResult
-        What `torchgw.solve(X, Y)` returned.
+        Of `torchgw.solve(X, Y)`.
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
@@ -324,8 +320,100 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
 
     figure = Figure(figsize=(13.0, 4.2), layout="constrained")
     grid = figure.add_gridspec(1, 3)
-    source = figure.add_subplot(grid[0], projection=projection_of(len(columns_of(X))))
-    target = figure.add_subplot(grid[1], projection=projection_of(len(columns_of(Y))))
+    source = figure.add_subplot(grid[0], projection=_projection_of(len(_columns_of(X))))
+    target = figure.add_subplot(grid[1], projection=_projection_of(len(_columns_of(Y))))
     plot_match(result, X, Y, colour=colour, ax=(source, target))
     plot_plan(result, order="index", ax=figure.add_subplot(grid[2]))
     return figure
+
+
+def _check_result(result: Any, part: str = "lazy_plan") -> None:
+    """Refuse what is no alignment; a plan of low rank has no partners to draw."""
+    known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
+    if not known:
+        raise InvalidTypeError(
+            f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
+        )
+
+
+def _as_scale(colour: Any) -> Any:
+    """Replace labels by their places in sorted order; numbers stay as they are."""
+    if np.ndim(colour) != 1 or to_numpy(colour).dtype.kind not in "OUS":
+        return colour
+    return np.unique(as_labels("colour", colour), return_inverse=True)[1]
+
+
+def _columns_of(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
+    """Split points into the two or three coordinates that are drawn."""
+    array = to_tensor(name, points).cpu().numpy()
+    if not (array.ndim in (1, 2) and array.size and count in (None, len(array))):
+        raise InvalidInputError(
+            f"`{name}` must have shape ({'n' if count is None else count}, d), one row per point; "
+            f"got {array.shape}."
+        )
+    array = array.reshape(len(array), -1)
+    if array.shape[1] == 1:
+        array = np.column_stack([np.arange(len(array)), array])
+    return list(array[:, :3].T)
+
+
+def _projection_of(dimensions: int) -> str | None:
+    """Name the projection for so many dimensions as matplotlib does."""
+    return "3d" if dimensions == 3 else None
+
+
+def _new_axes(dimensions: int) -> Axes:
+    """Make axes in a new figure."""
+    from matplotlib import pyplot
+
+    axes: Axes = pyplot.figure().add_subplot(projection=_projection_of(dimensions))
+    return axes
+
+
+def _new_pair(source: int, target: int) -> tuple[Axes, Axes]:
+    """Make the axes of two clouds in a new figure."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(9.0, 4.2), layout="constrained")
+    return (
+        figure.add_subplot(1, 2, 1, projection=_projection_of(source)),
+        figure.add_subplot(1, 2, 2, projection=_projection_of(target)),
+    )
+
+
+def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Order rows and columns so that a consistent match is a band along the diagonal."""
+    n, m = result.lazy_plan.shape
+    if isinstance(order, str) and order == "index":
+        return np.arange(n), np.arange(m)
+    if isinstance(order, str):
+        if order != "structure":
+            raise InvalidInputError(
+                f"`order` must be 'structure', 'index' or an array of shape ({n},); got {order!r}."
+            )
+        extension = getattr(result, "extension", None)
+        provider = None if extension is None else extension.known.providers[0]
+        # without distances to sort by, the order that the points came in is as good as any
+        keys = np.arange(n) if provider is None else _extent(provider)
+    else:
+        keys = np.unique(to_numpy(order), return_inverse=True)[1]
+        if keys.shape != (n,):
+            raise InvalidInputError(f"`order` must have shape ({n},); got {keys.shape}.")
+    by_row = np.argsort(keys, kind="stable")
+    rank = np.empty(n)
+    rank[by_row] = np.arange(n)
+    mean = result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])
+    weight = to_numpy(mean)[:, 1]
+    centre = np.divide(to_numpy(mean)[:, 0], weight, out=np.zeros(m), where=weight > 0)
+    return by_row, np.argsort(centre, kind="stable")
+
+
+def _extent(distances: DistanceProvider) -> NDArray[np.float64]:
+    """Find the first coordinate of classical scaling from distances to some points."""
+    count = min(distances.n, _SCALING_POINTS)
+    some = torch.linspace(0, distances.n - 1, count, device=distances.device).round().long()
+    square = distances.columns(some).double().square()
+    square = square - square.mean(dim=0)
+    square = square - square.mean(dim=1, keepdim=True)
+    coordinates = torch.linalg.svd(square, full_matrices=False)[0]
+    return to_numpy(coordinates[:, 0])

@@ -1,0 +1,187 @@
+"""Mapping points that a solve has not seen, without solving again.
+
+One half-step against the potentials g of the solve gives a new point its row of the plan, at the
+cost that the distances of the point have there (docs/algorithm.md, equation 13).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._gradients.choose import cost_rows
+from torchgw._gradients.contract import Linearised
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.linear_term import feature_cost
+from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw.distances.new_points import CrossDistance, Space
+
+__all__ = ["Extension", "map_new"]
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """What is left of a solve that new points are mapped by."""
+
+    spaces: tuple[Space, Space]  # what the source and the target were made from
+    known: Linearised  # the last cost of the solve
+    linear: bool  # whether there was a linear cost
+    # the entropic plan, where the plan of the result is a polished one, which has no potentials
+    unpolished: TransportPlan | None
+    mass: float = 1.0  # that a partial plan moves, which its linear cost is divided by
+
+    def map(
+        self,
+        side: int,
+        plan: TransportPlan,
+        cross: CrossDistance,
+        linear: Cost | None,
+        values: Tensor,
+    ) -> Tensor:
+        """Average ``values``, (m, c), by the conditional plan of each new point, (q, c).
+
+        ``plan`` leads away from the ``side`` of the new points; ``cross`` has their distances, and
+        ``linear`` is their linear cost, (q, m).
+        """
+        known, rows = self.known, cost_rows(self.known, side)
+        step = cross.block_size(
+            known.distances(side).n if rows.points is None else len(rows.points)
+        )
+        mapped = []
+        for start in range(0, cross.n_new, step):
+            block = slice(start, min(start + step, cross.n_new))
+            cost = rows.at(cross.rows(block, rows.points))
+            if linear is not None:
+                table = linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
+                share = (1 - known.alpha) / self.mass
+                cost = DenseCost(cost.dense().matrix.add(table, alpha=share))
+            if known.own is not None:
+                cost = _with_columns(cost, known.own[1 - side].to(cost.dtype))
+            mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
+        return torch.cat(mapped)
+
+
+def _with_columns(cost: Cost, column: Tensor) -> Cost:
+    """Add a term of the columns, (m,)."""
+    if isinstance(cost, DenseCost):
+        return DenseCost(cost.matrix + column)
+    return cost._replace(column=cost.column + column)
+
+
+def map_new(
+    extension: Extension | None,
+    plan: TransportPlan,
+    side: int,
+    values: Any,
+    *,
+    points: Any,
+    table: Any,
+    linear: Any,
+    features: Any,
+) -> Tensor:
+    """Map new points of the source (0) or the target (1), as the user gave them, to the other."""
+    if extension is None:
+        raise UnsupportedError(
+            "This result does not hold what new points are mapped by (`result.extension`). Solve "
+            "again."
+        )
+    plan = extension.unpolished or plan
+    plan = plan.T if side == 1 else plan
+    other, count = extension.spaces[1 - side], plan.shape[1]
+    if values is None:
+        values, name = other.points, "YX"[side]
+        if values is None:
+            raise InvalidInputError(
+                f"{name} was not given as points: pass `values` of shape ({count}, c), one row per "
+                f"point of {name}."
+            )
+    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        averaged = _check_values(values, count).to(plan.device)
+        cross = _read_new_points(extension, side, points, table)
+        cost = None
+        if extension.linear:
+            cost = _read_linear_cost(other, linear, features, (cross.n_new, count))
+        elif linear is not None or features is not None:
+            raise InvalidInputError(
+                "`M_new` or `F_new` was given, and the solve had no linear cost. Drop it."
+            )
+        return extension.map(side, plan, cross, cost, averaged)
+
+
+def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -> CrossDistance:
+    """Check new points, or their table of distances, and relate them to the known ones."""
+    name, space = "XY"[side], extension.spaces[side]
+    if (points is None) == (table is None):
+        what = "neither was" if points is None else "both were"
+        raise InvalidInputError(
+            f"Pass exactly one of `{name}_new` (points) and `D_new` (their distances to the "
+            f"points of {name}); {what} given."
+        )
+    provider, known = extension.known.distances(side), space.points
+    if table is not None:
+        table = _check_table(table, provider.n).to(provider.device)
+        return CrossDistance(space, provider, None, table)
+    if known is None:
+        raise InvalidInputError(
+            f"{name} was not given as points, so new ones are given by their distances: "
+            f"pass `D_new` of shape (q, {provider.n}), in the units of {name}'s."
+        )
+    points = check_points(f"{name}_new", points).to(known.device)
+    if points.shape[1] != known.shape[1]:
+        raise InvalidInputError(
+            f"`{name}_new` must have {known.shape[1]} columns, as {name} has; got "
+            f"{points.shape[1]}."
+        )
+    return CrossDistance(space, provider, points, None)
+
+
+def _check_table(value: Any, n: int) -> Tensor:
+    """Check distances of new points, shape (q, n), non-negative and finite."""
+    table = to_tensor("D_new", value)
+    if table.ndim != 2 or len(table) == 0 or table.shape[1] != n:
+        raise InvalidInputError(
+            f"`D_new` must have shape (q, {n}), one row of distances per new point; got "
+            f"{tuple(table.shape)}."
+        )
+    table = check_linear_cost(table, (len(table), n), name="D_new")
+    if float(table.min()) < 0:
+        raise InvalidInputError(
+            f"`D_new` must be non-negative; its smallest entry is {float(table.min()):.3g}."
+        )
+    return table
+
+
+def _read_linear_cost(other: Space, table: Any, features: Any, shape: tuple[int, int]) -> Cost:
+    """Check the linear cost (q, m) of new points, given as a table or by their features."""
+    known = other.features
+    if table is not None and features is None:
+        return DenseCost(check_linear_cost(table, shape, name="M_new"))
+    if known is None or features is None or table is not None:
+        also = "" if known is None else ", or `F_new`, their features"
+        raise InvalidInputError(
+            f"The solve had a linear cost: pass `M_new` of shape {shape}, the linear cost of "
+            f"the new points{also}."
+        )
+    new = check_points("F_new", features).to(known.device).double()
+    if new.shape != (shape[0], known.shape[1]):
+        raise InvalidInputError(
+            f"`F_new` must have shape {(shape[0], known.shape[1])}, the features of each new "
+            f"point; got {tuple(new.shape)}."
+        )
+    return feature_cost(new, known.double(), other.feature_metric)
+
+
+def _check_values(values: Any, count: int) -> Tensor:
+    """Check values to average, shape (count, c), finite."""
+    table = check_points("values", values)
+    if table.shape[0] != count:
+        raise InvalidInputError(
+            f"`values` must have shape ({count}, c), one row per point of the side mapped to; got "
+            f"{tuple(table.shape)}."
+        )
+    return table
