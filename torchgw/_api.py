@@ -26,7 +26,7 @@ from torchgw._problem.linear_term import (
     without_structure,
 )
 from torchgw._problem.losses import SQUARE, LossName, find_loss
-from torchgw._problem.marginals import check_relaxation
+from torchgw._problem.marginals import check_marginal_rule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.report import make_result
@@ -301,7 +301,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
-        relaxation=check_relaxation(unbalanced, mass),
+        relaxation=check_marginal_rule(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
     )
@@ -363,9 +363,9 @@ def solve(
         if pair is not None:
             first, second = (
                 space._replace(features=part.to(where), feature_metric=feature_metric)
-                for space, part in zip(sides.spaces, pair, strict=True)
+                for space, part in zip(sides.origins, pair, strict=True)
             )
-            sides = sides._replace(spaces=(first, second))
+            sides = sides._replace(origins=(first, second))
         result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         return result

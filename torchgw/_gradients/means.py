@@ -80,7 +80,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
-    return nodes.points, nodes.weights.to(provider.dtype)
+    return nodes.indices, nodes.weights.to(provider.dtype)
 
 
 def _moments(

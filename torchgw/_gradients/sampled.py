@@ -221,5 +221,5 @@ class SampledGradient:
 
 def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
     """Return the points in an order in which neighbours are near each other, (n,) int64."""
-    nodes = choose_points(provider, weights, _COORDINATES).points
+    nodes = choose_points(provider, weights, _COORDINATES).indices
     return block_order(provider.columns(nodes), 1).point

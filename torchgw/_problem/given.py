@@ -24,7 +24,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = [
     "DistanceName",
-    "GivenSide",
+    "GivenSpace",
     "POINT_METRICS",
     "check_loss",
     "pair_of_distances",
@@ -37,7 +37,7 @@ DistanceName = Literal[
 POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
 
 
-class GivenSide(NamedTuple):
+class GivenSpace(NamedTuple):
     """One side as the user gave it, recognised."""
 
     name: str  # "X" or "Y"
@@ -71,7 +71,7 @@ def pair_of_distances(distances: Any) -> tuple[Any, Any]:
     return pair
 
 
-def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
+def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
     """Tell points, graph, provider and given matrix apart."""
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
@@ -82,7 +82,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
                 f"`distances` gives a provider for this side, so `{other}` would not be used. "
                 "Pass one of them."
             )
-        return GivenSide(name, None, None, spec)
+        return GivenSpace(name, None, None, spec)
     if len(given) != 1:
         what = "neither was given" if not given else "both were given"
         raise InvalidInputError(
@@ -91,10 +91,10 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
         )
     if table is not None:
         if isinstance(table, DistanceProvider):
-            return GivenSide(name, None, None, table)
-        return GivenSide(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
+            return GivenSpace(name, None, None, table)
+        return GivenSpace(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
     if isinstance(value, DistanceProvider):
-        return GivenSide(name, None, None, value)
+        return GivenSpace(name, None, None, value)
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
         if spec in POINT_METRICS:
@@ -102,7 +102,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
                 f"`distances={spec!r}` needs points; `{name}` is a graph. Use 'auto', 'dijkstra', "
                 "'precomputed' or 'landmark'."
             )
-        return GivenSide(name, None, graph, None)
+        return GivenSpace(name, None, graph, None)
     if callable(value):
         raise InvalidTypeError(
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
@@ -125,7 +125,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
             "edge lengths of a graph as a scipy.sparse.csr_array.",
             TorchGWWarning,
         )
-    return GivenSide(name, points, None, None)
+    return GivenSpace(name, points, None, None)
 
 
 def _looks_like_distances(points: Tensor) -> bool:

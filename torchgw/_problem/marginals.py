@@ -14,17 +14,17 @@ from torchgw._errors import InvalidInputError
 from torchgw._typing import Marginals
 
 __all__ = [
-    "Relaxation",
-    "Terms",
+    "MarginalRule",
+    "ObjectiveTerms",
     "best_mass",
-    "check_relaxation",
+    "check_marginal_rule",
     "quadratic_divergence",
     "relative_entropy",
 ]
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class MarginalRule:
     """Which marginals a plan must have.
 
     Attributes
@@ -69,7 +69,7 @@ class Relaxation:
         )
 
 
-def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
+def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
     """Return what ``unbalanced`` and ``mass`` ask for; ``None`` for strict marginals."""
     if mass is not None:
         if unbalanced is not None:
@@ -82,7 +82,7 @@ def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
                 "`mass` is the share of the mass that a partial plan moves, in (0, 1]; got "
                 f"{mass!r}."
             )
-        return Relaxation(mass=float(mass)) if mass < 1 else None
+        return MarginalRule(mass=float(mass)) if mass < 1 else None
     if unbalanced is None:
         return None
     pair = tuple(unbalanced) if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
@@ -97,14 +97,14 @@ def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
             "positive, as in (inf, 0)."
         )
     rho = float(pair[0]), float(pair[1])
-    return None if rho == (math.inf, math.inf) else Relaxation(rho)
+    return None if rho == (math.inf, math.inf) else MarginalRule(rho)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
 
 
-class Terms(NamedTuple):
+class ObjectiveTerms(NamedTuple):
     """What the objective of a normalised plan consists of."""
 
     value: float  # alpha <L(P), P> (+ (1 - alpha) <M, P>)
@@ -113,7 +113,7 @@ class Terms(NamedTuple):
     whole: float  # sum P log(P / (a x b))
 
 
-def best_mass(terms: Terms, relaxation: Relaxation, epsilon: float) -> float:
+def best_mass(terms: ObjectiveTerms, relaxation: MarginalRule, epsilon: float) -> float:
     """Return the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
     if relaxation.fixed_mass is not None:
         return relaxation.fixed_mass

@@ -18,7 +18,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._problem.given import (
     POINT_METRICS,
     DistanceName,
-    GivenSide,
+    GivenSpace,
     pair_of_distances,
     recognise,
 )
@@ -31,7 +31,7 @@ from torchgw.distances.new_points import Space
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DistanceOptions", "ScaleName", "Sides", "build_providers"]
+__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class DistanceOptions:
             )
 
 
-class Sides(NamedTuple):
+class Spaces(NamedTuple):
     """Both sides of a problem, ready to solve."""
 
     providers: tuple[DistanceProvider, DistanceProvider]
-    spaces: tuple[Space, Space]
+    origins: tuple[Space, Space]  # what each was made from, for new points
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
 
 
@@ -103,7 +103,7 @@ def build_providers(
     device: torch.device,
     clock: Callable[[str, float], float],
     labels: tuple[str, str] = ("X", "Y"),
-) -> Sides:
+) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
     ``labels`` are what messages call the sides; of others than X and Y there is no ``D_X``.
@@ -164,7 +164,7 @@ def build_providers(
         )
     ]
     clock("distances", started + stages.seconds)
-    return Sides(
+    return Spaces(
         (scaled[0][0], scaled[1][0]),
         (spaces[0].to(device), spaces[1].to(device)),
         landmarks,
@@ -172,7 +172,7 @@ def build_providers(
 
 
 def _provider(
-    item: GivenSide,
+    item: GivenSpace,
     kind: Any,
     graph: Graph | None,
     options: DistanceOptions,
@@ -191,7 +191,7 @@ def _provider(
 
 
 def _space(
-    item: GivenSide, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
+    item: GivenSpace, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
 ) -> Space:
     """Return what new points of a side need to know of it."""
     metric = kind if kind in POINT_METRICS else None
@@ -225,7 +225,7 @@ def _accurate_landmarks(
     return found
 
 
-def _refuse_unused(inputs: list[GivenSide], kinds: list[Any], options: DistanceOptions) -> None:
+def _refuse_unused(inputs: list[GivenSpace], kinds: list[Any], options: DistanceOptions) -> None:
     """Refuse an option that neither side would use."""
     made = [item for item, kind in zip(inputs, kinds, strict=True) if kind in _GEODESIC]
     if options.n_landmarks is not None and "landmark" not in kinds:
@@ -240,7 +240,7 @@ def _refuse_unused(inputs: list[GivenSide], kinds: list[Any], options: DistanceO
         )
 
 
-def _graph(item: GivenSide, options: DistanceOptions, stages: Preparation) -> Graph:
+def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> Graph:
     """Return the connected graph of one side."""
     if item.points is None:
         return stages.given_graph(item.name, item.graph, options.disconnected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import Sides
+from torchgw._problem.providers import Spaces
 from torchgw._results.extension import Extension
 from torchgw._results.result import GWResult
 from torchgw._solve.pipeline import Outcome
@@ -12,7 +12,7 @@ from torchgw._solve.pipeline import Outcome
 __all__ = ["make_result"]
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
+def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) -> GWResult:
     """Assemble the result and warn if it has not converged."""
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, polished, options = ending.evaluation, ending.polished, strategy.options
@@ -33,7 +33,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> 
         status=ending.status,
         epsilon=ending.epsilon,
         alpha=problem.alpha,
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        scale=(sides.origins[0].scale, sides.origins[1].scale),
         gradient=strategy.gradient,
         backend=outcome.backend,
         precision=strategy.precision,
@@ -66,7 +66,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> 
             strategy.gradient,
             outcome.linearised,
             outcome.coupling,
-            sides.spaces,
+            sides.origins,
             ending.unpolished,
             strategy.mass,
         ),

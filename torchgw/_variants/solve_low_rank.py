@@ -224,7 +224,7 @@ scale, device
         marginal_a=masses[0],
         marginal_b=masses[1],
         marginal_error=error,
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        scale=(sides.origins[0].scale, sides.origins[1].scale),
         converged=outcome.converged,
         history=outcome.history,
     )

@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
 
 from torchgw.distances._graph.edges import Edges, from_csr
-from torchgw.distances._paths.relaxation import Relaxation
+from torchgw.distances._paths.relaxation import EdgeRelaxation
 
 __all__ = ["Geodesics", "largest_path", "path_lengths"]
 
@@ -110,7 +110,7 @@ class Geodesics:
             return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
-        relaxation = Relaxation(edges, self._device_order(edges.start.device), device=device)
+        relaxation = EdgeRelaxation(edges, self._device_order(edges.start.device), device=device)
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()

@@ -12,14 +12,14 @@ from torchgw._tensors.draws import accumulate
 from torchgw.distances.base import DistanceProvider
 
 __all__ = [
-    "CoarseSide",
-    "Reader",
+    "ColumnReader",
+    "SpreadPoints",
     "choose_points",
+    "column_reader",
     "draw_points",
-    "is_short",
-    "reader_of",
-    "shortened",
+    "ran_out",
     "uniform_draws",
+    "without_surplus",
 ]
 
 # Power of the distance to the points so far that a point is drawn in proportion to: large enough to
@@ -29,7 +29,7 @@ _SPREAD = 4
 _NEGLIGIBLE = 1e-12
 
 
-class Reader(Protocol):
+class ColumnReader(Protocol):
     """What can be asked for columns of distances: a provider, or the tensors that it reads."""
 
     def columns(self, index: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class StoredColumns(NamedTuple):
         return self.matrix[index].T
 
 
-class CoarseSide(NamedTuple):
+class SpreadPoints(NamedTuple):
     """Some points of one side, float64. The first of them are a coarser choice."""
 
-    points: Tensor  # (s,) int64
+    indices: Tensor  # (s,) int64, which points these are
     table: Tensor  # (s, s) distances among them, symmetric
     weights: Tensor  # (s,) mass of the points nearest to each, total one
     square: Tensor  # () mean squared distance of all points to the nearest of them
@@ -58,17 +58,17 @@ class CoarseSide(NamedTuple):
 class _Drawn(NamedTuple):
     """A coarse side as drawn, which has to be checked."""
 
-    side: CoarseSide
+    side: SpreadPoints
     counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
 
 
-def reader_of(provider: DistanceProvider) -> Reader:
+def column_reader(provider: DistanceProvider) -> ColumnReader:
     """Return what a provider reads its columns from: a named tuple, or itself if it has none."""
     matrix = provider.matrix()
     return (provider.factors() or provider) if matrix is None else StoredColumns(matrix)
 
 
-def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> CoarseSide:
+def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> SpreadPoints:
     """Draw spread-out points in rounds; all those of positive weight if there are no more.
 
     The columns of a round are read together, and each round doubles the points, so that there are
@@ -76,29 +76,29 @@ def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> Coa
     """
     drawn = draw_points(size, 0, provider, weights, uniform_draws(provider, size, 0))
     used, distinct = drawn.counts.tolist()
-    if not is_short(provider.n, size, used, distinct):
+    if not ran_out(provider.n, size, used, distinct):
         return drawn.side
-    return shortened(provider, weights, drawn.side, size, (used, distinct))
+    return without_surplus(provider, weights, drawn.side, size, (used, distinct))
 
 
-def is_short(n: int, size: int, used: int, distinct: int) -> bool:
+def ran_out(n: int, size: int, used: int, distinct: int) -> bool:
     """Whether fewer points are to be had than were drawn."""
     return used <= size < n or min(n, size) > distinct
 
 
-def shortened(
+def without_surplus(
     provider: DistanceProvider,
     weights: Tensor,
-    drawn: CoarseSide,
+    drawn: SpreadPoints,
     size: int,
     counts: tuple[int, int],
-) -> CoarseSide:
+) -> SpreadPoints:
     """Return a side without the points that were drawn for want of others."""
     used, distinct = counts
     weights = _cut(weights)
     if used <= size:
         return _all_points(provider, weights, weights.nonzero()[:, 0])
-    index = drawn.points[:distinct]
+    index = drawn.indices[:distinct]
     return _nearest(weights, index, provider.columns(index))
 
 
@@ -118,7 +118,7 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
 
 
 def draw_points(
-    size: int, first: int, provider: Reader, weights: Tensor, uniform: Tensor
+    size: int, first: int, provider: ColumnReader, weights: Tensor, uniform: Tensor
 ) -> _Drawn:
     """Draw spread-out points, beginning with that of number ``first``.
 
@@ -151,14 +151,14 @@ def draw_points(
     return _Drawn(side, torch.stack([used, distinct]))
 
 
-def _all_points(provider: Reader, weights: Tensor, index: Tensor) -> CoarseSide:
+def _all_points(provider: ColumnReader, weights: Tensor, index: Tensor) -> SpreadPoints:
     """Return the side of all points that have a weight."""
     table = provider.columns(index)[index].double()
     square = torch.zeros_like(weights[0])
-    return CoarseSide(index, (table + table.T) / 2, weights[index], square)
+    return SpreadPoints(index, (table + table.T) / 2, weights[index], square)
 
 
-def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> CoarseSide:
+def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> SpreadPoints:
     """Return the side of some points, given their columns: each has the mass nearest to it."""
     closest, nearest = columns.min(1)
     # approximate distances may put a point nearer to another than to itself
@@ -166,4 +166,4 @@ def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> CoarseSide:
     mass = accumulate(nearest, weights, len(index))
     square = weights @ closest.double().square()
     table = columns[index].double()
-    return CoarseSide(index, (table + table.T) / 2, mass, square)
+    return SpreadPoints(index, (table + table.T) / 2, mass, square)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchgw._tensors.cuda_graphs import capture
 from torchgw.distances._graph.edges import Edges
 
-__all__ = ["Relaxation"]
+__all__ = ["EdgeRelaxation"]
 
 # Rounds between two looks at whether anything still changes.
 _ROUNDS = 16
@@ -50,7 +50,7 @@ class _Plan(NamedTuple):
     advance: Callable[[], None]
 
 
-class Relaxation:
+class EdgeRelaxation:
     """A graph laid out for relaxation on one device.
 
     Parameters
