@@ -17,7 +17,7 @@ from torchgw._derivatives.attach import attach
 from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._errors import InvalidTypeError
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import DistanceName, check_loss
+from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -25,7 +25,7 @@ from torchgw._problem.linear_term import (
     linear_cost,
     without_structure,
 )
-from torchgw._problem.losses import SQUARE, LossName, find_loss
+from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
@@ -321,10 +321,10 @@ def solve(
         disconnected,
         open_cache(cache),
         bool(verbose),
-        factors=kind is SQUARE,
+        factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
         # what was asked for as exact is not approximated
-        approximate=kind is SQUARE and gradient in ("auto", "factored") and not polish,
+        approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))

@@ -13,20 +13,16 @@ from torchgw._errors import (
     InvalidInputError,
     InvalidTypeError,
     TorchGWWarning,
-    UnsupportedError,
     warn_user,
 )
-from torchgw._problem.losses import Loss
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = [
     "DistanceName",
     "GivenSpace",
     "POINT_METRICS",
-    "check_loss",
     "pair_of_distances",
     "recognise",
 ]
@@ -132,14 +128,3 @@ def _looks_like_distances(points: Tensor) -> bool:
     if points.shape[0] != points.shape[1] or not bool(points.any()):
         return False
     return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
-
-
-def check_loss(loss: Loss, target: DistanceProvider) -> None:
-    """Raise UnsupportedError if the loss means nothing for the distances of the target."""
-    inner = target.provider if isinstance(target, ScaledDistance) else target
-    if loss.singular and isinstance(inner, LandmarkDistance):
-        raise UnsupportedError(
-            "`loss='kl'` takes logarithms of the distances of Y, and small distances from "
-            "landmarks have large relative errors. Pass distances='dijkstra' (or 'precomputed', up "
-            "to a few thousand points) for Y."
-        )

@@ -38,16 +38,16 @@ class Problem:
             self.loss,
         )
 
-    def sides(self) -> tuple[DistanceProvider, DistanceProvider] | None:
-        """Return what the cross term of the loss is a product of, (n, n) and (m, m)."""
-        return self.loss.sides(self.source, self.target)
+    def crossed(self) -> tuple[DistanceProvider, DistanceProvider] | None:
+        """Pair the functions of the distances whose product the loss's cross term is, if it is."""
+        return self.loss.crossed(self.source, self.target)
 
     def cross(self) -> Cross:
         """Return the cross term of stored distances."""
-        sides = self.sides()
-        if sides is None:
+        crossed = self.crossed()
+        if crossed is None:
             return MinimumCross(stored_matrix(self.source), stored_matrix(self.target))
-        return ProductCross(*map(stored_matrix, sides))
+        return ProductCross(*map(stored_matrix, crossed))
 
     @property
     def dtype(self) -> torch.dtype:

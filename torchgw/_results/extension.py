@@ -80,7 +80,7 @@ class Extension:
             coupling, masses = coupling
             own = Marginals(*own_terms(problem, masses))
         factored, sampled = gradient == "factored", isinstance(coupling, Anchors)
-        crossed = problem.sides() or providers
+        crossed = problem.crossed() or providers
         encoded = [factored and side.factors() is not None for side in crossed]
         sides = [
             Side(

@@ -19,11 +19,11 @@ from torchgw._gradients.contract import Coupling
 from torchgw._gradients.means import part_means
 from torchgw._plans.pairs import Anchors
 from torchgw._problem.cross_terms import MinimumCross
-from torchgw._problem.losses import Entrywise, Loss, spread_parts, transformed
+from torchgw._problem.losses import Loss, spread_parts, transformed
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.new_points import Side
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.new_points import CrossDistance, factor_rows
 
 __all__ = ["CostOf", "cost_function"]

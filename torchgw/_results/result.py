@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.losses import LOSSES
 from torchgw._results.extension import Extension, map_new
 from torchgw._results.storage import stored, write_result
 from torchgw._search.optima import Alternative
@@ -133,7 +134,8 @@ class GWResult:
         With loss="absolute" that of order 1, <L(P), P> itself. NaN with loss="kl", which is no
         power of a distance, and without a quadratic term.
         """
-        order = {"square": 2, "absolute": 1}.get(self.log.get("loss", "square"))
+        loss = LOSSES.get(self.log.get("loss", "square"))
+        order = None if loss is None else loss.order
         if self.alpha == 0 or order is None:
             return float("nan")
         # an estimate, or rounding at a perfect match, can fall below zero

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import SQUARE, Levels, Loss
+from torchgw._gradients.means import Levels, SampledLoss
+from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import Coarsened, centre
 from torchgw._typing import Marginals
@@ -23,12 +24,12 @@ _ROUNDING = 1e-9
 
 def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
-    if problem.loss is SQUARE:
+    if problem.loss.is_square:
         return coarse
     square = coarse.problem
     sides, alpha = (square.source, square.target), square.alpha
     reach = min(float(side.table.max()) for side in sides)
-    loss = problem.loss.split(Levels(reach, _LEVELS))
+    loss = SampledLoss.of(problem.loss, levels=Levels(reach, _LEVELS))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side) for number, side in enumerate(sides)
     )

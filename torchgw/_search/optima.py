@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
@@ -173,7 +172,7 @@ def _coarsen(problem: Problem, size: int, call: Call) -> Coarsened:
 def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     device = problem.source.device
-    if problem.loss is not SQUARE:
+    if not problem.loss.is_square:
         return call_directly
     readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns

@@ -21,6 +21,7 @@ import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError
+from torchgw._problem.losses import LOSSES
 from torchgw.cli._commands import add_commands, add_output_options, check_picture, positive
 from torchgw.cli._completion import add_completion
 from torchgw.cli._files import check_output, read_array, read_weights
@@ -177,7 +178,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
         metavar="RHO[,RHO]",
         help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
     )
-    add("--loss", help="square, kl or absolute: how distances of the two sides are compared")
+    losses = ", ".join(LOSSES)
+    add("--loss", help=f"one of {losses}: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--storage", help="auto, stored or streamed")

@@ -8,6 +8,7 @@ lets the solver use an exact gradient; ``_gradients/choose.py`` holds the rule.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,17 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 
-__all__ = ["DerivedDistance", "DistanceProvider", "Factors", "ScaledDistance"]
+__all__ = [
+    "DerivedDistance",
+    "DistanceProvider",
+    "Entrywise",
+    "EntrywiseDistance",
+    "Factors",
+    "ScaledDistance",
+]
+
+# A function of every distance on its own.
+Entrywise = Callable[[Tensor], Tensor]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block.
 _BLOCK_BYTES = 64 * 2**20
@@ -183,3 +194,34 @@ class ScaledDistance(DerivedDistance):
     def maximum(self) -> float:
         """Return scale times the largest distance."""
         return self.provider.maximum() * self.scale
+
+
+class EntrywiseDistance(DerivedDistance):
+    """A function of every distance of another provider."""
+
+    def __init__(self, provider: DistanceProvider, function: Entrywise) -> None:
+        super().__init__(provider)
+        self.function = function
+        # made once it is asked for
+        self._matrix: Tensor | None = None
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Compute the function of D[:, index]."""
+        if self._matrix is not None:
+            return self._matrix[index].T
+        return self.function(self.provider.columns(index))
+
+    def of(self, provider: DistanceProvider) -> EntrywiseDistance:
+        """Apply the same function to the distances of another provider."""
+        return EntrywiseDistance(provider, self.function)
+
+    def matrix(self) -> Tensor | None:
+        """Compute the function of D, if D is stored."""
+        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
+            self._matrix = self.function(matrix)
+        return self._matrix
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Multiply by values of shape (n, c)."""
+        matrix = self.matrix()
+        return super().apply(values) if matrix is None else matrix @ values
