@@ -17,7 +17,6 @@ from torchgw._derivatives.attach import attach
 from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._errors import InvalidTypeError
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -27,6 +26,7 @@ from torchgw._problem.linear_term import (
 )
 from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule
+from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.report import make_result

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["check_choice", "check_count", "check_positive", "reject_unknown"]
+__all__ = ["check_choice", "check_count", "check_positive", "listed", "reject_unknown"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,13 +73,28 @@ def check_positive(name: str, value: object, hint: str) -> None:
         )
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse anything but an integer of at least 1."""
+def check_count(name: str, value: object, *, none: bool = False) -> None:
+    """Refuse anything but an integer of at least 1, or ``None`` if that will do."""
+    if none and value is None:
+        return
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+        also = ", or None" if none else ""
+        raise InvalidInputError(f"`{name}` must be an integer of at least 1{also}; got {value!r}.")
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise InvalidInputError(f"`{name}` must be one of {known}; got {value!r}.")
+def check_choice(
+    name: str, value: object, choices: tuple[str, ...], advice: str = "", *, none: bool = False
+) -> None:
+    """Refuse anything but one of some words, or ``None`` if that will do."""
+    if (isinstance(value, str) and value in choices) or (none and value is None):
+        return
+    few = len(choices) == 2
+    known = listed(choices) if few else "one of " + ", ".join(map(repr, choices))
+    also = " or None" if none else ""
+    raise InvalidInputError(f"`{name}` must be {known}{also}; got {value!r}. {advice}".rstrip())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write some words out as a choice: 'one', 'two' or 'three'."""
+    quoted = [repr(name) for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances, check_points
+from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import (
     InvalidInputError,
@@ -15,22 +16,12 @@ from torchgw._errors import (
     TorchGWWarning,
     warn_user,
 )
+from torchgw._problem.named import from_graphs
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "DistanceName",
-    "GivenSpace",
-    "POINT_METRICS",
-    "pair_of_distances",
-    "recognise",
-]
-
-DistanceName = Literal[
-    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
-]
-POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
+__all__ = ["GivenSpace", "recognise"]
 
 
 class GivenSpace(NamedTuple):
@@ -47,24 +38,6 @@ class GivenSpace(NamedTuple):
         if self.provider is not None:
             return self.provider.n
         return int((self.graph if self.points is None else self.points).shape[0])
-
-
-def pair_of_distances(distances: Any) -> tuple[Any, Any]:
-    """Return what ``distances`` says of either side, checked."""
-    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
-    if len(pair) != 2:
-        raise InvalidInputError(
-            f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
-        )
-    for item in pair:
-        named = isinstance(item, str) and item in get_args(DistanceName)
-        if not named and not isinstance(item, DistanceProvider):
-            known = ", ".join(repr(name) for name in get_args(DistanceName))
-            raise InvalidInputError(
-                f"`distances` must be one of {known}, a DistanceProvider, or a pair of these; got "
-                f"{item!r}. Compute other distances and pass them as `D_X` and `D_Y`."
-            )
-    return pair
 
 
 def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
@@ -93,10 +66,10 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
         return GivenSpace(name, None, None, value)
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
-        if spec in POINT_METRICS:
+        if spec not in ("auto", *from_graphs()):
             raise InvalidInputError(
-                f"`distances={spec!r}` needs points; `{name}` is a graph. Use 'auto', 'dijkstra', "
-                "'precomputed' or 'landmark'."
+                f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
+                f"{listed(['auto', *from_graphs()])}."
             )
         return GivenSpace(name, None, graph, None)
     if callable(value):

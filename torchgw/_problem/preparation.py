@@ -16,7 +16,7 @@ from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
-__all__ = ["Graph", "Preparation"]
+__all__ = ["KeyedGraph", "Preparation"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _PART_PAIRS = 100_000_000
 
 
-class Graph(NamedTuple):
+class KeyedGraph(NamedTuple):
     """A graph and, where results are cached, the key of its content."""
 
     geodesics: Geodesics
@@ -42,6 +42,8 @@ class Preparation:
     cache : Cache or None
     progress : bool
         Whether to show a progress bar where a stage takes long on a CPU.
+    n_landmarks : int or None
+        Landmarks of each side; None chooses.
     """
 
     def __init__(
@@ -50,86 +52,88 @@ class Preparation:
         clock: Callable[[str, float], float],
         cache: Cache | None,
         progress: bool,
+        n_landmarks: int | None = None,
     ) -> None:
-        self._device = device
+        self.device = device
         self._clock = clock
         self._cache = cache
         self._progress = progress
+        self._n_landmarks = n_landmarks
         self.seconds = 0.0
 
     def neighbour_graph(
         self, points: Tensor, n_neighbors: int | None, policy: Literal["stitch", "fill"]
-    ) -> Graph:
+    ) -> KeyedGraph:
         """Return the connected neighbour graph of some points."""
 
         def make() -> Geodesics:
-            return neighbour_geodesics(points.to(self._device), n_neighbors, policy=policy)
+            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy)
 
         return self._timed("graph", lambda: self._graph((points, n_neighbors, policy), make))
 
-    def given_graph(self, name: str, graph: Any, policy: Literal["stitch", "fill"]) -> Graph:
+    def given_graph(self, name: str, graph: Any, policy: Literal["stitch", "fill"]) -> KeyedGraph:
         """Return a graph that the user gave, checked and connected."""
 
-        def make() -> Graph:
+        def make() -> KeyedGraph:
             geodesics = graph
             if not isinstance(graph, Geodesics):
                 geodesics = given_geodesics(name, graph, policy)
                 check_magnitude(name, geodesics.edges.length)
             content = (*geodesics.edges, geodesics.unreachable)
             key = None if self._cache is None else content_key("given graph", *content)
-            return Graph(geodesics, key)
+            return KeyedGraph(geodesics, key)
 
         return self._timed("graph", make)
 
-    def all_pairs(self, graphs: list[Graph]) -> list[Tensor]:
+    def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Return the geodesics of all pairs: on a GPU, or by processes that share the sources."""
         return self._timed("geodesics", lambda: self._all_pairs(graphs)) if graphs else []
 
-    def landmarks(self, graph: Graph, n_landmarks: int | None) -> LandmarkDistance:
+    def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
         """Return the Nystrom factors of the geodesics."""
 
         def make() -> LandmarkDistance:
-            return LandmarkDistance(graph.geodesics, n_landmarks, device=self._device)
+            return LandmarkDistance(graph.geodesics, self._n_landmarks, device=self.device)
 
         def cached() -> LandmarkDistance:
             if self._cache is None:
                 return make()
-            key = content_key("landmarks", graph.key, n_landmarks)
-            state = self._cache.fetch("landmarks", key, self._device, lambda: make().state())
+            key = content_key("landmarks", graph.key, self._n_landmarks)
+            state = self._cache.fetch("landmarks", key, self.device, lambda: make().state())
             return LandmarkDistance.restore(graph.geodesics, state)
 
         return self._timed("landmarks", cached)
 
-    def _graph(self, content: tuple[Any, ...], make: Callable[[], Geodesics]) -> Graph:
+    def _graph(self, content: tuple[Any, ...], make: Callable[[], Geodesics]) -> KeyedGraph:
         if self._cache is None:
-            return Graph(make(), None)
+            return KeyedGraph(make(), None)
         key = content_key("graph", *content)
-        state = self._cache.fetch("graph", key, self._device, lambda: make().state())
-        return Graph(Geodesics.restore(state), key)
+        state = self._cache.fetch("graph", key, self.device, lambda: make().state())
+        return KeyedGraph(Geodesics.restore(state), key)
 
-    def _all_pairs(self, graphs: list[Graph]) -> list[Tensor]:
-        if self._device.type == "cuda":
+    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        if self.device.type == "cuda":
             return [self._table(graph) for graph in graphs]
         if self._cache is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
         return [torch.cat(self._parts(graph)) for graph in graphs]
 
-    def _table(self, graph: Graph) -> Tensor:
+    def _table(self, graph: KeyedGraph) -> Tensor:
         """Return all pairs on a GPU."""
         if self._cache is None:
-            return graph.geodesics.all_pairs(self._device)
+            return graph.geodesics.all_pairs(self.device)
         key = content_key("geodesics", graph.key)
         parts = self._cache.fetch(
             "geodesics",
             key,
-            self._device,
-            lambda: {"table": graph.geodesics.all_pairs(self._device)},
+            self.device,
+            lambda: {"table": graph.geodesics.all_pairs(self.device)},
         )
         table: Tensor = parts["table"]
         return table
 
-    def _parts(self, graph: Graph) -> list[Tensor]:
+    def _parts(self, graph: KeyedGraph) -> list[Tensor]:
         """Return all pairs in parts that are cached one by one: a run cut short goes on there."""
         assert self._cache is not None
         n = graph.geodesics.n
@@ -141,14 +145,14 @@ class Preparation:
                 task = graph.geodesics, sources
                 return {"rows": path_lengths([task], progress=self._progress)[0]}
 
-            parts.append(self._cache.fetch("geodesics", key, self._device, make)["rows"])
+            parts.append(self._cache.fetch("geodesics", key, self.device, make)["rows"])
         return parts
 
     def _timed(self, phase: str, stage: Callable[[], T]) -> T:
         """Run a stage to its end and account for its time."""
         started = perf_counter()
         result = stage()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.seconds += self._clock(phase, started) - started
         return result

@@ -14,8 +14,8 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
-from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
+from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.result import GWResult

@@ -22,6 +22,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError
 from torchgw._problem.losses import LOSSES
+from torchgw._problem.named import NAMED, from_graphs
 from torchgw.cli._commands import add_commands, add_output_options, check_picture, positive
 from torchgw.cli._completion import add_completion
 from torchgw.cli._files import check_output, read_array, read_weights
@@ -156,8 +157,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add(
         "--distances",
         type=_pair,
-        help="auto, precomputed, dijkstra or landmark (geodesics on a neighbour graph), euclidean, "
-        "sqeuclidean or cosine; or two of these, for X and Y: euclidean,cosine",
+        help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
+        f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
     )
     add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
