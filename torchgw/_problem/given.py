@@ -10,12 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_distances, check_points
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph
-from torchgw._errors import (
-    InvalidInputError,
-    InvalidTypeError,
-    TorchGWWarning,
-    warn_user,
-)
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._problem.named import from_graphs
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -25,12 +20,12 @@ __all__ = ["GivenSpace", "recognise"]
 
 
 class GivenSpace(NamedTuple):
-    """One side as the user gave it, recognised."""
+    """One side as the user gave it: points, a graph or a provider."""
 
-    name: str  # "X" or "Y"
-    points: Tensor | None
-    graph: Any
-    provider: DistanceProvider | None  # given, or from a given matrix
+    name: str  # what messages call it, X or Y
+    points: Tensor | None = None
+    graph: Any = None
+    provider: DistanceProvider | None = None  # also that of a given matrix
 
     @property
     def n(self) -> int:
@@ -41,7 +36,10 @@ class GivenSpace(NamedTuple):
 
 
 def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
-    """Tell points, graph, provider and given matrix apart."""
+    """Tell points, graphs, providers and matrices apart.
+
+    ``spec`` is what ``distances`` says of this side: a name or a provider.
+    """
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
     if isinstance(spec, DistanceProvider):
@@ -51,19 +49,18 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
                 f"`distances` gives a provider for this side, so `{other}` would not be used. "
                 "Pass one of them."
             )
-        return GivenSpace(name, None, None, spec)
+        return GivenSpace(name, provider=spec)
     if len(given) != 1:
         what = "neither was given" if not given else "both were given"
         raise InvalidInputError(
             f"Pass exactly one of `{name}` (points or a graph) and `{table_name}` (a distance "
             f"matrix); {what}."
         )
+    if isinstance(given[0], DistanceProvider):
+        return GivenSpace(name, provider=given[0])
     if table is not None:
-        if isinstance(table, DistanceProvider):
-            return GivenSpace(name, None, None, table)
-        return GivenSpace(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
-    if isinstance(value, DistanceProvider):
-        return GivenSpace(name, None, None, value)
+        matrix = check_distances(table_name, table)
+        return GivenSpace(name, provider=PrecomputedDistance(matrix))
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
         if spec not in ("auto", *from_graphs()):
@@ -71,33 +68,38 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
                 f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
                 f"{listed(['auto', *from_graphs()])}."
             )
-        return GivenSpace(name, None, graph, None)
+        return GivenSpace(name, graph=graph)
     if callable(value):
         raise InvalidTypeError(
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
         )
     points = check_points(name, value)
     if _looks_like_distances(points):
-        what = f"`{name}` is a square symmetric matrix with a zero diagonal"
-        wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
-        has_table = name in ("X", "Y")
-        instead = f"`{table_name}`" if has_table else wrapped
-        if spec == "precomputed":
-            raise InvalidInputError(
-                f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
-                f"given matrix as {instead}."
-            )
-        if has_table:
-            instead += f", or as {wrapped}; --distance-matrices on the command line"
-        warn_user(
-            f"{what}, and is taken as points. Pass a matrix of distances as {instead}. Pass the "
-            "edge lengths of a graph as a scipy.sparse.csr_array.",
-            TorchGWWarning,
-        )
-    return GivenSpace(name, points, None, None)
+        _warn_of_distances(name, spec)
+    return GivenSpace(name, points=points)
 
 
 def _looks_like_distances(points: Tensor) -> bool:
     if points.shape[0] != points.shape[1] or not bool(points.any()):
         return False
     return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
+
+
+def _warn_of_distances(name: str, spec: Any) -> None:
+    """Warn that what looks like a matrix of distances is taken as points; refuse "precomputed"."""
+    what = f"`{name}` is a square symmetric matrix with a zero diagonal"
+    wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
+    has_table = name in ("X", "Y")
+    instead = f"`D_{name}`" if has_table else wrapped
+    if spec == "precomputed":
+        raise InvalidInputError(
+            f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
+            f"given matrix as {instead}."
+        )
+    if has_table:
+        instead += f", or as {wrapped}; --distance-matrices on the command line"
+    warn_user(
+        f"{what}, and is taken as points. Pass a matrix of distances as {instead}. Pass the "
+        "edge lengths of a graph as a scipy.sparse.csr_array.",
+        TorchGWWarning,
+    )

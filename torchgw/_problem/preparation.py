@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
 from torchgw.distances.geodesics import Geodesics, path_lengths
-from torchgw.distances.graph import given_geodesics, neighbour_geodesics
+from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = ["KeyedGraph", "Preparation"]
@@ -32,19 +32,7 @@ class KeyedGraph(NamedTuple):
 
 
 class Preparation:
-    """Runs stages on one device, times them, and reads them from a cache if there is one.
-
-    Parameters
-    ----------
-    device : torch.device
-    clock : callable
-        ``clock(phase, since)`` adds the time since a moment to a phase.
-    cache : Cache or None
-    progress : bool
-        Whether to show a progress bar where a stage takes long on a CPU.
-    n_landmarks : int or None
-        Landmarks of each side; None chooses.
-    """
+    """Runs stages on one device, times them, and reads them from a cache if there is one."""
 
     def __init__(
         self,
@@ -52,29 +40,36 @@ class Preparation:
         clock: Callable[[str, float], float],
         cache: Cache | None,
         progress: bool,
-        n_landmarks: int | None = None,
+        n_landmarks: int | None,
     ) -> None:
         self.device = device
+        # Seconds of all stages so far.
+        self.seconds = 0.0
+        # ``clock(phase, since)`` adds the time since a moment to a phase.
         self._clock = clock
         self._cache = cache
+        # Whether to show a progress bar where a stage takes long on a CPU.
         self._progress = progress
         self._n_landmarks = n_landmarks
-        self.seconds = 0.0
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: Literal["stitch", "fill"]
+        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy
     ) -> KeyedGraph:
-        """Return the connected neighbour graph of some points."""
+        """Build the connected neighbour graph of points."""
 
-        def make() -> Geodesics:
-            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy)
+        def make() -> dict[str, Any]:
+            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy).state()
 
-        return self._timed("graph", lambda: self._graph((points, n_neighbors, policy), make))
+        def stage() -> KeyedGraph:
+            state, key = self._fetch("graph", (points, n_neighbors, policy), make)
+            return KeyedGraph(Geodesics.restore(state), key)
 
-    def given_graph(self, name: str, graph: Any, policy: Literal["stitch", "fill"]) -> KeyedGraph:
-        """Return a graph that the user gave, checked and connected."""
+        return self._timed("graph", stage)
 
-        def make() -> KeyedGraph:
+    def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
+        """Check and connect a graph that the user gave."""
+
+        def stage() -> KeyedGraph:
             geodesics = graph
             if not isinstance(graph, Geodesics):
                 geodesics = given_geodesics(name, graph, policy)
@@ -83,33 +78,24 @@ class Preparation:
             key = None if self._cache is None else content_key("given graph", *content)
             return KeyedGraph(geodesics, key)
 
-        return self._timed("graph", make)
+        return self._timed("graph", stage)
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
-        """Return the geodesics of all pairs: on a GPU, or by processes that share the sources."""
-        return self._timed("geodesics", lambda: self._all_pairs(graphs)) if graphs else []
+        """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
+        return self._timed("geodesics", lambda: self._all_pairs(graphs))
 
     def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
-        """Return the Nystrom factors of the geodesics."""
+        """Find the Nystrom factors of the geodesics."""
 
-        def make() -> LandmarkDistance:
-            return LandmarkDistance(graph.geodesics, self._n_landmarks, device=self.device)
+        def make() -> dict[str, Any]:
+            geodesics, count = graph.geodesics, self._n_landmarks
+            return LandmarkDistance(geodesics, count, device=self.device).state()
 
-        def cached() -> LandmarkDistance:
-            if self._cache is None:
-                return make()
-            key = content_key("landmarks", graph.key, self._n_landmarks)
-            state = self._cache.fetch("landmarks", key, self.device, lambda: make().state())
+        def stage() -> LandmarkDistance:
+            state, _ = self._fetch("landmarks", (graph.key, self._n_landmarks), make)
             return LandmarkDistance.restore(graph.geodesics, state)
 
-        return self._timed("landmarks", cached)
-
-    def _graph(self, content: tuple[Any, ...], make: Callable[[], Geodesics]) -> KeyedGraph:
-        if self._cache is None:
-            return KeyedGraph(make(), None)
-        key = content_key("graph", *content)
-        state = self._cache.fetch("graph", key, self.device, lambda: make().state())
-        return KeyedGraph(Geodesics.restore(state), key)
+        return self._timed("landmarks", stage)
 
     def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         if self.device.type == "cuda":
@@ -120,33 +106,35 @@ class Preparation:
         return [torch.cat(self._parts(graph)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> Tensor:
-        """Return all pairs on a GPU."""
-        if self._cache is None:
-            return graph.geodesics.all_pairs(self.device)
-        key = content_key("geodesics", graph.key)
-        parts = self._cache.fetch(
-            "geodesics",
-            key,
-            self.device,
-            lambda: {"table": graph.geodesics.all_pairs(self.device)},
+        """Find all pairs on a GPU."""
+        parts, _ = self._fetch(
+            "geodesics", (graph.key,), lambda: {"table": graph.geodesics.all_pairs(self.device)}
         )
         table: Tensor = parts["table"]
         return table
 
     def _parts(self, graph: KeyedGraph) -> list[Tensor]:
-        """Return all pairs in parts that are cached one by one: a run cut short goes on there."""
-        assert self._cache is not None
+        """Find all pairs in parts that are cached one by one: a run cut short goes on there."""
         n = graph.geodesics.n
-        parts = []
+        found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):
-            key = content_key("geodesics", graph.key, int(sources[0]), len(sources))
 
             def make(sources: Any = sources) -> dict[str, Any]:
                 task = graph.geodesics, sources
                 return {"rows": path_lengths([task], progress=self._progress)[0]}
 
-            parts.append(self._cache.fetch("geodesics", key, self.device, make)["rows"])
-        return parts
+            content = graph.key, int(sources[0]), len(sources)
+            found.append(self._fetch("geodesics", content, make)[0]["rows"])
+        return found
+
+    def _fetch(
+        self, stage: str, content: tuple[Any, ...], make: Callable[[], dict[str, Any]]
+    ) -> tuple[dict[str, Any], str | None]:
+        """Read what a stage makes of some content, or make it; also the key in the cache."""
+        if self._cache is None:
+            return make(), None
+        key = content_key(stage, *content)
+        return self._cache.fetch(stage, key, self.device, make), key
 
     def _timed(self, phase: str, stage: Callable[[], T]) -> T:
         """Run a stage to its end and account for its time."""

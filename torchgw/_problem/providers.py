@@ -53,9 +53,12 @@ class DistanceOptions:
     disconnected: ConnectPolicy
     cache: Cache | None = None
     progress: bool = False
-    factors: bool = True  # whether factors are of use: "auto" is then low-rank for many points
-    exact: bool = True  # whether the gradient may be exact: "dijkstra" is all pairs for few points
-    approximate: bool = False  # whether "auto" may take accurate factors where all pairs would fit
+    # Whether factors are of use: if so, "auto" is low-rank for many points.
+    factors: bool = True
+    # Whether the gradient may be exact: if so, "dijkstra" is all pairs for few points.
+    exact: bool = True
+    # Whether "auto" may take accurate factors where all pairs would fit.
+    approximate: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -84,9 +87,9 @@ def build_providers(
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
-    ``labels`` are what messages call the sides; of others than X and Y there is no ``D_X``.
-    ``clock(phase, since)`` is told the stages: graph, geodesics, landmarks, and distances for all
-    else.
+    ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
+    ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
+    distances for the rest.
     """
     started = perf_counter()
     specs = pair_of_distances(distances)
@@ -170,7 +173,7 @@ def _resolve(
 def _accurate_landmarks(
     graphs: list[KeyedGraph | None], stages: Preparation
 ) -> list[LandmarkDistance]:
-    """Find the factors of both sides if they are as good as all pairs; otherwise none."""
+    """Find the factors of both sides; none if those of a side are less good than all pairs."""
     found = []
     for graph in graphs:
         assert graph is not None
@@ -199,7 +202,7 @@ def _refuse_unused(given: list[GivenSpace], names: list[str], options: DistanceO
 
 
 def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> KeyedGraph:
-    """Return the connected graph of one side."""
+    """Make the connected graph of one side."""
     if item.points is None:
         return stages.given_graph(item.name, item.graph, options.disconnected)
     count = options.n_neighbors
@@ -214,14 +217,12 @@ def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> K
 def _scale(
     provider: DistanceProvider, points: Tensor | None, scale: ScaleName | None, *, computed: bool
 ) -> tuple[DistanceProvider, float]:
-    """Divide by the maximum or the mean distance, once, and return the factor."""
+    """Divide distances by their maximum or mean; also return what they were multiplied by."""
     if scale is None or (scale == "auto" and not computed):
         return provider, 1.0
     if scale == "mean":
-        uniform = torch.full(
-            (provider.n,), 1 / provider.n, dtype=provider.dtype, device=provider.device
-        )
-        size = provider.mean(uniform)
+        n, dtype, device = provider.n, provider.dtype, provider.device
+        size = provider.mean(torch.full((n,), 1 / n, dtype=dtype, device=device))
     else:
         size = provider.maximum()
     if size == 0:
