@@ -19,7 +19,7 @@ __all__ = ["check_choice", "check_count", "check_positive", "listed", "reject_un
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# Names of POT and others, and what they are here.
+# Names that arguments have in POT and elsewhere, and their names here.
 _ELSEWHERE = {
     "C1": ("D_X", "Ca"), "C2": ("D_Y", "Cb"), "Ca": ("D_X",), "Cb": ("D_Y",),
     "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
@@ -32,14 +32,9 @@ _ELSEWHERE = {
 
 
 def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
-    """Turn an unknown keyword into an error that names the nearest known one.
+    """Make a function answer an unknown keyword with the nearest known one.
 
-    Parameters
-    ----------
-    function : callable
-        Whose keywords are checked.
-    nested : pair of str and callable, optional
-        A keyword that takes a dictionary, and the function whose keywords that has.
+    ``nested`` is a keyword that takes a dictionary, and the function whose keywords that has.
     """
     known = list(inspect.signature(function).parameters)
     inner = inspect.signature(nested[1]).parameters if nested else {}
@@ -57,7 +52,7 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
             what = type(args[0]) if function.__name__ == "__init__" else function
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         if torch.compiler.is_compiling():
-            # torch.compile would trace every iteration, for minutes and to no use
+            # torch.compile would trace every iteration, which takes minutes and gains nothing
             return torch.compiler.disable(function)(*args, **kwargs)
         return function(*args, **kwargs)
 
