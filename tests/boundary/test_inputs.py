@@ -768,7 +768,7 @@ def test_neighbours_are_fewer_than_points(count):
 
 
 def test_landmarks_are_no_more_than_points():
-    with pytest.raises(InvalidInputError, match="`n_landmarks` must be an integer within 1 and 9"):
+    with pytest.raises(InvalidInputError, match="`n_landmarks` must be an integer between 1 and 9"):
         solve(X, D_Y=D_Y, distances="landmark", n_landmarks=10)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "as_labels",
     "as_weights",
     "check_distances",
+    "check_finite",
     "check_linear_cost",
     "check_list",
     "check_magnitude",
@@ -85,11 +86,15 @@ def as_labels(name: str, value: Any) -> NDArray[Any]:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Refuse anything but a tensor, for what is kept as given."""
+    """Refuse anything but a tensor of float32 or float64, for what is kept as given."""
     if not isinstance(value, Tensor):
         raise InvalidTypeError(
             f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Pass "
             f"`torch.as_tensor({name})`."
+        )
+    if value.dtype not in (torch.float32, torch.float64):
+        raise InvalidInputError(
+            f"`{name}` must be float32 or float64; got {value.dtype}. Pass `{name}.float()`."
         )
 
 
@@ -143,7 +148,7 @@ def check_points(name: str, value: Any) -> Tensor:
             f"`{name}` must have shape (n, d), one row per point, with n and d at least 1; got "
             f"{tuple(tensor.shape)}. A single feature is a column: X[:, None]."
         )
-    _check_finite(name, tensor)
+    check_finite(name, tensor)
     check_magnitude(name, tensor)
     return tensor
 
@@ -156,9 +161,7 @@ def check_distances(name: str, value: Any) -> Tensor:
             f"`{name}` must be a square matrix of distances, shape (n, n); got "
             f"{tuple(tensor.shape)}. Pass points as X or Y."
         )
-    _check_finite(
-        name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance."
-    )
+    check_finite(name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance.")
     scale = check_magnitude(name, tensor)
     gap = float((tensor - tensor.T).abs().max())
     if gap > _SYMMETRY_TOLERANCE * scale:
@@ -182,7 +185,7 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
             f"`{name}` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
             f"got {tuple(tensor.shape)}."
         )
-    _check_finite(name, tensor)
+    check_finite(name, tensor)
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
 
@@ -217,7 +220,7 @@ def as_weights(
             f"`{name}` must have shape ({n},), one weight per {each}; got "
             f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
         )
-    _check_finite(name, weights)
+    check_finite(name, weights)
     if float(weights.min()) < 0:
         raise InvalidInputError(
             f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
@@ -232,7 +235,8 @@ def as_weights(
     return weights / total
 
 
-def _check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+    """Refuse NaN and infinity."""
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         raise InvalidInputError(

@@ -14,7 +14,14 @@ import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["check_choice", "check_count", "check_positive", "listed", "reject_unknown"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_positive",
+    "check_within",
+    "listed",
+    "reject_unknown",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +82,14 @@ def check_count(name: str, value: object, *, none: bool = False) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         also = ", or None" if none else ""
         raise InvalidInputError(f"`{name}` must be an integer of at least 1{also}; got {value!r}.")
+
+
+def check_within(name: str, value: object, low: int, high: int, why: str = "") -> None:
+    """Refuse anything but an integer between two others, both included."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
+        raise InvalidInputError(
+            f"`{name}` must be an integer between {low} and {high}{why}; got {value!r}."
+        )
 
 
 def check_choice(

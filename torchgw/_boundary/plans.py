@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
-from torchgw._boundary.checks import check_count
+from torchgw._boundary.checks import check_count, check_within
 from torchgw._errors import InvalidInputError
 
 __all__ = [
@@ -85,8 +85,7 @@ def check_equal_masses(a: Tensor, b: Tensor) -> None:
 
 def check_entries(k: Any, count: int) -> int:
     """Check how many entries of each row are wanted, of ``count``."""
-    if not isinstance(k, Integral) or isinstance(k, bool) or not 1 <= int(k) <= count:
-        raise InvalidInputError(f"`k` must be an integer between 1 and {count}; got {k!r}.")
+    check_within("k", k, 1, count)
     return int(k)
 
 

@@ -137,7 +137,7 @@ def _build(
     """Draw points of both sides and compute the constants."""
     x = draw_points(size, 0, source, a, uniform_x)
     y = draw_points(size, 1, target, b, uniform_y)
-    coarse, numbers = _constants(x.side, y.side, alpha, linear)
+    coarse, numbers = _constants(x.points, y.points, alpha, linear)
     return _Built(coarse, torch.cat([numbers, x.counts.to(numbers), y.counts.to(numbers)]))
 
 
