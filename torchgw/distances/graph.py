@@ -16,7 +16,7 @@ from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
-from torchgw.distances._graph.leaves import split
+from torchgw.distances._graph.leaves import into_leaves
 from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
@@ -110,7 +110,7 @@ def neighbour_geodesics(
     edges = _neighbour_edges(embedded, n_neighbors, "euclidean")
     geodesics = _connect(edges, embedded, policy, 1.5, "euclidean")
     if embedded.is_cuda and len(embedded) > _UNORDERED:
-        geodesics.order = split(embedded).order
+        geodesics.order = into_leaves(embedded).order
     return geodesics
 
 
