@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import reference
@@ -10,8 +12,8 @@ from problems import distance_matrices, random_weights
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._problem.losses import LOSSES, Loss, identity
-from torchgw._problem.named import NAMED, NamedDistance
+from torchgw._problem.losses import LOSSES, Loss, LossName, identity
+from torchgw._problem.named import NAMED, DistanceName, NamedDistance
 from torchgw.cli import main
 from torchgw.distances import DistanceProvider
 
@@ -137,3 +139,11 @@ def test_a_loss_may_have_a_minimum_for_its_cross_term(monkeypatch):
 def test_an_unknown_loss_is_told_the_names(hellinger):
     with pytest.raises(torchgw.InvalidInputError, match="'absolute', 'hellinger'"):
         torchgw.solve(**GIVEN, loss="huber")
+
+
+def test_built_in_names_are_typed_and_documented():
+    """The other places that a built-in name is written: its Literal, and the docs of solve."""
+    assert get_args(DistanceName) == ("auto", *NAMED)
+    assert get_args(LossName) == tuple(LOSSES)
+    for name in (*NAMED, *LOSSES):
+        assert f'"{name}"' in torchgw.solve.__doc__

@@ -60,7 +60,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
         return GivenSpace(name, provider=given[0])
     if table is not None:
         matrix = check_distances(table_name, table)
-        return GivenSpace(name, provider=PrecomputedDistance(matrix))
+        return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
         if spec not in ("auto", *from_graphs()):
