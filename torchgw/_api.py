@@ -17,7 +17,6 @@ from torchgw._derivatives.attach import attach
 from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import DistanceName, check_loss
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -25,8 +24,9 @@ from torchgw._problem.linear_term import (
     linear_cost,
     without_structure,
 )
-from torchgw._problem.losses import SQUARE, LossName, find_loss
-from torchgw._problem.marginals import check_relaxation
+from torchgw._problem.losses import LossName, check_loss, find_loss
+from torchgw._problem.marginals import check_marginal_rule
+from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.result import GWResult, make_result
@@ -308,7 +308,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
-        relaxation=check_relaxation(unbalanced, mass),
+        relaxation=check_marginal_rule(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
     )
@@ -328,10 +328,10 @@ def solve(
         disconnected,
         open_cache(cache),
         bool(verbose),
-        factors=kind is SQUARE,
+        factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
         # what was asked for as exact is not approximated
-        approximate=kind is SQUARE and gradient in ("auto", "factored") and not polish,
+        approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
     )
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
@@ -370,9 +370,9 @@ def solve(
         if pair is not None:
             first, second = (
                 space._replace(features=part.to(where), feature_metric=feature_metric)
-                for space, part in zip(sides.spaces, pair, strict=True)
+                for space, part in zip(sides.origins, pair, strict=True)
             )
-            sides = sides._replace(spaces=(first, second))
+            sides = sides._replace(origins=(first, second))
         result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         return result

@@ -18,24 +18,25 @@ def spiral(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Draw a noisy spiral in the plane.
 
-    The curve is  (r cos t, r sin t)  with t = linspace(0, 9) and r = linspace(0.3, 1).
+    The curve is (r cos t, r sin t) with t = linspace(0, 9) and r = linspace(0.3, 1).
 
     Parameters
     ----------
     n : int
         Number of points.
     random_state : int, numpy.random.Generator or None
-        Source of the noise; None draws a new one each time.
+        Source of the noise; ``None`` draws new noise each time.
     noise : float
-        Scale of the Gaussian added to every coordinate. Draws beyond two of it are redrawn:
-        neighbouring turns then stay apart however many points there are, and the answer is known.
+        Standard deviation of the Gaussian noise of every coordinate. Draws beyond two of it are
+        redrawn, so that neighbouring turns stay apart, and the answer is known, however many points
+        there are.
 
     Returns
     -------
     points : ndarray, shape (n, 2), float64
-        The points, in the order of the curve.
+        Points in the order of the curve.
     angle : ndarray, shape (n,), float64
-        Where on the curve each point lies.
+        Angle t of each point.
 
     Examples
     --------
@@ -43,12 +44,7 @@ def spiral(
     >>> points.shape, angle.shape
     ((400, 2), (400,))
     """
-    check_count("n", n)
-    _check_size("noise", noise)
-    generator = np.random.default_rng(random_state)
-    angle = np.linspace(0.0, 9.0, n)
-    points = _curve(angle)
-    return points + noise * _bounded_normal(points.shape, generator), angle
+    return _noisy_spiral(n, random_state, noise, None)
 
 
 def swiss_roll(
@@ -58,27 +54,26 @@ def swiss_roll(
     noise: float = 0.05,
     height: float = 0.3,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Draw a noisy Swiss roll: the curve of `spiral` with a third, uniform axis.
+    """Draw a noisy Swiss roll: the curve of :func:`spiral` with a third, uniform axis.
 
     Parameters
     ----------
     n : int
         Number of points.
     random_state : int, numpy.random.Generator or None
-        Source of the heights and of the noise; None draws new ones each time.
+        Source of the heights and of the noise; ``None`` draws new ones each time.
     noise : float
-        Scale of the Gaussian added to every coordinate. Draws beyond two of it are redrawn:
-        neighbouring turns then stay apart however many points there are, and the answer is known.
+        Standard deviation of the noise, as in :func:`spiral`.
     height : float
-        Extent of the third axis. A roll of 500 points that is much taller is so thinly covered that
-        a 5-nearest-neighbour graph jumps between its turns.
+        Extent of the third axis. A roll of 500 points that is much taller is covered so thinly that
+        a graph of 5 neighbours jumps between its turns.
 
     Returns
     -------
     points : ndarray, shape (n, 3), float64
-        The points, in the order of the curve.
+        Points in the order of the curve.
     angle : ndarray, shape (n,), float64
-        Where on the curve each point lies.
+        Angle t of each point.
 
     Examples
     --------
@@ -86,12 +81,21 @@ def swiss_roll(
     >>> points.shape, angle.shape
     ((500, 3), (500,))
     """
+    _check_size("height", height)
+    return _noisy_spiral(n, random_state, noise, height)
+
+
+def _noisy_spiral(
+    n: int, random_state: int | np.random.Generator | None, noise: float, height: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Draw points of the spiral, with a third axis if it has a height, and their angles."""
     check_count("n", n)
     _check_size("noise", noise)
-    _check_size("height", height)
     generator = np.random.default_rng(random_state)
-    angle = np.linspace(0.0, 9.0, n)
-    points = np.column_stack([_curve(angle), height * generator.random(n)])
+    angle, radius = np.linspace(0.0, 9.0, n), np.linspace(0.3, 1.0, n)
+    points = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
+    if height is not None:
+        points = np.column_stack([points, height * generator.random(n)])
     return points + noise * _bounded_normal(points.shape, generator), angle
 
 
@@ -106,9 +110,3 @@ def _bounded_normal(shape: tuple[int, ...], generator: np.random.Generator) -> N
     while (outside := np.abs(values) > 2).any():
         values[outside] = generator.standard_normal(int(outside.sum()))
     return values
-
-
-def _curve(angle: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the plane spiral at some angles, shape (n, 2)."""
-    radius = np.linspace(0.3, 1.0, len(angle))
-    return np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])

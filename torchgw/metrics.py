@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from torchgw._boundary.arrays import as_labels, to_tensor
+from torchgw._boundary.checks import check_within
 from torchgw._errors import InvalidInputError
 
 __all__ = ["foscttm", "label_accuracy", "transfer_labels"]
@@ -19,10 +19,10 @@ _BLOCK_ELEMENTS = 2**24
 
 
 def foscttm(projected: Any, true: Any) -> float:
-    """Return the fraction of samples closer than the true match.
+    """Compute the fraction of samples closer than the true match.
 
-    The mean, over both directions, of the share of samples that are strictly closer to a sample
-    than its partner is [1]_. 0 is perfect, and about 0.5 is what chance gives.
+    That is, for each sample, the share of samples on the other side that are strictly closer to it
+    than its partner is; the mean over the samples of both sides [1]_. 0 is perfect, chance is 0.5.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def foscttm(projected: Any, true: Any) -> float:
 def transfer_labels(
     projected: Any, anchors: Any, anchor_labels: Any, *, n_neighbors: int = 5
 ) -> NDArray[Any]:
-    """Return the commonest label among the nearest anchors of each projected point.
+    """Give each projected point the commonest label among its nearest anchors.
 
     Parameters
     ----------
@@ -83,11 +83,7 @@ def transfer_labels(
             f"`anchors` and `anchor_labels` must have one row per anchor and `projected` as many "
             f"columns; got {y.shape}, {labels.shape} and {x.shape}."
         )
-    if not isinstance(n_neighbors, Integral) or not 1 <= int(n_neighbors) <= len(y):
-        raise InvalidInputError(
-            f"`n_neighbors` must be between 1 and {len(y)}, the number of anchors; got "
-            f"{n_neighbors!r}."
-        )
+    check_within("n_neighbors", n_neighbors, 1, len(y), ", the number of anchors")
     classes, place = np.unique(labels, return_inverse=True)
     chosen = []
     for rows in _blocks(len(x), len(y)):
@@ -101,7 +97,7 @@ def transfer_labels(
 def label_accuracy(
     projected: Any, labels: Any, anchors: Any, anchor_labels: Any, *, n_neighbors: int = 5
 ) -> float:
-    """Return the share of points to which :func:`transfer_labels` gives their own label.
+    """Compute the share of points to which :func:`transfer_labels` gives their own label.
 
     Raises
     ------

@@ -67,7 +67,7 @@ def test_one_and_two_points():
 
 @pytest.mark.parametrize("count", [0, -1, 5, 6])
 def test_refused_number_of_neighbours(count):
-    with pytest.raises(_errors.InvalidInputError, match=rf"n - 1 = 4; got {count}"):
+    with pytest.raises(_errors.InvalidInputError, match=rf"between 1 and 4, .*got {count}"):
         knn_graph(np.arange(5.0)[:, None], count)
 
 

@@ -205,6 +205,6 @@ def test_refused_number_of_landmarks(count, path_graph):
 
 def test_refused_start(path_graph):
     with pytest.raises(
-        _errors.InvalidInputError, match="`start` must be an integer within 0 and 3.*got 4"
+        _errors.InvalidInputError, match="`start` must be an integer between 0 and 3.*got 4"
     ):
         LandmarkDistance(path_graph, start=4)

@@ -13,7 +13,7 @@ from torchgw._errors import BackendUnavailableError, InvalidInputError, Performa
 from torchgw.distances import knn_graph
 from torchgw.distances._graph import leaves as leaves_module
 from torchgw.distances._graph import neighbours
-from torchgw.distances._graph.leaves import gaps, split
+from torchgw.distances._graph.leaves import box_gaps, into_leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
@@ -41,7 +41,7 @@ POINTS = {
 
 
 def by_leaves(base, query, n_neighbors):
-    parts = split(base), split(query)
+    parts = into_leaves(base), into_leaves(query)
     return neighbours._nearest_by_leaves(*parts, n_neighbors)
 
 
@@ -89,14 +89,14 @@ def test_equals_scikit_learn(points, n_neighbors, way, dtype, device):
 @pytest.mark.parametrize("n", [1, 5, 64, 65, 300])
 def test_leaves_hold_each_point_once_inside_their_boxes(n, device):
     points = torch.tensor(cloud(n, 2), device=device)
-    leaves = split(points)
+    leaves = into_leaves(points)
     assert sorted(leaves.order.tolist()) == list(range(n))
     real = leaves.row >= 0
     assert torch.equal(leaves.points[real], points[leaves.row[real]])
     assert (leaves.points >= leaves.low[:, None]).all()
     assert (leaves.points <= leaves.high[:, None]).all()
     # no two points of two leaves are nearer than the leaves are
-    gap = gaps(leaves, leaves, slice(0, None)).sqrt()
+    gap = box_gaps(leaves, leaves, slice(0, None)).sqrt()
     nearest = torch.cdist(leaves.points.flatten(0, 1), leaves.points.flatten(0, 1))
     count, size = leaves.row.shape
     nearest = nearest.reshape(count, size, count, size).amin(dim=(1, 3))

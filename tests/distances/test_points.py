@@ -123,7 +123,7 @@ def test_columns_are_differentiable():
         (torch.randn(0, 2), "euclidean", "n >= 1"),
         (torch.ones(3, 2, dtype=torch.int64), "euclidean", r"int64.*points\.float\(\)"),
         (torch.tensor([[1.0, torch.nan]]), "euclidean", "must be finite"),
-        (torch.randn(3, 2), "manhattan", "must be one of euclidean.*'manhattan'"),
+        (torch.randn(3, 2), "manhattan", "must be one of .euclidean.*'manhattan'"),
         (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "cosine", "zero vector.*row 1"),
         (torch.zeros(2, 0), "cosine", "zero vector"),
     ],

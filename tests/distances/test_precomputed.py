@@ -57,7 +57,7 @@ def test_an_array_is_refused_by_name(make, name):
         (torch.ones(3), torch.ones(3), r"shape \(n, r\)"),
         (torch.ones(3, 2), torch.ones(3), r"got \(3, 2\) and \(3,\)"),
         (torch.ones(3, 2), torch.ones(2, dtype=torch.float64), "float32 and torch.float64"),
-        (torch.ones(3, 2).long(), torch.ones(2).long(), "both float32 or both float64"),
+        (torch.ones(3, 2).long(), torch.ones(2).long(), "`matrix` must be float32 or float64"),
         (torch.full((3, 2), torch.nan), torch.ones(2), "finite"),
         (torch.ones(3, 2), torch.tensor([1.0, torch.inf]), "finite"),
     ],

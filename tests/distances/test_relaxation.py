@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 
 from torchgw.distances._graph.edges import components, from_csr, symmetric_edges
 from torchgw.distances._paths import relaxation as module
-from torchgw.distances._paths.relaxation import Relaxation
+from torchgw.distances._paths.relaxation import EdgeRelaxation
 
 
 def random_graph(n, density, seed=0):
@@ -76,7 +76,7 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     n = graph.shape[0]
     sources = torch.arange(0, n, 8, device=device)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)
-    layout = Relaxation(from_csr(graph).to(device), order, kernel=implementation != "torch")
+    layout = EdgeRelaxation(from_csr(graph).to(device), order, kernel=implementation != "torch")
     got = layout.columns(sources)
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
     # the same sums in another order
@@ -93,7 +93,7 @@ def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch)
     graph = path_graph(30)
     # one edge far longer than the others must not take a round for each mean length
     graph.data[graph.data == graph[20, 21]] = 1e7
-    got = Relaxation(from_csr(graph).to(device), kernel=True).columns(
+    got = EdgeRelaxation(from_csr(graph).to(device), kernel=True).columns(
         torch.tensor([0, 29], device=device)
     )
     expected = dijkstra(graph, directed=True, indices=[0, 29]).T
@@ -108,7 +108,7 @@ def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
     # laid out here, and used there
     where = torch.device(device)
-    layout = Relaxation(from_csr(graph), kernel=implementation == "kernel", device=where)
+    layout = EdgeRelaxation(from_csr(graph), kernel=implementation == "kernel", device=where)
     assert layout.columns(torch.tensor([0], device=device))[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 

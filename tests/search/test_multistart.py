@@ -97,14 +97,14 @@ def test_coarse_points_carry_the_mass_of_their_neighbours():
     table = np.linalg.norm(x[:, None] - x, axis=2)
     coarse = coarsen(coarse_input((table, table), weights, weights), 64)
     side = coarse.problem.source
-    assert len(set(side.points.tolist())) == 64
-    assert bool((weights[side.points] > 0).all())
-    nearest = table[:, side.points.numpy()].argmin(1)
+    assert len(set(side.indices.tolist())) == 64
+    assert bool((weights[side.indices] > 0).all())
+    nearest = table[:, side.indices.numpy()].argmin(1)
     expected = np.bincount(nearest, weights=weights.numpy(), minlength=64)
     np.testing.assert_allclose(side.weights.numpy(), expected, atol=1e-15)
     assert 0 < coarse.resolution < 0.2
     finer = coarsen(coarse_input((table, table), weights, weights), 128)
-    assert torch.equal(finer.problem.source.points[:64], side.points)
+    assert torch.equal(finer.problem.source.indices[:64], side.indices)
     assert finer.resolution < coarse.resolution
 
 

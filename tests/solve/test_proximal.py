@@ -199,7 +199,7 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
         torchgw.solve(D_X=d_x, D_Y=d_y, polish=True)
     with pytest.raises(torchgw.InvalidInputError, match="polish"):
         torchgw.solve(D_X=d_x, D_Y=d_y, polish=1)
-    with pytest.raises(torchgw.InvalidInputError, match="'entropic', 'proximal'"):
+    with pytest.raises(torchgw.InvalidInputError, match="'entropic' or 'proximal'"):
         torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
 
 

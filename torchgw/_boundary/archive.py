@@ -1,8 +1,8 @@
 """Trees of plain values and arrays in one file: NumPy's npz, described by JSON, never pickled.
 
 The member ``metadata`` is UTF-8 JSON: the format, its version, and a tree whose leaves are plain
-values or names of array members. The member ``checksum`` is the SHA-256 of all the others. Members
-of other names are for readers that know nothing of the tree.
+values or names of arrays. The member ``checksum`` is the SHA-256 of all the others. Arrays that the
+tree does not name are for other readers.
 """
 
 from __future__ import annotations
@@ -41,26 +41,20 @@ _FORMAT = "torchgw result"
 _VERSION = 1
 RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"
 
-# What NumPy raises for a damaged file: for its header, the archive, deflate, and what flipped bits
-# ask for, encryption for one.
+# What NumPy raises for a damaged file: for a bad header, archive or compressed stream, and for
+# what flipped bits ask for, such as encryption.
 UNREADABLE = (
     ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
     tokenize.TokenError, SyntaxError,
 )  # fmt: skip
 
-# What a tree may hold besides plain values: its name, its parts, and how to build it from them.
+# How a tree holds other values: as a name and parts, from which they are built again.
 Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
 Decode = Callable[[str, "dict[str, Any]"], Any]
 
 
 def encode(value: Any, name: str, parts_of: Encode, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Turn a value into JSON, and put its arrays into ``arrays``.
-
-    Raises
-    ------
-    UnsupportedError
-        For a value that is neither plain nor known to ``parts_of``; it is named.
-    """
+    """Turn a value into JSON and put its arrays into ``arrays``; refuse unknown values by name."""
 
     def inner(part: Any, label: object) -> Any:
         return encode(part, f"{name}.{label}", parts_of, arrays)
@@ -112,13 +106,7 @@ def decode(node: Any, arrays: dict[str, NDArray[Any]], device: torch.device, bui
 
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write a tree and its arrays; the file appears whole or not at all.
-
-    Raises
-    ------
-    InvalidInputError
-        If the path cannot be written; the message gives the system's reason.
-    """
+    """Write a tree and its arrays; the file appears whole or not at all."""
     target = check_writable(path)
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
@@ -129,7 +117,7 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
             with target.open("wb") as file:
                 np.savez(file, **members)  # type: ignore[arg-type]
         else:
-            # of a link what it points to
+            # a link stays, and what it points to is replaced
             _replace(target.resolve(), members)
     except OSError as error:
         raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
@@ -137,8 +125,8 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
 
 def _replace(target: Path, members: dict[str, NDArray[Any]]) -> None:
     """Write a file beside the target, and move it there."""
-    # not by mkstemp, whose files nobody else may read; a name of its own, as the target's may be
-    # as long as names can be
+    # Files of mkstemp can be read by their owner only. The name does not contain the target's, to
+    # which nothing can be added where it is as long as names may be.
     temporary = target.with_name(f".{secrets.token_hex(8)}.npz")
     try:
         with temporary.open("xb") as file:
@@ -149,7 +137,7 @@ def _replace(target: Path, members: dict[str, NDArray[Any]]) -> None:
 
 
 def check_writable(path: object) -> Path:
-    """Refuse a path that cannot be written, before the work is done rather than after."""
+    """Refuse a path that cannot be written, for calls that take long before they write."""
     target = _checked(path)
     reason = None
     try:
@@ -168,13 +156,7 @@ def check_writable(path: object) -> Path:
 
 
 def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Read a tree and its arrays, verified.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no such file, or it is damaged, from another program or another version.
-    """
+    """Read a tree and its arrays; refuse a file that is damaged or not ours."""
     source = _checked(path)
     if not source.is_file():
         raise InvalidInputError(f"{source}: there is no such file.")
@@ -218,7 +200,7 @@ def _checked(path: object) -> Path:
 
 
 def _digest(members: dict[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes."""
+    """Compute the SHA-256 of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(members):
         array = np.ascontiguousarray(members[name])

@@ -1,4 +1,4 @@
-"""Where user arrays are coerced and checked; graphs are in ``graphs``."""
+"""Arrays of users become tensors here, checked; graphs do in ``graphs``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = [
     "as_labels",
     "as_weights",
     "check_distances",
+    "check_finite",
     "check_linear_cost",
     "check_list",
     "check_magnitude",
@@ -35,18 +36,12 @@ _SYMMETRY_TOLERANCE = 1e-5
 _MASS_TOLERANCE = 1e-4
 # Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
 _LARGEST_ENTRY = 1e15
-# Where every path is tested. Others lack float64 or a random generator.
+# Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")
 
 
 def to_tensor(name: str, value: Any) -> Tensor:
-    """Convert anything array-like to a real tensor on its own device, without copying if possible.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the value is no array of real numbers.
-    """
+    """Convert anything array-like to a real tensor on its device, without copying if possible."""
     if isinstance(value, Tensor):
         tensor = value.detach()
     elif hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
@@ -65,12 +60,12 @@ def to_tensor(name: str, value: Any) -> Tensor:
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """Bring a tensor, wherever it is, or an array-like to NumPy."""
+    """Convert a tensor on any device, or an array-like, to NumPy."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def as_labels(name: str, value: Any) -> NDArray[Any]:
-    """Return labels, numbers or words, as a NumPy array; refuse missing ones."""
+    """Convert labels, numbers or words, to a NumPy array; refuse missing ones."""
     try:
         array = to_numpy(value)
     except ValueError as error:
@@ -91,16 +86,20 @@ def as_labels(name: str, value: Any) -> NDArray[Any]:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Refuse anything but a tensor where a provider keeps what it is given."""
+    """Refuse anything but a tensor of float32 or float64, for what is kept as given."""
     if not isinstance(value, Tensor):
         raise InvalidTypeError(
             f"`{name}` must be a torch.Tensor; got {type(value).__name__}. Pass "
             f"`torch.as_tensor({name})`."
         )
+    if value.dtype not in (torch.float32, torch.float64):
+        raise InvalidInputError(
+            f"`{name}` must be float32 or float64; got {value.dtype}. Pass `{name}.float()`."
+        )
 
 
 def _real_array(name: str, value: Any) -> NDArray[Any]:
-    """Return a NumPy array of real numbers that PyTorch can take over."""
+    """Convert to a NumPy array of real numbers that PyTorch can take over."""
     if scipy.sparse.issparse(value):
         raise InvalidTypeError(
             f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
@@ -115,8 +114,8 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise InvalidTypeError(
-            f"`{name}` must be an array of real numbers; {type(value).__name__} cannot be made "
-            f"one: {error}"
+            f"`{name}` must be an array of real numbers; got {type(value).__name__}, which cannot "
+            f"be converted: {error}"
         ) from error
     if array.dtype.kind not in "fiub":
         raise InvalidTypeError(
@@ -135,36 +134,34 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _floating(tensor: Tensor) -> Tensor:
-    """Promote integers, booleans and half precisions: exact for what they can hold."""
+    """Convert to float32 or float64, whichever holds every number of the dtype given."""
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float64 if not tensor.dtype.is_floating_point else torch.float32)
 
 
 def check_points(name: str, value: Any) -> Tensor:
-    """Return points as a floating tensor of shape (n, d), n and d at least one."""
+    """Convert points to a floating tensor of shape (n, d), n and d at least one."""
     tensor = _floating(to_tensor(name, value))
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise InvalidInputError(
             f"`{name}` must have shape (n, d), one row per point, with n and d at least 1; got "
             f"{tuple(tensor.shape)}. A single feature is a column: X[:, None]."
         )
-    _check_finite(name, tensor)
+    check_finite(name, tensor)
     check_magnitude(name, tensor)
     return tensor
 
 
 def check_distances(name: str, value: Any) -> Tensor:
-    """Return a distance matrix as a floating tensor of shape (n, n)."""
+    """Convert a distance matrix to a floating tensor of shape (n, n)."""
     tensor = _floating(to_tensor(name, value))
     if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
         raise InvalidInputError(
             f"`{name}` must be a square matrix of distances, shape (n, n); got "
             f"{tuple(tensor.shape)}. Pass points as X or Y."
         )
-    _check_finite(
-        name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance."
-    )
+    check_finite(name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance.")
     scale = check_magnitude(name, tensor)
     gap = float((tensor - tensor.T).abs().max())
     if gap > _SYMMETRY_TOLERANCE * scale:
@@ -181,23 +178,20 @@ def check_distances(name: str, value: Any) -> Tensor:
 
 
 def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
-    """Return a table over pairs (M, or a starting plan) as a floating tensor of shape (n, m)."""
+    """Convert a table over pairs (M, or a starting plan) to a floating tensor of shape (n, m)."""
     tensor = _floating(to_tensor(name, value))
     if tuple(tensor.shape) != shape:
         raise InvalidInputError(
             f"`{name}` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
             f"got {tuple(tensor.shape)}."
         )
-    _check_finite(name, tensor)
+    check_finite(name, tensor)
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
 
 
 def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
-    """Return a starting plan, non-negative and of total mass exactly one, float64.
-
-    A total within 1e-4 of one is rounding and is normalised, as for weights.
-    """
+    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one."""
     tensor = check_linear_cost(value, shape, name="init").double()
     total = float(tensor.sum())
     if float(tensor.min()) < 0 or abs(total - 1) > _MASS_TOLERANCE:
@@ -211,13 +205,9 @@ def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
 def as_weights(
     name: str, value: Any, n: int, device: torch.device, each: str | None = None
 ) -> Tensor:
-    """Return weights of shape (n,), float64, of total mass exactly one; uniform for ``None``.
+    """Convert weights to shape (n,), float64, total mass exactly one; ``None`` is uniform.
 
-    ``each`` says what has a weight: by default a row of X if they are ``a``, else one of Y.
-
-    A total within 1e-4 of one, or one unit of rounding in half precision, is rounding and is
-    normalised; any other total is refused, because balanced transport of different masses is not
-    defined.
+    ``each`` says what has a weight: by default a row of X if they are ``a``, else a row of Y.
     """
     if value is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
@@ -230,12 +220,14 @@ def as_weights(
             f"`{name}` must have shape ({n},), one weight per {each}; got "
             f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
         )
-    _check_finite(name, weights)
+    check_finite(name, weights)
     if float(weights.min()) < 0:
         raise InvalidInputError(
             f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
         )
     total = float(weights.sum())
+    # Balanced transport of different masses is not defined. A total of nearly one is rounding, in
+    # half precision one unit of it.
     if abs(total - 1) > max(_MASS_TOLERANCE, rounding):
         raise InvalidInputError(
             f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
@@ -243,7 +235,8 @@ def as_weights(
     return weights / total
 
 
-def _check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
+    """Refuse NaN and infinity."""
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         raise InvalidInputError(
@@ -253,7 +246,7 @@ def _check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
 
 
 def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_ENTRY) -> float:
-    """Refuse numbers whose squares over- or underflow; return the largest magnitude."""
+    """Refuse numbers whose squares would over- or underflow; return the largest magnitude."""
     largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     if largest > _LARGEST_ENTRY or 0 < largest < smallest:
         raise InvalidInputError(
@@ -265,7 +258,7 @@ def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_EN
 
 
 def check_list(name: str, value: Any, what: str) -> list[Any]:
-    """Return the items of a list, or of anything that has a length and items in an order."""
+    """Convert to a list anything that has a length and items in an order."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     if not listed or isinstance(value, (str, bytes, dict)) or getattr(value, "ndim", 1) == 0:
         raise InvalidTypeError(f"`{name}` must be a list, {what}; got {type(value).__name__}.")
@@ -273,7 +266,7 @@ def check_list(name: str, value: Any, what: str) -> list[Any]:
 
 
 def resolve_device(device: Any, *values: Any) -> torch.device:
-    """Return the device asked for, or that of the inputs, which must agree."""
+    """Choose the device asked for, or that of the inputs, which must agree."""
     if device is not None:
         try:
             resolved = torch.device(device)
@@ -306,15 +299,12 @@ def _check_device(device: torch.device) -> None:
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if (device.index or 0) >= count:
         raise InvalidInputError(
-            f"`device='{device}'` was asked for, and PyTorch sees {count} such devices."
+            f"`device='{device}'` does not exist here: PyTorch sees {count} such devices."
         )
 
 
 def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Generator, int]:
-    """Return a generator on the device, and the seed that reproduces it.
-
-    ``None`` draws a fresh seed, which the result reports.
-    """
+    """Make a generator on a device, and the seed that reproduces it; ``None`` draws a new seed."""
     generator = torch.Generator(device=device)
     if random_state is None:
         return generator, generator.seed()

@@ -1,4 +1,4 @@
-"""Results of costly stages kept in a folder, by the content of what they were made from."""
+"""Results of costly stages, kept in a folder under a hash of what they were made from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Parts = dict[str, Any]
 
 
 def content_key(stage: str, *content: Any) -> str:
-    """Return the SHA-256 of a stage's name and of tensors and plain values."""
+    """Compute the SHA-256 of a stage's name and of tensors and plain values."""
     digest = hashlib.sha256(f"{stage}|{_VERSION}".encode())
     for value in content:
         if isinstance(value, Tensor):
@@ -39,32 +39,20 @@ def content_key(stage: str, *content: Any) -> str:
 
 
 class Cache:
-    """A folder with one verified file for each result.
-
-    Parameters
-    ----------
-    folder : Path
-        Made on the first write.
-    """
+    """A folder, made on the first write, with one verified file for each result."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def fetch(self, stage: str, key: str, device: torch.device, make: Callable[[], Parts]) -> Parts:
-        """Return the tensors and plain values under a key, made and stored if they are not there.
-
-        Warns
-        -----
-        CacheWarning
-            If a file is damaged; it is replaced.
-        """
+        """Read the tensors and plain values under a key; make and store them if there are none."""
         path = self.folder / f"{stage}-{key[:32]}.npz"
         if path.exists():
             try:
                 tree, arrays = read_archive(path)
             except InvalidInputError as error:
                 warn_user(
-                    f"a cached result is not usable and is computed again: {error}",
+                    f"A cached result cannot be used, and is computed again: {error}",
                     CacheWarning,
                 )
             else:
@@ -79,13 +67,7 @@ class Cache:
 
 
 def open_cache(folder: Any) -> Cache | None:
-    """Return the cache that ``solve(cache=...)`` names.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidInputError
-        If it is no path, or the path of something that is no folder.
-    """
+    """Open the cache that ``solve(cache=...)`` names."""
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)):
@@ -94,7 +76,7 @@ def open_cache(folder: Any) -> Cache | None:
         )
     path = Path(folder)
     if path.exists() and not path.is_dir():
-        raise InvalidInputError(f"`cache` must be a folder; {path} is something else.")
+        raise InvalidInputError(f"`cache` must be a folder; {path} is none.")
     return Cache(path)
 
 

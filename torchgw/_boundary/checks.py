@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -14,12 +14,19 @@ import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["check_choice", "check_count", "check_positive", "reject_unknown"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_positive",
+    "check_within",
+    "listed",
+    "reject_unknown",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# Names of POT and others, and what they are here.
+# Names that arguments have in POT and elsewhere, and their names here.
 _ELSEWHERE = {
     "C1": ("D_X", "Ca"), "C2": ("D_Y", "Cb"), "Ca": ("D_X",), "Cb": ("D_Y",),
     "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
@@ -32,14 +39,9 @@ _ELSEWHERE = {
 
 
 def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
-    """Turn an unknown keyword into an error that names the nearest known one.
+    """Make a function answer an unknown keyword with the nearest known one.
 
-    Parameters
-    ----------
-    function : callable
-        Whose keywords are checked.
-    nested : pair of str and callable, optional
-        A keyword that takes a dictionary, and the function whose keywords that has.
+    ``nested`` is a keyword that takes a dictionary, and the function whose keywords that has.
     """
     known = list(inspect.signature(function).parameters)
     inner = inspect.signature(nested[1]).parameters if nested else {}
@@ -57,7 +59,7 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
             what = type(args[0]) if function.__name__ == "__init__" else function
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         if torch.compiler.is_compiling():
-            # torch.compile would trace every iteration, for minutes and to no use
+            # torch.compile would trace every iteration, which takes minutes and gains nothing
             return torch.compiler.disable(function)(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -73,13 +75,36 @@ def check_positive(name: str, value: object, hint: str) -> None:
         )
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse anything but an integer of at least 1."""
+def check_count(name: str, value: object, *, none: bool = False) -> None:
+    """Refuse anything but an integer of at least 1, or ``None`` if that will do."""
+    if none and value is None:
+        return
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+        also = ", or None" if none else ""
+        raise InvalidInputError(f"`{name}` must be an integer of at least 1{also}; got {value!r}.")
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise InvalidInputError(f"`{name}` must be one of {known}; got {value!r}.")
+def check_within(name: str, value: object, low: int, high: int, why: str = "") -> None:
+    """Refuse anything but an integer between two others, both included."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
+        raise InvalidInputError(
+            f"`{name}` must be an integer between {low} and {high}{why}; got {value!r}."
+        )
+
+
+def check_choice(
+    name: str, value: object, choices: tuple[str, ...], advice: str = "", *, none: bool = False
+) -> None:
+    """Refuse anything but one of some words, or ``None`` if that will do."""
+    if (isinstance(value, str) and value in choices) or (none and value is None):
+        return
+    few = len(choices) == 2
+    known = listed(choices) if few else "one of " + ", ".join(map(repr, choices))
+    also = " or None" if none else ""
+    raise InvalidInputError(f"`{name}` must be {known}{also}; got {value!r}. {advice}".rstrip())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write some words out as a choice: 'one', 'two' or 'three'."""
+    quoted = [repr(name) for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

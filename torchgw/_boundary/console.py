@@ -1,4 +1,4 @@
-"""What is said on standard error: progress, warnings, logs."""
+"""Progress, warnings and logs on standard error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Progress", "messages", "progress", "verbose_progress"]
 
 
 class Progress:
-    """Callback of a solve: one moving line on a terminal, else one line a second."""
+    """Callback of a solve that shows its progress: one moving line on a terminal, else many."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class Progress:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress | None]:
-    """Yield the callback of a solve; None when nothing is to be shown."""
+    """Yield a callback that shows progress, or None if nothing is to be shown."""
     shown = None if quiet else Progress(sys.stderr)
     try:
         yield shown
@@ -61,10 +61,7 @@ def progress(quiet: bool) -> Iterator[Progress | None]:
 
 @contextmanager
 def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | None]:
-    """Yield what shows an iteration in a solve with ``verbose=True``, otherwise None.
-
-    It is a bar where one can move, in a terminal or notebook with tqdm, and lines elsewhere.
-    """
+    """Yield a callback that shows each iteration, as a bar of tqdm where one can move."""
     if not verbose:
         yield None
     elif find_spec("tqdm") is None or not (sys.stderr.isatty() or _in_notebook()):
@@ -94,16 +91,13 @@ def _write_line(entry: Iteration) -> None:
 
 
 def _in_notebook() -> bool:
-    """Whether the code runs in a Jupyter kernel, whose standard error is no terminal."""
+    """Tell whether the code runs in a Jupyter kernel, whose standard error is no terminal."""
     return "ipykernel" in sys.modules
 
 
 @contextmanager
 def messages(verbosity: int, quiet: bool) -> Iterator[None]:
-    """Send warnings and logs of the package to standard error, as a command line tool does.
-
-    Convergence is left out: the status line and the exit code tell it.
-    """
+    """Send warnings and logs of the package to standard error, as a command line tool does."""
 
     def show(
         message: Warning | str,
@@ -123,8 +117,9 @@ def messages(verbosity: int, quiet: bool) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if quiet else "default")
+            # the status line and the exit code say it
             warnings.simplefilter("ignore", ConvergenceWarning)
-            # of other packages, and nothing that a user of the command line can change
+            # other packages cause these, and a user of the command line cannot change that
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.showwarning = show
             yield

@@ -1,4 +1,4 @@
-"""Graphs of other packages as matrices of edge lengths."""
+"""Graphs of other packages become matrices of edge lengths here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ __all__ = ["as_graph"]
 
 
 def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
-    """Return a weighted adjacency matrix if the value is a graph, otherwise ``None``.
-
-    Recognised: SciPy sparse matrices; NetworkX graphs (edge attribute ``weight``, 1 where absent);
-    objects with ``edge_index`` and ``num_nodes`` as PyTorch Geometric has them (``edge_weight`` is
-    used if present, or ``weight``, which its ``from_networkx`` writes).
-    """
+    """Convert a graph of SciPy, NetworkX or PyTorch Geometric; ``None`` if the value is none."""
     if scipy.sparse.issparse(value):
         return value
     if hasattr(value, "to_homogeneous"):
@@ -63,7 +58,8 @@ def _from_edge_index(name: str, value: Any) -> scipy.sparse.csr_array:
 
 
 def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
-    """Return the lengths of the edges of PyTorch Geometric data, one where it has none."""
+    """Read the lengths of the edges of PyTorch Geometric data, 1 if it has none."""
+    # its from_networkx writes ``weight``
     for field in ("edge_weight", "weight"):
         weight = getattr(value, field, None)
         if weight is None:
@@ -86,7 +82,7 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
 
 
 def _from_networkx(name: str, value: Any) -> scipy.sparse.csr_array:
-    """Convert a NetworkX graph, nodes in their own order."""
+    """Convert a NetworkX graph, its nodes in their order; an edge without a weight has length 1."""
     if value.is_directed():
         raise InvalidInputError(
             f"`{name}` must be an undirected NetworkX graph; got a directed one. "

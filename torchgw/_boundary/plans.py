@@ -1,15 +1,15 @@
-"""What is asked of a plan, checked: values, points, rows, counts."""
+"""Checks of what a plan is asked for: values, points, rows, counts."""
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
-from torchgw._boundary.checks import check_count
+from torchgw._boundary.checks import check_count, check_within
 from torchgw._errors import InvalidInputError
 
 __all__ = [
@@ -28,13 +28,13 @@ _MASS_TOLERANCE = 1e-4
 
 
 def as_values(name: str, value: Any, device: torch.device) -> Tensor:
-    """Return numbers that a plan multiplies, on its device; a tensor keeps its gradient."""
+    """Convert numbers that a plan multiplies, on its device; a tensor keeps its gradient."""
     checked = to_tensor(name, value)
     return (value if isinstance(value, Tensor) else checked).to(device)
 
 
 def as_points_of(name: str, value: Any, count: int, device: torch.device) -> Tensor:
-    """Return what a plan averages: float64, a row for each of the points it leads to."""
+    """Convert points that a plan averages to float64, (count, d)."""
     points = as_values(name, value, device).double()
     if points.ndim != 2 or points.shape[0] != count:
         raise InvalidInputError(
@@ -45,7 +45,7 @@ def as_points_of(name: str, value: Any, count: int, device: torch.device) -> Ten
 
 
 def as_index(value: Any, count: int, device: torch.device) -> Tensor:
-    """Return row numbers as an integer tensor of shape (s,); negative ones count from the end."""
+    """Convert row numbers to an integer tensor (s,); negative ones count from the end."""
     index = torch.atleast_1d(to_tensor("index", value)).to(device)
     whole = not (index.dtype.is_floating_point or index.dtype == torch.bool)
     if index.ndim != 1 or not (whole or index.numel() == 0):
@@ -63,7 +63,7 @@ def as_index(value: Any, count: int, device: torch.device) -> Tensor:
 
 
 def as_mass(name: str, value: Any, weight: Tensor) -> Tensor:
-    """Return masses that a plan is to have in place of its weights."""
+    """Convert masses that a plan is to have in place of its weights."""
     mass = as_values(name, value, weight.device).to(weight.dtype)
     if mass.shape != weight.shape or not bool((mass >= 0).all() and mass.isfinite().all()):
         raise InvalidInputError(
@@ -74,7 +74,7 @@ def as_mass(name: str, value: Any, weight: Tensor) -> Tensor:
 
 
 def check_equal_masses(a: Tensor, b: Tensor) -> None:
-    """Refuse marginals that no plan can have both of."""
+    """Refuse marginals of different mass, which no plan can have."""
     first, second = float(a.sum()), float(b.sum())
     if abs(first - second) > _MASS_TOLERANCE * max(first, second):
         raise InvalidInputError(
@@ -84,14 +84,13 @@ def check_equal_masses(a: Tensor, b: Tensor) -> None:
 
 
 def check_entries(k: Any, count: int) -> int:
-    """Return the number of entries of each row that are wanted, of ``count``."""
-    if not isinstance(k, Integral) or isinstance(k, bool) or not 1 <= int(k) <= count:
-        raise InvalidInputError(f"`k` must be an integer between 1 and {count}; got {k!r}.")
+    """Check how many entries of each row are wanted, of ``count``."""
+    check_within("k", k, 1, count)
     return int(k)
 
 
 def check_threshold(threshold: Any) -> None:
-    """Check a share of the mass of a row."""
+    """Refuse anything but a share of a row's mass."""
     if not isinstance(threshold, Real) or not 0 <= threshold <= 1:  # type: ignore[operator]
         raise InvalidInputError(
             f"`threshold` must be a share of a row's mass, within 0 and 1; got {threshold!r}."
@@ -99,7 +98,7 @@ def check_threshold(threshold: Any) -> None:
 
 
 def check_draw(count: object, generator: object, device: torch.device) -> None:
-    """Check what draws from a plan are made by."""
+    """Check the number of draws from a plan and their generator."""
     check_count("count", count)
     if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
         where = getattr(generator, "device", type(generator).__name__)

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
-from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -206,7 +205,7 @@ def check_units(
 
 def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
     """Refuse inputs that have no gradient, with the reason."""
-    if problem.loss is not SQUARE:
+    if not problem.loss.is_square:
         raise UnsupportedError(
             f"`differentiable` knows the square loss only; got loss={problem.loss.name!r}. Pass "
             "loss='square', or leave `differentiable` out."

@@ -49,16 +49,16 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
     UnsupportedError
         If "factored" is asked for and neither side has factors, or "dense" and it takes too long.
     """
-    sides = problem.sides()
-    if sides is None:
+    crossed = problem.crossed()
+    if crossed is None:
         return _choose_without_products(name, problem)
-    source, target = sides
+    source, target = crossed
     with_factors = [side for side in (source, target) if side.factors() is not None]
     if name == "factored" and not with_factors:
         raise UnsupportedError(
             "`gradient='factored'` needs factors on at least one side: distances='landmark', "
-            "'sqeuclidean' or 'cosine' (with loss='kl' for X: logarithms of distances have none). "
-            "Pass gradient='auto' or 'sampled'."
+            "'sqeuclidean' or 'cosine' (functions of distances, such as the logarithms of "
+            "loss='kl' for Y, have none). Pass gradient='auto' or 'sampled'."
         )
     cheap = all(side.cheap_columns for side in (source, target))
     fits = max(source.n, target.n) ** 2 <= _DENSE_ENTRIES.get(source.device.type, 0)

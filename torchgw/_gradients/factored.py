@@ -62,7 +62,7 @@ class FactoredGradient:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        both = problem.sides()
+        both = problem.crossed()
         assert both is not None
         self.row, self.column = exact_own_terms(problem)
         a, b = (weight.to(problem.dtype)[:, None] for weight in problem.marginals)

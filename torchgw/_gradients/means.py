@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import Entrywise, Levels, Loss, identity, sums
+from torchgw._problem.losses import Loss, identity, sums
 from torchgw._problem.problem import Problem
 from torchgw._tensors.draws import categories_at
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
-__all__ = ["MeanDistances", "distance_spread", "mean_columns", "own_terms", "part_means", "visible"]
+__all__ = [
+    "Levels",
+    "MeanDistances",
+    "SampledLoss",
+    "distance_spread",
+    "mean_columns",
+    "own_terms",
+    "part_means",
+    "visible",
+]
 
 # Columns of the quadrature of a sum over all points where each column is a shortest-path run.
 _QUADRATURE_COLUMNS = 96
@@ -32,6 +42,53 @@ _MARGIN = 1.05
 _BLOCK_ELEMENTS = 2**22
 
 
+class Levels(NamedTuple):
+    """Equal steps from zero to ``reach``, by which a minimum is a mean of products.
+
+    min(x, y) is the integral over t of [x > t] [y > t], to half a step.
+    """
+
+    reach: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class SampledLoss(Loss):
+    """A loss as a sample of pairs shows it: with a floor, or with a minimum cut into levels."""
+
+    floor: float = 0.0  # target distances below it count as this in the cross term
+    levels: Levels | None = None
+
+    @classmethod
+    def of(cls, loss: Loss, *, floor: float = 0.0, levels: Levels | None = None) -> Loss:
+        """Bound the cross term of a loss from below, or cut it if it is a minimum."""
+        parts = {field.name: getattr(loss, field.name) for field in fields(Loss)}
+        if loss.cross is None:
+            return loss if levels is None else cls(**parts, levels=levels)
+        if floor == 0:
+            return loss
+        near, far = loss.cross
+        parts["cross"] = near, partial(_raised, far, floor)
+        return cls(**parts, floor=floor)
+
+    @property
+    def parts(self) -> int:
+        """Number of products that the cross term is the mean of."""
+        return 1 if self.levels is None else self.levels.steps
+
+    def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
+        """Evaluate the factor of one side in products of the cross term."""
+        if self.levels is None:
+            return super().part(side, distance, parts)
+        above = distance > (parts + 0.5) * (self.levels.reach / self.levels.steps)
+        return above.to(distance.dtype) * (self.levels.reach if side == 0 else 1.0)
+
+
+def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
+    """Evaluate a function of distances, each at least the floor."""
+    return function(distance.clamp_min(floor))
+
+
 def visible(problem: Problem, n_anchors: int) -> Problem:
     """Return the problem as anchors show it.
 
@@ -43,7 +100,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
     if loss.cross is None:
         sides = (problem.source, problem.target)
         reach = min(map(_largest, sides, problem.marginals))
-        return replace(problem, loss=loss.split(Levels(reach, _LEVELS)))
+        return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
         return problem
     provider, weights = problem.target, problem.marginals.b
@@ -53,7 +110,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
     share = mass.new_full((len(index), 1), _FEWEST / n_anchors)
     reached = torch.searchsorted(mass.T.contiguous(), share)[:, 0].clamp_(max=provider.n - 1)
     floor = values.gather(0, reached[None])
-    return replace(problem, loss=loss.bounded(float(floor.median())))
+    return replace(problem, loss=SampledLoss.of(loss, floor=float(floor.median())))
 
 
 def _largest(provider: DistanceProvider, weights: Tensor) -> float:
@@ -80,7 +137,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
-    return nodes.points, nodes.weights.to(provider.dtype)
+    return nodes.indices, nodes.weights.to(provider.dtype)
 
 
 def _moments(

@@ -26,7 +26,7 @@ from torchgw._gradients.means import (
 )
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.losses import LOSSES, spread_parts
+from torchgw._problem.losses import spread_parts
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
@@ -71,6 +71,7 @@ class SampledGradient:
     exact = False
 
     def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
+        self._loss = problem.loss
         self.problem = visible(problem, n_anchors)
         self.n_anchors = n_anchors
         self.redraw = redraw
@@ -79,7 +80,8 @@ class SampledGradient:
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
         a, b = problem.marginals
         means = self._means
-        if self.problem.loss.floor > 0:
+        if self.problem.loss.cross != problem.loss.cross:
+            # without the floor of a singular loss
             means = mean_columns(problem, problem.marginals)
         total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
         self.product = product_value(problem, (self.row, self.column), total)
@@ -209,7 +211,7 @@ class SampledGradient:
         each stratum tell its error. Where the cross term is no product that mean is one over
         further pairs, the same for all anchors.
         """
-        loss = LOSSES[self.problem.loss.name]
+        loss = self._loss
         anchors = self._draw(plan, self._slots(), generator)
         left = self.problem.source.columns(anchors.source).double()
         right = self.problem.target.columns(anchors.target).double()
@@ -271,5 +273,5 @@ class SampledGradient:
 
 def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
     """Return the points in an order in which neighbours are near each other, (n,) int64."""
-    nodes = choose_points(provider, weights, _COORDINATES).points
+    nodes = choose_points(provider, weights, _COORDINATES).indices
     return block_order(provider.columns(nodes), 1).point

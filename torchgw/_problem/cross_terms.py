@@ -15,25 +15,20 @@ _SPARSE_SHARE = 0.03
 
 
 class Cross(Protocol):
-    """A linear function of plans."""
+    """The cross term as a linear function of plans."""
 
     def __call__(self, plan: Tensor) -> Tensor:
-        """Return the cross term at a plan of shape (n, m), a new tensor of that shape."""
+        """Evaluate the cross term at a plan (n, m), in a new tensor of that shape."""
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return that of a x b, summed by a x b, ()."""
+        """Evaluate the cross term at a x b, summed with the weights a x b, ()."""
 
     def tables(self) -> tuple[Tensor, ...]:
-        """Return what it reads: of a product, DX and DY."""
+        """List the tensors that it reads; DX and DY for a product."""
 
 
 class ProductCross:
-    """h(x, y) = x y: two matrix products.
-
-    Parameters
-    ----------
-    source, target : Tensor, shapes (n, n) and (m, m)
-    """
+    """h(x, y) = x y by two matrix products, for symmetric tables DX (n, n) and DY (m, m)."""
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
         self._source = source
@@ -41,7 +36,7 @@ class ProductCross:
         self._left, self._right = _sparse(source), _sparse(target)
 
     def __call__(self, plan: Tensor) -> Tensor:
-        """Return DX P DY, of symmetric tables."""
+        """Compute DX P DY."""
         left, right = self._left, self._right
         inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
@@ -51,33 +46,28 @@ class ProductCross:
         return result.T.contiguous()
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return (a' DX a) (b' DY b)."""
+        """Compute (a' DX a) (b' DY b)."""
         return (a @ (self._source @ a)) * (b @ (self._target @ b))
 
     def tables(self) -> tuple[Tensor, ...]:
-        """Return DX and DY."""
+        """List DX and DY."""
         return self._source, self._target
 
 
 def _sparse(table: Tensor) -> Tensor | None:
-    """Return a table in coordinate format where that makes products fast."""
+    """Convert a table to coordinate format if that makes products faster."""
     if table.is_cuda or int(table.count_nonzero()) > _SPARSE_SHARE * table.numel():
         return None
     return table.to_sparse()
 
 
 class MinimumCross:
-    """h(x, y) = min(x, y), exactly, in O(n k m log l + k l m) for DX (n, k) and DY (m, l).
+    """h(x, y) = min(x, y), exactly, in O(n k m log l + k l m) for DX (n, k) and DY (m, l)."""
 
-    For one target point j and one k the sum over l of min(x, DY_jl) P_kl is a function of x alone,
-    and linear between the distances of j. So those are sorted once, P_kl and DY_jl P_kl are added
-    up in their order, and the sum is read at x = DX_ik for all i.
-
-    Parameters
-    ----------
-    source, target : Tensor, shapes (n, k) and (m, l)
-        Distances. Where that is less work their places are exchanged.
-    """
+    # For one target point j and one k the sum over l of min(x, DY_jl) P_kl is a function of x
+    # alone, and linear between the distances of j. So those are sorted once, P_kl and DY_jl P_kl
+    # are added up in their order, and the sum is read at x = DX_ik for all i. The sides change
+    # places where that is less work.
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
         self._turned = len(target) * source.numel() > len(source) * target.numel()
@@ -87,7 +77,7 @@ class MinimumCross:
         self._target, self._order = target.sort(dim=1)
 
     def __call__(self, plan: Tensor) -> Tensor:
-        """Return the cross term at a plan of shape (k, l), shape (n, m)."""
+        """Evaluate the cross term at a plan (k, l), shape (n, m)."""
         plan = plan.T if self._turned else plan
         x, mass = self._source, plan.sum(1, keepdim=True)
         columns = []
@@ -101,9 +91,9 @@ class MinimumCross:
         return torch.stack(columns, dim=0 if self._turned else 1)
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the sum over a x b."""
+        """Evaluate the cross term at a x b, summed with the weights a x b."""
         return a @ self(torch.outer(a, b)) @ b
 
     def tables(self) -> tuple[Tensor, ...]:
-        """Return the sorted tables."""
+        """List the sorted tables and their order."""
         return self._source, self._target, self._order

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances, check_points
+from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph
-from torchgw._errors import (
-    InvalidInputError,
-    InvalidTypeError,
-    TorchGWWarning,
-    UnsupportedError,
-    warn_user,
-)
-from torchgw._problem.losses import Loss
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
+from torchgw._problem.named import from_graphs
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "DistanceName",
-    "GivenSide",
-    "POINT_METRICS",
-    "check_loss",
-    "pair_of_distances",
-    "recognise",
-]
-
-DistanceName = Literal[
-    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
-]
-POINT_METRICS = ("euclidean", "sqeuclidean", "cosine")
+__all__ = ["GivenSpace", "recognise"]
 
 
-class GivenSide(NamedTuple):
-    """One side as the user gave it, recognised."""
+class GivenSpace(NamedTuple):
+    """One side as the user gave it: points, a graph or a provider."""
 
-    name: str  # "X" or "Y"
-    points: Tensor | None
-    graph: Any
-    provider: DistanceProvider | None  # given, or from a given matrix
+    name: str  # what messages call it, X or Y
+    points: Tensor | None = None
+    graph: Any = None
+    provider: DistanceProvider | None = None  # also that of a given matrix
 
     @property
     def n(self) -> int:
@@ -53,26 +35,11 @@ class GivenSide(NamedTuple):
         return int((self.graph if self.points is None else self.points).shape[0])
 
 
-def pair_of_distances(distances: Any) -> tuple[Any, Any]:
-    """Return what ``distances`` says of either side, checked."""
-    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
-    if len(pair) != 2:
-        raise InvalidInputError(
-            f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
-        )
-    for item in pair:
-        named = isinstance(item, str) and item in get_args(DistanceName)
-        if not named and not isinstance(item, DistanceProvider):
-            known = ", ".join(repr(name) for name in get_args(DistanceName))
-            raise InvalidInputError(
-                f"`distances` must be one of {known}, a DistanceProvider, or a pair of these; got "
-                f"{item!r}. Compute other distances and pass them as `D_X` and `D_Y`."
-            )
-    return pair
+def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
+    """Tell points, graphs, providers and matrices apart.
 
-
-def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
-    """Tell points, graph, provider and given matrix apart."""
+    ``spec`` is what ``distances`` says of this side: a name or a provider.
+    """
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
     if isinstance(spec, DistanceProvider):
@@ -82,50 +49,34 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSide:
                 f"`distances` gives a provider for this side, so `{other}` would not be used. "
                 "Pass one of them."
             )
-        return GivenSide(name, None, None, spec)
+        return GivenSpace(name, provider=spec)
     if len(given) != 1:
         what = "neither was given" if not given else "both were given"
         raise InvalidInputError(
             f"Pass exactly one of `{name}` (points or a graph) and `{table_name}` (a distance "
             f"matrix); {what}."
         )
+    if isinstance(given[0], DistanceProvider):
+        return GivenSpace(name, provider=given[0])
     if table is not None:
-        if isinstance(table, DistanceProvider):
-            return GivenSide(name, None, None, table)
-        return GivenSide(name, None, None, PrecomputedDistance(check_distances(table_name, table)))
-    if isinstance(value, DistanceProvider):
-        return GivenSide(name, None, None, value)
+        matrix = check_distances(table_name, table)
+        return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
-        if spec in POINT_METRICS:
+        if spec not in ("auto", *from_graphs()):
             raise InvalidInputError(
-                f"`distances={spec!r}` needs points; `{name}` is a graph. Use 'auto', 'dijkstra', "
-                "'precomputed' or 'landmark'."
+                f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
+                f"{listed(['auto', *from_graphs()])}."
             )
-        return GivenSide(name, None, graph, None)
+        return GivenSpace(name, graph=graph)
     if callable(value):
         raise InvalidTypeError(
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
         )
     points = check_points(name, value)
     if _looks_like_distances(points):
-        what = f"`{name}` is a square symmetric matrix with a zero diagonal"
-        wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
-        has_table = name in ("X", "Y")
-        instead = f"`{table_name}`" if has_table else wrapped
-        if spec == "precomputed":
-            raise InvalidInputError(
-                f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
-                f"given matrix as {instead}."
-            )
-        if has_table:
-            instead += f", or as {wrapped}; --distance-matrices on the command line"
-        warn_user(
-            f"{what}, and is taken as points. Pass a matrix of distances as {instead}. Pass the "
-            "edge lengths of a graph as a scipy.sparse.csr_array.",
-            TorchGWWarning,
-        )
-    return GivenSide(name, points, None, None)
+        _warn_of_distances(name, spec)
+    return GivenSpace(name, points=points)
 
 
 def _looks_like_distances(points: Tensor) -> bool:
@@ -134,12 +85,21 @@ def _looks_like_distances(points: Tensor) -> bool:
     return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
-def check_loss(loss: Loss, target: DistanceProvider) -> None:
-    """Raise UnsupportedError if the loss means nothing for the distances of the target."""
-    inner = target.provider if isinstance(target, ScaledDistance) else target
-    if loss.singular and isinstance(inner, LandmarkDistance):
-        raise UnsupportedError(
-            "`loss='kl'` takes logarithms of the distances of Y, and small distances from "
-            "landmarks have large relative errors. Pass distances='dijkstra' (or 'precomputed', up "
-            "to a few thousand points) for Y."
+def _warn_of_distances(name: str, spec: Any) -> None:
+    """Warn that what looks like a matrix of distances is taken as points; refuse "precomputed"."""
+    what = f"`{name}` is a square symmetric matrix with a zero diagonal"
+    wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
+    has_table = name in ("X", "Y")
+    instead = f"`D_{name}`" if has_table else wrapped
+    if spec == "precomputed":
+        raise InvalidInputError(
+            f"{what}, and 'precomputed' means geodesics computed once from points. Pass a "
+            f"given matrix as {instead}."
         )
+    if has_table:
+        instead += f", or as {wrapped}; --distance-matrices on the command line"
+    warn_user(
+        f"{what}, and is taken as points. Pass a matrix of distances as {instead}. Pass the "
+        "edge lengths of a graph as a scipy.sparse.csr_array.",
+        TorchGWWarning,
+    )

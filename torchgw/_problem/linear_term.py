@@ -1,4 +1,4 @@
-"""The linear cost: a given table, or distances between features of the two sides."""
+"""The linear cost M: a given table, or distances between features of the two sides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
@@ -24,15 +25,13 @@ __all__ = [
 ]
 
 FeatureMetric = Literal["sqeuclidean", "cosine", "euclidean"]
-# Pairs up to which Euclidean distances, which have no factors, are stored.
+# Pairs up to which Euclidean distances are stored; they have no factors.
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 
 
 def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] | None:
-    """Return a pair of features, (n, d) and (m, d), checked; ``None`` if none were given."""
-    if not isinstance(metric, str) or metric not in get_args(FeatureMetric):
-        known = ", ".join(repr(name) for name in get_args(FeatureMetric))
-        raise InvalidInputError(f"`feature_metric` must be one of {known}; got {metric!r}.")
+    """Check a pair of features, (n, d) and (m, d), if any were given."""
+    check_choice("feature_metric", metric, get_args(FeatureMetric))
     if value is None:
         if metric != "sqeuclidean":
             raise InvalidInputError(
@@ -66,7 +65,7 @@ def linear_cost(
     shape: tuple[int, int],
     device: torch.device,
 ) -> Cost | None:
-    """Return M of shape (n, m), float64, from what was given; ``None`` without any."""
+    """Make M, shape (n, m), float64, from what was given; ``None`` if nothing was."""
     if table is not None and features is not None:
         raise InvalidInputError(
             "`M` and `features` are two ways to give one linear cost. Pass one of them."
@@ -84,18 +83,16 @@ def linear_cost(
     source, target = (item.to(device).double() for item in features)
     if metric == "euclidean" and shape[0] * shape[1] > _STORED_ENTRIES.get(device.type, 0):
         raise UnsupportedError(
-            f"feature_metric='euclidean' stores all {shape[0]} x {shape[1]} distances, which is "
-            "too many. 'sqeuclidean' and 'cosine' have factors and store none."
+            f"feature_metric='euclidean' would store {shape[0]} x {shape[1]} distances, which is "
+            "too many. Pass 'sqeuclidean' or 'cosine', which have factors and store none."
         )
     return feature_cost(source, target, metric)
 
 
 def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
-    """Return distances between features, (n, d) and (m, d): factors, or a table for "euclidean".
-
-    Differentiable, for "euclidean" with derivative zero where two features coincide.
-    """
+    """Compute distances between features, (n, d) and (m, d): factors, a table for "euclidean"."""
     if metric == "euclidean":
+        # differentiable too, with derivative zero where two features coincide
         mode = "donot_use_mm_for_euclid_dist"
         return DenseCost(torch.cdist(source, target, compute_mode=mode))
     if metric == "cosine":
@@ -110,7 +107,7 @@ def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
 def without_structure(
     table: Any, features: tuple[Tensor, Tensor] | None
 ) -> tuple[FactoredDistance, FactoredDistance]:
-    """Return two spaces whose points all coincide, as many as the linear cost is about."""
+    """Make spaces for ``alpha=0``: as many points as the linear cost has, all at distance zero."""
     if features is not None:
         shape: tuple[int, ...] = len(features[0]), len(features[1])
     else:
@@ -125,7 +122,7 @@ def without_structure(
 
 
 def spread(cost: Cost) -> float:
-    """Return the standard deviation of the entries of a cost, all counted alike."""
+    """Compute the standard deviation of the entries of a cost, all counted alike."""
     if isinstance(cost, DenseCost):
         return float(cost.matrix.std(correction=0))
     left, right, row, column = cost.centred()
@@ -136,14 +133,14 @@ def spread(cost: Cost) -> float:
 
 
 def check_alpha(alpha: float | None, linear: Cost | None) -> float:
-    """Return the weight of the quadratic term; 1 without a linear cost and 0.5 with one."""
+    """Choose the weight of the quadratic term: as given, or 1, or 0.5 with a linear cost."""
     if alpha is None:
         return 1.0 if linear is None else 0.5
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and linear is None:
         raise InvalidInputError(
-            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or "
-            "`features`, or leave `alpha`."
+            f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or `features`, "
+            "or drop `alpha`."
         )
     return float(alpha)

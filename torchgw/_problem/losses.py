@@ -1,37 +1,38 @@
 """Losses: how the distance of two source points is compared with that of two target points.
 
-Whatever the loss, what a plan costs is (docs/algorithm.md, equations 33 and 34)
+Every loss has the form (docs/algorithm.md, equations 33 and 34)
 
     loss(x, y) = f_X(x) + f_Y(y) - 2 h(x, y)
 
-with terms of one side alone and a cross term. For the square and the KL loss h is the product of a
-function of x and one of y, so that all of the square loss's machinery works on the distances after
-these functions. |x - y| = x + y - 2 min(x, y) has no such h, but one that is a mean of products.
+with terms of one side alone and a cross term h. For the square and the KL loss h is a function of x
+times one of y, so that whatever serves the square loss serves the others on these functions of the
+distances. |x - y| = x + y - 2 min(x, y) has no such h.
+
+A loss is one entry of ``LOSSES``; everything in which losses differ is written there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError
-from torchgw.distances.base import DerivedDistance, DistanceProvider
+from torchgw._boundary.checks import check_choice
+from torchgw._errors import UnsupportedError
+from torchgw.distances.base import DistanceProvider, Entrywise, EntrywiseDistance, ScaledDistance
+from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = [
     "ABSOLUTE",
-    "Entrywise",
-    "EntrywiseDistance",
     "KL",
     "LOSSES",
-    "Levels",
     "Loss",
     "LossName",
     "SQUARE",
+    "check_loss",
     "find_loss",
     "identity",
     "spread_parts",
@@ -40,14 +41,12 @@ __all__ = [
 ]
 
 LossName = Literal["square", "kl", "absolute"]
-# A function of every distance on its own.
-Entrywise = Callable[[Tensor], Tensor]
-# What is added to a distance in a logarithm, as in POT: a distance of zero has none.
+# Added to distances inside logarithms, as in POT: zero has no logarithm.
 _LOG_OFFSET = 1e-18
 
 
 def identity(distance: Tensor) -> Tensor:
-    """Return the distances."""
+    """Give the distances back as they are."""
     return distance
 
 
@@ -61,170 +60,105 @@ def _half_log(distance: Tensor) -> Tensor:
 
 
 def _entropy(distance: Tensor) -> Tensor:
-    """Return x log x - x."""
+    """Compute x log x - x."""
     return (_log(distance) - 1).mul_(distance)
 
 
-def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
-    """Return a function of distances none of which is below the floor."""
-    return function(distance.clamp_min(floor))
+def _absolute_difference(x: Tensor, y: Tensor) -> Tensor:
+    return (x - y).abs()
 
 
 @dataclass(frozen=True)
 class Loss:
-    """loss(x, y) = own[0](x) + own[1](y) - 2 h(x, y), h the cross term.
+    """A loss of a source distance x and a target distance y, own[0](x) + own[1](y) - 2 h(x, y)."""
 
-    Attributes
-    ----------
-    name : str
-    own : pair of functions
-        Of a source distance and of a target distance.
-    cross : pair of functions or None
-        Of which h is the product; ``None`` for the minimum of x and y.
-    singular : bool
-        Whether a distance of zero costs out of all proportion.
-    linear_below : float
-        Change of the plan below which outer iterations can be extrapolated: there they are close to
-        linear, and no longer at a saddle point.
-    floor : float
-        Target distances below it count as this in the cross term, see :meth:`bounded`.
-    levels : Levels or None
-        By which a minimum is split into products, see :meth:`split`.
-    """
-
-    name: str
-    own: tuple[Entrywise, Entrywise]
-    cross: tuple[Entrywise, Entrywise] | None
-    singular: bool = False
+    name: LossName
+    own: tuple[Entrywise, Entrywise]  # of x and of y
+    cross: tuple[Entrywise, Entrywise] | None  # h(x, y) is their product; None for min(x, y)
+    # The whole loss, where the sum of its terms loses digits to rounding.
+    direct: Callable[[Tensor, Tensor], Tensor] | None = None
+    order: int | None = None  # the value is the power of a distance between spaces; None: of none
+    singular: bool = False  # whether target distances near zero cost out of all proportion
+    # Outer iterations can be extrapolated once a plan changes by less than this: they are close to
+    # linear then, and no longer at a saddle point.
     linear_below: float = 1e-2
-    floor: float = 0.0
-    levels: Levels | None = None
+    pot: str | None = None  # POT's name of it
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of distances of any shape."""
+        """Evaluate the loss of distances of any shape."""
+        if self.direct is not None:
+            return self.direct(x, y)
+        own = self.own[0](x) + self.own[1](y)
         if self.cross is None:
-            return (x - y).abs()
-        cross = self.cross[0](x) * self.cross[1](y)
-        return self.own[0](x) + self.own[1](y) - 2 * cross
+            return own - 2 * torch.minimum(x, y)
+        return own - 2 * (self.cross[0](x) * self.cross[1](y))
 
-    def bounded(self, floor: float) -> Loss:
-        """Return the loss whose cross term takes target distances below ``floor`` for that."""
-        known = LOSSES[self.name].cross
-        if floor == 0 or known is None:
-            return self
-        near, far = known
-        return replace(self, cross=(near, partial(_raised, far, floor)), floor=floor)
-
-    def split(self, levels: Levels | None) -> Loss:
-        """Return the loss with its cross term, if that is no product, as a mean of products.
-
-        min(x, y) is the integral over t of [x > t] [y > t], which levels in equal steps approximate
-        to half a step.
-        """
-        return self if self.cross is not None else replace(self, levels=levels)
+    @property
+    def is_square(self) -> bool:
+        """Whether this is (x - y)^2, for which closed forms are known."""
+        return self.own == SQUARE.own and self.cross == SQUARE.cross
 
     @property
     def parts(self) -> int:
         """Number of products that the cross term is the mean of."""
-        return 1 if self.levels is None else self.levels.steps
+        return 1
 
     def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
-        """Return the factor of one side (0 or 1) in each of some products.
+        """Evaluate the factor of one side (0 or 1) in products of the cross term.
 
-        Parameters
-        ----------
-        side : int
-        distance : Tensor, shape (..., s)
-        parts : Tensor of int64, shape (s,) or ()
-            Which product.
+        ``distance`` has shape (..., s) and ``parts`` shape (s,) or (): which product each is for.
         """
-        if self.cross is not None:
-            return self.cross[side](distance)
-        assert self.levels is not None
-        above = distance > (parts + 0.5) * (self.levels.reach / self.levels.steps)
-        return above.to(distance.dtype) * (self.levels.reach if side == 0 else 1.0)
+        assert self.cross is not None
+        return self.cross[side](distance)
 
-    def sides(
+    def crossed(
         self, source: DistanceProvider, target: DistanceProvider
     ) -> tuple[DistanceProvider, DistanceProvider] | None:
-        """Return what the cross term is a product of: distances after their functions."""
+        """Pair the functions of the distances whose product h is; ``None`` if it is no product."""
         if self.cross is None:
             return None
         return transformed(source, self.cross[0]), transformed(target, self.cross[1])
 
 
-class Levels(NamedTuple):
-    """Equal steps from zero to ``reach``."""
-
-    reach: float
-    steps: int
-
-
-SQUARE = Loss("square", (torch.square, torch.square), (identity, identity))
-KL = Loss("kl", (_entropy, identity), (identity, _half_log), singular=True, linear_below=1e-4)
-ABSOLUTE = Loss("absolute", (identity, identity), None)
-LOSSES = {loss.name: loss for loss in (SQUARE, KL, ABSOLUTE)}
+SQUARE = Loss("square", (torch.square, torch.square), (identity, identity), order=2, pot="L2")
+KL = Loss(
+    "kl", (_entropy, identity), (identity, _half_log), singular=True, linear_below=1e-4, pot="KL"
+)
+ABSOLUTE = Loss("absolute", (identity, identity), None, direct=_absolute_difference, order=1)
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in (SQUARE, KL, ABSOLUTE)}
 
 
 def find_loss(name: Any) -> Loss:
-    """Return a loss by name; InvalidInputError for an unknown one."""
-    if not isinstance(name, str) or name not in LOSSES:
-        known = ", ".join(repr(known) for known in get_args(LossName))
-        raise InvalidInputError(f"`loss` must be one of {known}; got {name!r}.")
+    """Look a loss up by its name; InvalidInputError for an unknown one."""
+    check_choice("loss", name, tuple(LOSSES))
     return LOSSES[name]
 
 
-class EntrywiseDistance(DerivedDistance):
-    """A function of every distance of another provider; no distances of their own.
-
-    Parameters
-    ----------
-    provider : DistanceProvider
-    function : callable
-    """
-
-    def __init__(self, provider: DistanceProvider, function: Entrywise) -> None:
-        super().__init__(provider)
-        self.function = function
-        # made once it is asked for
-        self._matrix: Tensor | None = None
-
-    def columns(self, index: Tensor) -> Tensor:
-        """Return the function of D[:, index]."""
-        if self._matrix is not None:
-            return self._matrix[index].T
-        return self.function(self.provider.columns(index))
-
-    def of(self, provider: DistanceProvider) -> EntrywiseDistance:
-        """Return the same function of the distances of another provider."""
-        return EntrywiseDistance(provider, self.function)
-
-    def matrix(self) -> Tensor | None:
-        """Return the function of D if D is stored."""
-        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
-            self._matrix = self.function(matrix)
-        return self._matrix
-
-    def apply(self, values: Tensor) -> Tensor:
-        """Return the product with values, (n, c)."""
-        matrix = self.matrix()
-        return super().apply(values) if matrix is None else matrix @ values
+def check_loss(loss: Loss, target: DistanceProvider) -> None:
+    """Refuse target distances that are too inexact for a loss."""
+    inner = target.provider if isinstance(target, ScaledDistance) else target
+    if loss.singular and isinstance(inner, LandmarkDistance):
+        raise UnsupportedError(
+            f"`loss={loss.name!r}` depends on the ratios of small distances of Y, and small "
+            "distances from landmarks have large relative errors. Pass distances='dijkstra' (or "
+            "'precomputed', up to a few thousand points) for Y."
+        )
 
 
 def spread_parts(count: int, parts: int, device: torch.device) -> Tensor:
-    """Return a part for each of some samples, any number in a row evenly over all parts."""
+    """Assign a part to each of some samples, so that any run of them is even over all parts."""
     order = torch.arange(count, dtype=torch.float64, device=device)
     # multiples of the golden ratio modulo one fill [0, 1] evenly
     return ((order * 0.6180339887498949) % 1 * parts).long()
 
 
 def transformed(provider: DistanceProvider, function: Entrywise) -> DistanceProvider:
-    """Return a function of the distances of a provider."""
+    """Wrap a provider so that it gives a function of its distances."""
     return provider if function is identity else EntrywiseDistance(provider, function)
 
 
 def sums(provider: DistanceProvider, function: Entrywise, weights: Tensor) -> Tensor:
-    """Return function(D) @ weights, shape (n,), by what the provider is fastest at."""
+    """Compute function(D) @ weights, shape (n,), by what the provider is fastest at."""
     if function is torch.square:
         return provider.mean_square(weights)
     return transformed(provider, function).apply(weights[:, None])[:, 0]

@@ -14,34 +14,28 @@ from torchgw._errors import InvalidInputError
 from torchgw._typing import Marginals
 
 __all__ = [
-    "Relaxation",
-    "Terms",
+    "MarginalRule",
+    "ObjectiveTerms",
     "best_mass",
-    "check_relaxation",
+    "check_marginal_rule",
     "quadratic_divergence",
     "relative_entropy",
 ]
 
 
 @dataclass(frozen=True)
-class Relaxation:
-    """Which marginals a plan must have.
+class MarginalRule:
+    """Which marginals a plan must have: strict by default."""
 
-    Attributes
-    ----------
-    rho : tuple of float
-        Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict
-        marginal, zero a free one; both are strict in a partial problem, up to ``mass``.
-    mass : float or None
-        Exactly what a partial plan moves, with P1 <= a and P'1 <= b.
-    """
-
+    # Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict marginal,
+    # zero a free one.
     rho: tuple[float, float] = (math.inf, math.inf)
+    # Mass that a partial plan moves, with P1 <= a and P'1 <= b; None for other problems.
     mass: float | None = None
 
     @property
     def fixed_mass(self) -> float | None:
-        """Mass of every plan, or ``None`` where it is part of the answer."""
+        """Mass that every plan has; ``None`` where it is part of the answer."""
         if self.mass is not None:
             return self.mass
         return 1.0 if math.inf in self.rho else None
@@ -52,14 +46,14 @@ class Relaxation:
         return self.mass is not None or set(self.rho) == {0.0, math.inf}
 
     def tau(self, epsilon: float) -> tuple[float, float]:
-        """Return the factors of the half-steps, 2 rho / (2 rho + epsilon)."""
+        """Compute the factors of the half-steps, 2 rho / (2 rho + epsilon)."""
         source, target = (
             1.0 if math.isinf(rho) else 2 * rho / (2 * rho + epsilon) for rho in self.rho
         )
         return source, target
 
     def violation(self, masses: Marginals, weights: Marginals) -> float:
-        """Return by how much masses break what is strict, the larger L1 distance of both sides."""
+        """Measure how far masses break what is strict, the larger L1 distance of both sides."""
         over = [mass - weight for mass, weight in zip(masses, weights, strict=True)]
         if self.mass is not None:
             return max(float(part.clamp_min(0).sum()) for part in over)
@@ -69,8 +63,8 @@ class Relaxation:
         )
 
 
-def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
-    """Return what ``unbalanced`` and ``mass`` ask for; ``None`` for strict marginals."""
+def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
+    """Read the options ``unbalanced`` and ``mass``; ``None`` for strict marginals."""
     if mass is not None:
         if unbalanced is not None:
             raise InvalidInputError(
@@ -79,33 +73,33 @@ def check_relaxation(unbalanced: Any, mass: Any) -> Relaxation | None:
             )
         if not _is_number(mass) or not 0 < mass <= 1:
             raise InvalidInputError(
-                "`mass` is the share of the mass that a partial plan moves, in (0, 1]; got "
+                "`mass` must be the share of the mass that a partial plan moves, in (0, 1]; got "
                 f"{mass!r}."
             )
-        return Relaxation(mass=float(mass)) if mass < 1 else None
+        return MarginalRule(mass=float(mass)) if mass < 1 else None
     if unbalanced is None:
         return None
     pair = tuple(unbalanced) if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
     if len(pair) != 2 or not all(_is_number(rho) and rho >= 0 for rho in pair):
         raise InvalidInputError(
-            "`unbalanced` must be None, one weight rho of the marginals' divergence, or a pair "
-            f"(rho_a, rho_b) of weights between 0 (free) and inf (strict); got {unbalanced!r}."
+            "`unbalanced` must be None, a weight rho of the marginals' divergence, or a pair "
+            f"(rho_a, rho_b), each between 0 (free) and inf (strict); got {unbalanced!r}."
         )
     if pair == (0, 0):
         raise InvalidInputError(
-            "`unbalanced=0` frees both marginals, and nothing would hold any mass. Make one side "
+            "`unbalanced=0` frees both marginals, and nothing would hold any mass. Make one weight "
             "positive, as in (inf, 0)."
         )
     rho = float(pair[0]), float(pair[1])
-    return None if rho == (math.inf, math.inf) else Relaxation(rho)
+    return None if rho == (math.inf, math.inf) else MarginalRule(rho)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
 
 
-class Terms(NamedTuple):
-    """What the objective of a normalised plan consists of."""
+class ObjectiveTerms(NamedTuple):
+    """Terms of the objective of a plan of mass one."""
 
     value: float  # alpha <L(P), P> (+ (1 - alpha) <M, P>)
     source: float  # sum p log(p / a)
@@ -113,18 +107,18 @@ class Terms(NamedTuple):
     whole: float  # sum P log(P / (a x b))
 
 
-def best_mass(terms: Terms, relaxation: Relaxation, epsilon: float) -> float:
-    """Return the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
-    if relaxation.fixed_mass is not None:
-        return relaxation.fixed_mass
-    source, target = relaxation.rho
+def best_mass(terms: ObjectiveTerms, rule: MarginalRule, epsilon: float) -> float:
+    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+    if rule.fixed_mass is not None:
+        return rule.fixed_mass
+    source, target = rule.rho
     slope = terms.value + 2 * source * terms.source + 2 * target * terms.target
     slope += epsilon * terms.whole
     return math.exp(-slope / (2 * (source + target + epsilon / 2)))
 
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:
-    """Return sum p log(p / a), where nothing lies outside the weights."""
+    """Compute sum p log(p / a), for masses p that are zero wherever the weights a are."""
     ratio = torch.where(
         masses > 0, masses / weights.clamp_min(torch.finfo(weights.dtype).tiny), 1.0
     )
@@ -132,5 +126,5 @@ def relative_entropy(masses: Tensor, weights: Tensor) -> float:
 
 
 def quadratic_divergence(entropy: float, mass: float) -> float:
-    """Return KL(mu x mu | a x a) for mu = mass * p, where a has sum one (equation 14)."""
+    """Compute KL(mu x mu | a x a) for mu = mass * p, from KL(p | a) (equation 14)."""
     return 2 * mass**2 * (entropy + math.log(mass)) - mass**2 + 1

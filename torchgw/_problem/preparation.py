@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
 from torchgw.distances.geodesics import Geodesics, path_lengths
-from torchgw.distances.graph import given_geodesics, neighbour_geodesics
+from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
-__all__ = ["Graph", "Preparation"]
+__all__ = ["KeyedGraph", "Preparation"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _PART_PAIRS = 100_000_000
 
 
-class Graph(NamedTuple):
+class KeyedGraph(NamedTuple):
     """A graph and, where results are cached, the key of its content."""
 
     geodesics: Geodesics
@@ -32,17 +32,7 @@ class Graph(NamedTuple):
 
 
 class Preparation:
-    """Runs stages on one device, times them, and reads them from a cache if there is one.
-
-    Parameters
-    ----------
-    device : torch.device
-    clock : callable
-        ``clock(phase, since)`` adds the time since a moment to a phase.
-    cache : Cache or None
-    progress : bool
-        Whether to show a progress bar where a stage takes long on a CPU.
-    """
+    """Runs stages on one device, times them, and reads them from a cache if there is one."""
 
     def __init__(
         self,
@@ -50,105 +40,107 @@ class Preparation:
         clock: Callable[[str, float], float],
         cache: Cache | None,
         progress: bool,
+        n_landmarks: int | None,
     ) -> None:
-        self._device = device
+        self.device = device
+        # Seconds of all stages so far.
+        self.seconds = 0.0
+        # ``clock(phase, since)`` adds the time since a moment to a phase.
         self._clock = clock
         self._cache = cache
+        # Whether to show a progress bar where a stage takes long on a CPU.
         self._progress = progress
-        self.seconds = 0.0
+        self._n_landmarks = n_landmarks
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: Literal["stitch", "fill"]
-    ) -> Graph:
-        """Return the connected neighbour graph of some points."""
+        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy
+    ) -> KeyedGraph:
+        """Build the connected neighbour graph of points."""
 
-        def make() -> Geodesics:
-            return neighbour_geodesics(points.to(self._device), n_neighbors, policy=policy)
+        def make() -> dict[str, Any]:
+            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy).state()
 
-        return self._timed("graph", lambda: self._graph((points, n_neighbors, policy), make))
+        def stage() -> KeyedGraph:
+            state, key = self._fetch("graph", (points, n_neighbors, policy), make)
+            return KeyedGraph(Geodesics.restore(state), key)
 
-    def given_graph(self, name: str, graph: Any, policy: Literal["stitch", "fill"]) -> Graph:
-        """Return a graph that the user gave, checked and connected."""
+        return self._timed("graph", stage)
 
-        def make() -> Graph:
+    def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
+        """Check and connect a graph that the user gave."""
+
+        def stage() -> KeyedGraph:
             geodesics = graph
             if not isinstance(graph, Geodesics):
                 geodesics = given_geodesics(name, graph, policy)
                 check_magnitude(name, geodesics.edges.length)
             content = (*geodesics.edges, geodesics.unreachable)
             key = None if self._cache is None else content_key("given graph", *content)
-            return Graph(geodesics, key)
+            return KeyedGraph(geodesics, key)
 
-        return self._timed("graph", make)
+        return self._timed("graph", stage)
 
-    def all_pairs(self, graphs: list[Graph]) -> list[Tensor]:
-        """Return the geodesics of all pairs: on a GPU, or by processes that share the sources."""
-        return self._timed("geodesics", lambda: self._all_pairs(graphs)) if graphs else []
+    def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
+        return self._timed("geodesics", lambda: self._all_pairs(graphs))
 
-    def landmarks(self, graph: Graph, n_landmarks: int | None) -> LandmarkDistance:
-        """Return the Nystrom factors of the geodesics."""
+    def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
+        """Find the Nystrom factors of the geodesics."""
 
-        def make() -> LandmarkDistance:
-            return LandmarkDistance(graph.geodesics, n_landmarks, device=self._device)
+        def make() -> dict[str, Any]:
+            geodesics, count = graph.geodesics, self._n_landmarks
+            return LandmarkDistance(geodesics, count, device=self.device).state()
 
-        def cached() -> LandmarkDistance:
-            if self._cache is None:
-                return make()
-            key = content_key("landmarks", graph.key, n_landmarks)
-            state = self._cache.fetch("landmarks", key, self._device, lambda: make().state())
+        def stage() -> LandmarkDistance:
+            state, _ = self._fetch("landmarks", (graph.key, self._n_landmarks), make)
             return LandmarkDistance.restore(graph.geodesics, state)
 
-        return self._timed("landmarks", cached)
+        return self._timed("landmarks", stage)
 
-    def _graph(self, content: tuple[Any, ...], make: Callable[[], Geodesics]) -> Graph:
-        if self._cache is None:
-            return Graph(make(), None)
-        key = content_key("graph", *content)
-        state = self._cache.fetch("graph", key, self._device, lambda: make().state())
-        return Graph(Geodesics.restore(state), key)
-
-    def _all_pairs(self, graphs: list[Graph]) -> list[Tensor]:
-        if self._device.type == "cuda":
+    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        if self.device.type == "cuda":
             return [self._table(graph) for graph in graphs]
         if self._cache is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
         return [torch.cat(self._parts(graph)) for graph in graphs]
 
-    def _table(self, graph: Graph) -> Tensor:
-        """Return all pairs on a GPU."""
-        if self._cache is None:
-            return graph.geodesics.all_pairs(self._device)
-        key = content_key("geodesics", graph.key)
-        parts = self._cache.fetch(
-            "geodesics",
-            key,
-            self._device,
-            lambda: {"table": graph.geodesics.all_pairs(self._device)},
+    def _table(self, graph: KeyedGraph) -> Tensor:
+        """Find all pairs on a GPU."""
+        parts, _ = self._fetch(
+            "geodesics", (graph.key,), lambda: {"table": graph.geodesics.all_pairs(self.device)}
         )
         table: Tensor = parts["table"]
         return table
 
-    def _parts(self, graph: Graph) -> list[Tensor]:
-        """Return all pairs in parts that are cached one by one: a run cut short goes on there."""
-        assert self._cache is not None
+    def _parts(self, graph: KeyedGraph) -> list[Tensor]:
+        """Find all pairs in parts that are cached one by one: a run cut short goes on there."""
         n = graph.geodesics.n
-        parts = []
+        found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):
-            key = content_key("geodesics", graph.key, int(sources[0]), len(sources))
 
             def make(sources: Any = sources) -> dict[str, Any]:
                 task = graph.geodesics, sources
                 return {"rows": path_lengths([task], progress=self._progress)[0]}
 
-            parts.append(self._cache.fetch("geodesics", key, self._device, make)["rows"])
-        return parts
+            content = graph.key, int(sources[0]), len(sources)
+            found.append(self._fetch("geodesics", content, make)[0]["rows"])
+        return found
+
+    def _fetch(
+        self, stage: str, content: tuple[Any, ...], make: Callable[[], dict[str, Any]]
+    ) -> tuple[dict[str, Any], str | None]:
+        """Read what a stage makes of some content, or make it; also the key in the cache."""
+        if self._cache is None:
+            return make(), None
+        key = content_key(stage, *content)
+        return self._cache.fetch(stage, key, self.device, make), key
 
     def _timed(self, phase: str, stage: Callable[[], T]) -> T:
         """Run a stage to its end and account for its time."""
         started = perf_counter()
         result = stage()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.seconds += self._clock(phase, started) - started
         return result

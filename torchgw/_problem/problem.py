@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ __all__ = ["Problem", "stored_matrix"]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked: two metric spaces with weights, and a linear term."""
+    """What is asked: two metric spaces with weights, how they are compared, and a linear cost."""
 
     source: DistanceProvider  # (n, n)
     target: DistanceProvider  # (m, m)
@@ -28,26 +28,24 @@ class Problem:
     loss: Loss = SQUARE
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """Return the problem with its distances and linear cost in another dtype."""
-        return Problem(
-            self.source.to(self.source.device, dtype),
-            self.target.to(self.target.device, dtype),
-            self.marginals,
-            self.alpha,
-            None if self.linear is None else self.linear.to(dtype),
-            self.loss,
+        """Convert the distances and the linear cost to another dtype."""
+        return replace(
+            self,
+            source=self.source.to(self.source.device, dtype),
+            target=self.target.to(self.target.device, dtype),
+            linear=None if self.linear is None else self.linear.to(dtype),
         )
 
-    def sides(self) -> tuple[DistanceProvider, DistanceProvider] | None:
-        """Return what the cross term of the loss is a product of, (n, n) and (m, m)."""
-        return self.loss.sides(self.source, self.target)
+    def crossed(self) -> tuple[DistanceProvider, DistanceProvider] | None:
+        """Pair the functions of the distances whose product the cross term is, if it is one."""
+        return self.loss.crossed(self.source, self.target)
 
     def cross(self) -> Cross:
-        """Return the cross term of stored distances."""
-        sides = self.sides()
-        if sides is None:
+        """Make the cross term of stored distances."""
+        crossed = self.crossed()
+        if crossed is None:
             return MinimumCross(stored_matrix(self.source), stored_matrix(self.target))
-        return ProductCross(*map(stored_matrix, sides))
+        return ProductCross(*map(stored_matrix, crossed))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,7 +54,7 @@ class Problem:
 
 
 def stored_matrix(provider: DistanceProvider) -> Tensor:
-    """Return the whole table of a provider, building it if need be."""
+    """Read the whole table of a provider, building it if it is not stored."""
     matrix = provider.matrix()
     if matrix is None:
         return provider.columns(torch.arange(provider.n, device=provider.device))

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,29 +13,22 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.cache import Cache
+from torchgw._boundary.checks import check_choice, check_count, listed
 from torchgw._errors import InvalidInputError
-from torchgw._problem.given import (
-    POINT_METRICS,
-    DistanceName,
-    GivenSide,
-    pair_of_distances,
-    recognise,
-)
-from torchgw._problem.preparation import Graph, Preparation
+from torchgw._problem.given import GivenSpace, recognise
+from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
+from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
-from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.graph import default_n_neighbors
+from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
-from torchgw.distances.points import PointDistance
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.points import PointDistance, PointMetric
 
-__all__ = ["DistanceOptions", "ScaleName", "Sides", "build_providers"]
+__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
 ScaleName = Literal["auto", "max", "mean"]
-_GEODESIC = ("dijkstra", "precomputed", "landmark")
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 _ALL_PAIRS_POINTS = 3_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
@@ -58,40 +50,29 @@ class DistanceOptions:
     n_neighbors: int | None
     n_landmarks: int | None
     scale: ScaleName | None
-    disconnected: Literal["stitch", "fill"]
+    disconnected: ConnectPolicy
     cache: Cache | None = None
     progress: bool = False
-    factors: bool = True  # whether factors are of use: "auto" is then low-rank for many points
-    exact: bool = True  # whether the gradient may be exact: "dijkstra" is all pairs for few points
-    approximate: bool = False  # whether "auto" may take accurate factors where all pairs would fit
+    # Whether factors are of use: if so, "auto" is low-rank for many points.
+    factors: bool = True
+    # Whether the gradient may be exact: if so, "dijkstra" is all pairs for few points.
+    exact: bool = True
+    # Whether "auto" may take accurate factors where all pairs would fit.
+    approximate: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("n_neighbors", "n_landmarks"):
-            value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, Integral) or isinstance(value, bool) or value < 1
-            ):
-                raise InvalidInputError(
-                    f"`{name}` must be an integer of at least 1, or None; got {value!r}."
-                )
-        known = isinstance(self.scale, str) and self.scale in get_args(ScaleName)
-        if self.scale is not None and not known:
-            raise InvalidInputError(
-                f"`scale` must be 'auto', 'max', 'mean' or None; got {self.scale!r}."
-            )
-        known = isinstance(self.disconnected, str) and self.disconnected in ("stitch", "fill")
-        if not known:
-            raise InvalidInputError(
-                f"`disconnected` must be 'stitch' or 'fill'; got {self.disconnected!r}."
-            )
+            check_count(name, getattr(self, name), none=True)
+        check_choice("scale", self.scale, get_args(ScaleName), none=True)
+        check_choice("disconnected", self.disconnected, get_args(ConnectPolicy))
 
 
-class Sides(NamedTuple):
+class Spaces(NamedTuple):
     """Both sides of a problem, ready to solve."""
 
     providers: tuple[DistanceProvider, DistanceProvider]
-    spaces: tuple[Space, Space]
+    origins: tuple[Space, Space]  # what each was made from, for new points
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
 
 
@@ -103,101 +84,77 @@ def build_providers(
     device: torch.device,
     clock: Callable[[str, float], float],
     labels: tuple[str, str] = ("X", "Y"),
-) -> Sides:
+) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
-    ``labels`` are what messages call the sides; of others than X and Y there is no ``D_X``.
-    ``clock(phase, since)`` is told the stages: graph, geodesics, landmarks, and distances for all
-    else.
+    ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
+    ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
+    distances for the rest.
     """
     started = perf_counter()
-    names = pair_of_distances(distances)
-    inputs = [
-        recognise(name, side, table, spec)
-        for name, side, table, spec in zip(labels, sides, tables, names, strict=True)
-    ]
-    largest = max(item.n for item in inputs)
-    kinds = [
+    specs = pair_of_distances(distances)
+    given = [recognise(*each) for each in zip(labels, sides, tables, specs, strict=True)]
+    largest = max(item.n for item in given)
+    names = [
         _resolve(spec, largest, device, options) if item.provider is None else "given"
-        for item, spec in zip(inputs, names, strict=True)
+        for item, spec in zip(given, specs, strict=True)
     ]
-    _refuse_unused(inputs, kinds, options)
-    stages = Preparation(device, clock, options.cache, options.progress)
-    graphs = {
-        position: _graph(item, options, stages)
-        for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True))
-        if kind in _GEODESIC
-    }
-    accurate: dict[int, LandmarkDistance] = {}
-    automatic = [*zip(names, kinds, strict=True)] == 2 * [("auto", "precomputed")]
+    _refuse_unused(given, names, options)
+    stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
+    graphs = [
+        _graph(item, options, stages) if name in from_graphs() else None
+        for item, name in zip(given, names, strict=True)
+    ]
+    automatic = [*zip(specs, names, strict=True)] == 2 * [("auto", "precomputed")]
+    found: list[LandmarkDistance] = []
     if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
-        accurate = _accurate_landmarks(graphs, stages)
-        kinds = ["landmark"] * len(kinds) if accurate else kinds
-    all_pairs = [position for position, kind in enumerate(kinds) if kind == "precomputed"]
-    made = dict(zip(all_pairs, stages.all_pairs([graphs[p] for p in all_pairs]), strict=True))
-    providers: list[DistanceProvider] = []
-    landmarks: dict[str, dict[str, float]] = {}
-    for position, (item, kind) in enumerate(zip(inputs, kinds, strict=True)):
-        provider: DistanceProvider
-        if position in accurate:
-            provider = accurate[position]
-        elif kind == "precomputed":
-            provider = PrecomputedDistance.unchecked(made.pop(position))
-        else:
-            provider = _provider(item, kind, graphs.get(position), options, stages, device)
-        if isinstance(provider, LandmarkDistance):
-            landmarks[item.name] = {
-                "count": len(provider.landmarks),
-                "rank": provider.rank,
-                "error": provider.error,
-            }
-        providers.append(provider.to(device, provider.dtype))
-    logger.info("distances: %s for X, %s for Y", *kinds)
-    scaled = [
-        _scale(provider, item.points, options.scale, computed=kind != "given")
-        for provider, item, kind in zip(providers, inputs, kinds, strict=True)
+        found = _accurate_landmarks(graphs, stages)
+        names = ["landmark"] * len(names) if found else names
+    providers = [
+        provider.to(device, provider.dtype)
+        for provider in found or _make(given, names, graphs, stages)
     ]
-    spaces = [
-        _space(item, kind, graphs.get(position), options, factor)
-        for position, (item, kind, (_, factor)) in enumerate(
-            zip(inputs, kinds, scaled, strict=True)
-        )
-    ]
+    logger.info("distances: %s for X, %s for Y", *names)
+    scaled, origins = [], []
+    for provider, item, name, graph in zip(providers, given, names, graphs, strict=True):
+        divided, factor = _scale(provider, item.points, options.scale, computed=name != "given")
+        scaled.append(divided)
+        origins.append(_origin(item, name, graph, options, factor).to(device))
     clock("distances", started + stages.seconds)
-    return Sides(
-        (scaled[0][0], scaled[1][0]),
-        (spaces[0].to(device), spaces[1].to(device)),
-        landmarks,
-    )
+    landmarks = {
+        item.name: {"count": len(side.landmarks), "rank": side.rank, "error": side.error}
+        for item, side in zip(given, providers, strict=True)
+        if isinstance(side, LandmarkDistance)
+    }
+    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks)
 
 
-def _provider(
-    item: GivenSide,
-    kind: Any,
-    graph: Graph | None,
-    options: DistanceOptions,
+def _make(
+    given: list[GivenSpace],
+    names: list[str],
+    graphs: list[KeyedGraph | None],
     stages: Preparation,
-    device: torch.device,
-) -> DistanceProvider:
-    """Build the provider of one side, but for all pairs, which are found for both sides at once."""
-    if item.provider is not None:
-        return item.provider
-    if graph is None:
-        assert item.points is not None
-        return PointDistance(item.points, kind)
-    if kind == "dijkstra":
-        return DijkstraDistance(graph.geodesics, device=device)
-    return stages.landmarks(graph, options.n_landmarks)
+) -> list[DistanceProvider]:
+    """Make the providers of both sides, those of one name together."""
+    made = {place: item.provider for place, item in enumerate(given) if item.provider is not None}
+    for name in dict.fromkeys(names):
+        places = [place for place, other in enumerate(names) if other == name != "given"]
+        if places:
+            entry = NAMED[name]
+            sources = [graphs[place] if entry.graph else given[place].points for place in places]
+            made |= zip(places, entry.make(sources, stages), strict=True)
+    return [made[place] for place in range(len(given))]
 
 
-def _space(
-    item: GivenSide, kind: Any, graph: Graph | None, options: DistanceOptions, scale: float
+def _origin(
+    item: GivenSpace, name: str, graph: KeyedGraph | None, options: DistanceOptions, scale: float
 ) -> Space:
-    """Return what new points of a side need to know of it."""
-    metric = kind if kind in POINT_METRICS else None
+    """Record what new points of a side need to know of it."""
+    metric: Any = name if name in get_args(PointMetric) else None
+    # distances of other names, made from points, say nothing of points that they have not seen
+    points = None if metric is None and graph is None else item.points
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
-    geodesics = None if graph is None else graph.geodesics
-    return Space(item.points, metric, geodesics, n_neighbors, scale)
+    return Space(points, metric, None if graph is None else graph.geodesics, n_neighbors, scale)
 
 
 def _resolve(
@@ -214,34 +171,38 @@ def _resolve(
 
 
 def _accurate_landmarks(
-    graphs: dict[int, Graph], stages: Preparation
-) -> dict[int, LandmarkDistance]:
-    """Return the factors of both sides if they are as good as all pairs; otherwise none."""
-    found: dict[int, LandmarkDistance] = {}
-    for position, graph in graphs.items():
-        found[position] = stages.landmarks(graph, None)
-        if found[position].error > _SMALL_ERROR:
-            return {}
+    graphs: list[KeyedGraph | None], stages: Preparation
+) -> list[LandmarkDistance]:
+    """Find the factors of both sides; none if those of a side are less good than all pairs."""
+    found = []
+    for graph in graphs:
+        assert graph is not None
+        found.append(stages.landmarks(graph))
+        if found[-1].error > _SMALL_ERROR:
+            return []
     return found
 
 
-def _refuse_unused(inputs: list[GivenSide], kinds: list[Any], options: DistanceOptions) -> None:
+def _refuse_unused(given: list[GivenSpace], names: list[str], options: DistanceOptions) -> None:
     """Refuse an option that neither side would use."""
-    made = [item for item, kind in zip(inputs, kinds, strict=True) if kind in _GEODESIC]
-    if options.n_landmarks is not None and "landmark" not in kinds:
+    if options.n_landmarks is not None and "landmark" not in names:
         raise InvalidInputError(
             "`n_landmarks` is used by distances='landmark' only; drop it, or pass "
             "distances='landmark'."
         )
-    if options.n_neighbors is not None and all(item.points is None for item in made):
+    neighbours = any(
+        name in from_graphs() and item.points is not None
+        for item, name in zip(given, names, strict=True)
+    )
+    if options.n_neighbors is not None and not neighbours:
         raise InvalidInputError(
             "`n_neighbors` is used for geodesics on the neighbour graph of points only; drop it, "
-            "or pass points with distances='precomputed', 'dijkstra' or 'landmark'."
+            f"or pass points with distances={listed(from_graphs())}."
         )
 
 
-def _graph(item: GivenSide, options: DistanceOptions, stages: Preparation) -> Graph:
-    """Return the connected graph of one side."""
+def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> KeyedGraph:
+    """Make the connected graph of one side."""
     if item.points is None:
         return stages.given_graph(item.name, item.graph, options.disconnected)
     count = options.n_neighbors
@@ -256,14 +217,12 @@ def _graph(item: GivenSide, options: DistanceOptions, stages: Preparation) -> Gr
 def _scale(
     provider: DistanceProvider, points: Tensor | None, scale: ScaleName | None, *, computed: bool
 ) -> tuple[DistanceProvider, float]:
-    """Divide by the maximum or the mean distance, once, and return the factor."""
+    """Divide distances by their maximum or mean; also return what they were multiplied by."""
     if scale is None or (scale == "auto" and not computed):
         return provider, 1.0
     if scale == "mean":
-        uniform = torch.full(
-            (provider.n,), 1 / provider.n, dtype=provider.dtype, device=provider.device
-        )
-        size = provider.mean(uniform)
+        n, dtype, device = provider.n, provider.dtype, provider.device
+        size = provider.mean(torch.full((n,), 1 / n, dtype=dtype, device=device))
     else:
         size = provider.maximum()
     if size == 0:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import Sides
+from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.report import Log, Report
@@ -129,7 +130,8 @@ class GWResult(Result):
         With ``loss="absolute"`` it is of order 1, <L(P), P> itself. NaN with ``loss="kl"``, which
         is no power of a distance, and without a quadratic term.
         """
-        order = {"square": 2, "absolute": 1}.get(self.report.loss)
+        loss = LOSSES.get(self.report.loss)
+        order = None if loss is None else loss.order
         if self.alpha == 0 or order is None:
             return float("nan")
         # an estimate, or rounding at a perfect match, can fall below zero
@@ -270,7 +272,7 @@ class GWResult(Result):
         )
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> GWResult:
+def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) -> GWResult:
     """Make the result of a solve, and warn if it has not converged."""
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
@@ -288,7 +290,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> 
         status=ending.status,
         epsilon=ending.epsilon,
         alpha=problem.alpha,
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        scale=(sides.origins[0].scale, sides.origins[1].scale),
         gradient=strategy.gradient,
         backend=outcome.backend,
         precision=strategy.precision,
@@ -299,7 +301,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Sides, seed: int) -> 
         history=tuple(recorder.history),
         timings=dict(recorder.timings),
         extension=Extension(
-            spaces=(sides.spaces[0].copy(), sides.spaces[1].copy()),
+            spaces=(sides.origins[0].copy(), sides.origins[1].copy()),
             known=outcome.gradient.remember(outcome.coupling, problem.marginals),
             linear=problem.linear is not None,
             unpolished=ending.unpolished,

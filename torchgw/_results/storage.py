@@ -24,11 +24,11 @@ from torchgw._boundary.archive import RESERVED, decode, encode, read_archive, wr
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
-from torchgw._gradients.means import MeanDistances
+from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.losses import LOSSES, Levels, Loss
+from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
@@ -176,11 +176,8 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
     if _DATACLASSES.get(type(value).__name__) is type(value):
         return type(value).__name__, _fields(value)
     if isinstance(value, Loss):
-        return "Loss", {
-            "name": value.name,
-            "floor": value.floor,
-            "levels": value.levels and tuple(value.levels),
-        }
+        floor, levels = getattr(value, "floor", 0.0), getattr(value, "levels", None)
+        return "Loss", {"name": value.name, "floor": floor, "levels": levels and tuple(levels)}
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, TransportPlan):
@@ -328,7 +325,8 @@ def _build_side(parts: dict[str, Any]) -> SolvedSide:
 def _build_loss(parts: dict[str, Any]) -> Loss:
     """Build a loss as a sample sees it."""
     levels = parts["levels"]
-    return LOSSES[parts["name"]].bounded(parts["floor"]).split(levels and Levels(*levels))
+    levels = levels and Levels(*levels)
+    return SampledLoss.of(LOSSES[parts["name"]], floor=parts["floor"], levels=levels)
 
 
 def _build_extension(parts: dict[str, Any]) -> Extension:

@@ -17,13 +17,13 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw.distances.sampling import (
-    CoarseSide,
-    Reader,
+    ColumnReader,
+    SpreadPoints,
+    column_reader,
     draw_points,
-    is_short,
-    reader_of,
-    shortened,
+    ran_out,
     uniform_draws,
+    without_surplus,
 )
 
 __all__ = ["CoarseProblem", "Coarsened", "centre", "coarsen", "cross_terms", "side_by_side"]
@@ -39,8 +39,8 @@ class CoarseProblem(NamedTuple):
     constant + <base, P> - 2 alpha <x P y, P>, and its linearised cost is base - 4 alpha x P y.
     """
 
-    source: CoarseSide
-    target: CoarseSide
+    source: SpreadPoints
+    target: SpreadPoints
     alpha: Tensor  # ()
     linear: Tensor | None  # (s, t), the least entry zero
     x: Tensor  # (r, s, s)
@@ -104,14 +104,14 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
     sides = (problem.source, problem.target)
     uniform = [uniform_draws(side, size, seed) for seed, side in enumerate(sides)]
     alpha = uniform[0].new_full((), problem.alpha)
-    arguments = (*map(reader_of, sides), *problem.marginals, *uniform, alpha, problem.linear)
+    arguments = (*map(column_reader, sides), *problem.marginals, *uniform, alpha, problem.linear)
     built = call(f"coarsen {size}", partial(_build, size), *arguments)
     *numbers, used_x, drawn_x, used_y, drawn_y = built.numbers.tolist()
     counts = (int(used_x), int(drawn_x)), (int(used_y), int(drawn_y))
     coarse = built.problem
-    if any(is_short(side.n, size, *count) for side, count in zip(sides, counts, strict=True)):
+    if any(ran_out(side.n, size, *count) for side, count in zip(sides, counts, strict=True)):
         source, target = (
-            shortened(side, weights, drawn, size, count)
+            without_surplus(side, weights, drawn, size, count)
             for side, weights, drawn, count in zip(
                 sides, problem.marginals, (coarse.source, coarse.target), counts, strict=True
             )
@@ -125,8 +125,8 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
 
 def _build(
     size: int,
-    source: Reader,
-    target: Reader,
+    source: ColumnReader,
+    target: ColumnReader,
     a: Tensor,
     b: Tensor,
     uniform_x: Tensor,
@@ -137,12 +137,12 @@ def _build(
     """Draw points of both sides and compute the constants."""
     x = draw_points(size, 0, source, a, uniform_x)
     y = draw_points(size, 1, target, b, uniform_y)
-    coarse, numbers = _constants(x.side, y.side, alpha, linear)
+    coarse, numbers = _constants(x.points, y.points, alpha, linear)
     return _Built(coarse, torch.cat([numbers, x.counts.to(numbers), y.counts.to(numbers)]))
 
 
 def _constants(
-    source: CoarseSide, target: CoarseSide, alpha: Tensor, cost: Cost | None
+    source: SpreadPoints, target: SpreadPoints, alpha: Tensor, cost: Cost | None
 ) -> tuple[CoarseProblem, Tensor]:
     """Return the problem between two sides; floor, scale and squared resolution, (3,)."""
     x, row, mean_x, square_x = centre(source)
@@ -151,7 +151,7 @@ def _constants(
     spread = 4 * alpha * ((square_x - mean_x**2) * (square_y - mean_y**2)).clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
-        chosen = cost.rows(source.points).transpose().rows(target.points).transpose()
+        chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
         linear = chosen.dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
         offset = linear.min()
@@ -168,7 +168,7 @@ def _constants(
     return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
 
 
-def centre(side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def centre(side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the doubly centred table, centred row means, mean, and mean square."""
     table, weights = side.table, side.weights
     row = table @ weights

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import SQUARE, Levels, Loss
+from torchgw._gradients.means import Levels, SampledLoss
+from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import Coarsened, centre
 from torchgw._typing import Marginals
-from torchgw.distances.sampling import CoarseSide
+from torchgw.distances.sampling import SpreadPoints
 
 __all__ = ["coarse_table", "loss_spread", "with_loss"]
 
@@ -23,12 +24,12 @@ _ROUNDING = 1e-9
 
 def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
-    if problem.loss is SQUARE:
+    if problem.loss.is_square:
         return coarse
     square = coarse.problem
     sides, alpha = (square.source, square.target), square.alpha
     reach = min(float(side.table.max()) for side in sides)
-    loss = problem.loss.split(Levels(reach, _LEVELS))
+    loss = SampledLoss.of(problem.loss, levels=Levels(reach, _LEVELS))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side) for number, side in enumerate(sides)
     )
@@ -51,7 +52,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     return coarse._replace(problem=changed, scale=scale or 1.0)
 
 
-def _centre(loss: Loss, number: int, side: CoarseSide) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _centre(loss: Loss, number: int, side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return centred tables (r, s, s), row means and means of the cross term; mean own term.
 
     Of the source (0) or the target (1).
@@ -70,7 +71,7 @@ def _centre(loss: Loss, number: int, side: CoarseSide) -> tuple[Tensor, Tensor, 
     return centred, rows, means, own
 
 
-def coarse_table(loss: Loss, side: CoarseSide) -> Tensor:
+def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:
     """Return the distances of coarse points as a loss should see them.
 
     Each stands for many, so that its distance to itself is not zero where that is extreme.
@@ -82,7 +83,7 @@ def coarse_table(loss: Loss, side: CoarseSide) -> Tensor:
     return table + (2 * side.square).sqrt() * itself
 
 
-def loss_spread(loss: Loss, sides: tuple[CoarseSide, ...], weights: Marginals) -> float:
+def loss_spread(loss: Loss, sides: tuple[SpreadPoints, ...], weights: Marginals) -> float:
     """Return the standard deviation of the loss of two distances, less what either decides alone.
 
     For the square loss that is 2 std(DX) std(DY).
@@ -90,7 +91,7 @@ def loss_spread(loss: Loss, sides: tuple[CoarseSide, ...], weights: Marginals) -
     Parameters
     ----------
     loss : Loss
-    sides : pair of CoarseSide
+    sides : pair of SpreadPoints
         Points that stand for all, whose weights are ``weights``.
     weights : Marginals
     """
@@ -104,7 +105,7 @@ def loss_spread(loss: Loss, sides: tuple[CoarseSide, ...], weights: Marginals) -
     return spread if spread > _ROUNDING * largest else 0.0
 
 
-def _distribution(side: CoarseSide, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances of two points drawn by weight, the first of them zero, and their masses."""
     pairs = torch.outer(side.weights, side.weights)
     pairs = pairs - pairs.diagonal().diag()

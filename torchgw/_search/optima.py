@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
@@ -20,7 +19,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
-from torchgw.distances.sampling import reader_of
+from torchgw.distances.sampling import column_reader
 
 __all__ = ["Alternative", "DEFAULT_STARTS", "Search", "find_optima", "represent"]
 
@@ -133,7 +132,7 @@ def find_optima(
     coarse = represent(problem, call)
     if coarse is None:
         return Search((), float("nan"))
-    size = max(len(coarse.problem.source.points), len(coarse.problem.target.points))
+    size = max(len(coarse.problem.source.indices), len(coarse.problem.target.indices))
     if size > _POINTS:
         count = (count + 1) // 2
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
@@ -173,9 +172,9 @@ def _coarsen(problem: Problem, size: int, call: Call) -> Coarsened:
 def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     device = problem.source.device
-    if problem.loss is not SQUARE:
+    if not problem.loss.is_square:
         return call_directly
-    readers = reader_of(problem.source), reader_of(problem.target)
+    readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
     if not (_has_graphs(device, backend) and all(isinstance(side, tuple) for side in readers)):
         return call_directly
@@ -213,7 +212,7 @@ def _compare_finely(
         [whole(iteration), *[fall(iteration)] * len(found.places)]
         for iteration in range(_FINE_ITERATIONS)
     ]
-    points = coarse.source.points, coarse.target.points
+    points = coarse.source.indices, coarse.target.indices
     plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
     judged = call(
         f"compare {len(found.places)}", partial(carry_over, backend),
@@ -226,7 +225,7 @@ def _compare_finely(
 def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:
     shape = (problem.source.n, problem.target.n)
     # copies: the next solve may overwrite what they are taken from
-    source, target = coarse.source.points.clone(), coarse.target.points.clone()
+    source, target = coarse.source.indices.clone(), coarse.target.indices.clone()
     plans = found.judged.rounded[found.chosen]
     return [
         Alternative(value, label, plan, source, target, shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw.distances.sampling import CoarseSide
+from torchgw.distances.sampling import SpreadPoints
 
 __all__ = [
     "GUESS_EPSILON",
@@ -160,13 +160,13 @@ def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
     return cost if problem.linear is None else cost + (1 - problem.alpha) * problem.linear
 
 
-def _eccentricity(side: CoarseSide) -> Tensor:
+def _eccentricity(side: SpreadPoints) -> Tensor:
     """Return the root mean squared distance of each point, (s, 1)."""
     eccentricity: Tensor = (side.table.square() @ side.weights).sqrt()
     return eccentricity[:, None]
 
 
-def _distribution(side: CoarseSide) -> Tensor:
+def _distribution(side: SpreadPoints) -> Tensor:
     return distance_quantiles(side.table, side.weights)
 
 

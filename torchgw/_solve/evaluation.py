@@ -12,8 +12,8 @@ from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.relaxed import RelaxedGradient, normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
-    Relaxation,
-    Terms,
+    MarginalRule,
+    ObjectiveTerms,
     best_mass,
     quadratic_divergence,
     relative_entropy,
@@ -80,7 +80,7 @@ def evaluate(
 def evaluate_relaxed(
     gradient: RelaxedGradient,
     plan: TransportPlan,
-    relaxation: Relaxation,
+    relaxation: MarginalRule,
     generator: torch.Generator,
 ) -> tuple[TransportPlan, Evaluation]:
     """Give a plan its best mass, and compute its numbers."""
@@ -92,7 +92,7 @@ def evaluate_relaxed(
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
     # the divergence of the normalised plan is to p x b
     value = alpha * quadratic.value + (1 - alpha) * linear
-    terms = Terms(value, source, target, kl + source)
+    terms = ObjectiveTerms(value, source, target, kl + source)
     mass = best_mass(terms, relaxation, epsilon)
     check_finite(mass, float(total), epsilon)
     masses = Marginals(mass * p, mass * q)

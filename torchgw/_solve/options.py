@@ -12,7 +12,7 @@ import torch
 from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.marginals import Relaxation
+from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.contract import check_backend
 
 __all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
@@ -43,7 +43,7 @@ class Options:
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
     polish: bool = False
-    relaxation: Relaxation | None = None
+    relaxation: MarginalRule | None = None
     skip_tiles: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:

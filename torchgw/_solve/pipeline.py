@@ -234,14 +234,14 @@ def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopSta
 def can_subsample(strategy: Strategy) -> bool:
     """Whether a subsample is worth solving first, and can be."""
     problem = strategy.problem
-    sides = problem.sides()
+    crossed = problem.crossed()
     if strategy.gradient != "factored" or strategy.options.relaxation is not None:
         return False
-    if isinstance(problem.linear, DenseCost) or sides is None:
+    if isinstance(problem.linear, DenseCost) or crossed is None:
         return False
-    if any(side.factors() is None for side in sides):
+    if any(side.factors() is None for side in crossed):
         return False
-    return sides[0].n * sides[1].n > COARSE_ENTRIES
+    return crossed[0].n * crossed[1].n > COARSE_ENTRIES
 
 
 def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:

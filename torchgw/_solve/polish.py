@@ -17,7 +17,7 @@ from torchgw._gradients.contract import Gradient
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.stored import StoredPlan
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.marginals import Relaxation
+from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._typing import Marginals, Potentials
 
@@ -43,7 +43,7 @@ class Polished(NamedTuple):
 def polish(
     gradient: Gradient,
     plan: TransportPlan,
-    relaxation: Relaxation | None,
+    relaxation: MarginalRule | None,
     generator: torch.Generator,
 ) -> Polished:
     """Run conditional gradient (Frank-Wolfe) steps with exact line search [1]_ [2]_.
@@ -57,7 +57,7 @@ def polish(
         Exact.
     plan : TransportPlan, shape (n, m)
         Where to start, once it is rounded to its weights.
-    relaxation : Relaxation or None
+    relaxation : MarginalRule or None
         Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
         normalised here.
     generator : torch.Generator
@@ -106,7 +106,7 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
     return TransportPlan(cost, zero, like.weights, 1.0)
 
 
-def check_polish(marginals: Marginals, relaxation: Relaxation | None, *, exact: bool) -> None:
+def check_polish(marginals: Marginals, relaxation: MarginalRule | None, *, exact: bool) -> None:
     """Refuse what cannot be polished here.
 
     Raises
@@ -130,7 +130,7 @@ def _is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertex(cost: Tensor, marginals: Marginals, relaxation: Relaxation | None) -> Tensor:
+def _vertex(cost: Tensor, marginals: Marginals, relaxation: MarginalRule | None) -> Tensor:
     """Return a plan of least linear cost, of mass one."""
     if relaxation is not None:
         if relaxation.mass is not None:

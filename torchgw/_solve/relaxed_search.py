@@ -78,7 +78,7 @@ def search_relaxed(
         return PRODUCT, Search((), float("nan"))
     coarse = represented.problem
     sides = coarse.source, coarse.target
-    many = max(len(side.points) for side in sides) > _MOST_POINTS
+    many = max(len(side.indices) for side in sides) > _MOST_POINTS
     if many and strategy.options.n_init is None:
         return PRODUCT, Search((), float("nan"))
     small = Problem(
@@ -113,7 +113,7 @@ def search_relaxed(
     found = [_solve(how, label, guess, generator) for label, guess in starts]
     found = _distinct(sorted(found, key=lambda one: (one.missed, one.objective)))
     shape = problem.source.n, problem.target.n
-    points = [side.points for side in sides]
+    points = [side.indices for side in sides]
     alternatives = tuple(
         Alternative(one.objective, one.label, one.plan.to(device), points[0], points[1], shape)
         for one in found

@@ -12,7 +12,7 @@ import torch
 
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.marginals import Relaxation
+from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
@@ -59,7 +59,9 @@ class Setting:
     tol: float  # change of the coupling and marginal error at which the loop ends
     scale: float  # natural scale of the cost
     dtype: torch.dtype  # of the exponents
-    relaxation: Relaxation | None = None  # of the marginals; the gradient is then a RelaxedGradient
+    relaxation: MarginalRule | None = (
+        None  # of the marginals; the gradient is then a RelaxedGradient
+    )
 
     def rounding(self, epsilon: float) -> float:
         """Return the rounding of the exponents of the plan."""

@@ -15,7 +15,6 @@ from torchgw._gradients.half import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
-from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import loss_spread
 from torchgw._sinkhorn.annealing import Annealing
@@ -123,7 +122,7 @@ class Strategy:
         n, m = self.problem.source.n, self.problem.target.n
         return (
             self.gradient == "dense"
-            and self.problem.loss is SQUARE
+            and self.problem.loss.is_square
             and self.options.relaxation is None
             # a later stage is exact
             and dtype == torch.float32 != self.steps.settle
@@ -241,7 +240,7 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
     linear = 0 if problem.linear is None else problem.linear.rank
     if gradient == "sampled":
         return n_anchors + linear
-    factors = (side.factors() for side in problem.sides() or ())
+    factors = (side.factors() for side in problem.crossed() or ())
     return min(side.signs.numel() for side in factors if side is not None) + linear
 
 
@@ -253,7 +252,7 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     """
     sides = list(zip((problem.source, problem.target), problem.marginals, strict=True))
-    if problem.loss is SQUARE:
+    if problem.loss.is_square:
         spreads = [distance_spread(*side) for side in sides]
         product = math.prod(spreads)
         if relaxed:

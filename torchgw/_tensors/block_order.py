@@ -1,4 +1,4 @@
-"""Order points into compact blocks by halving them again and again."""
+"""Points ordered into compact blocks, by halving them again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POWER_STEPS = 3
 class Order(NamedTuple):
     """Points of one side in blocks of ``width``; the last block may be shorter."""
 
-    point: Tensor  # (n,) int64, which is at each place
+    point: Tensor  # (n,) int64, the point at each place
     place: Tensor  # (n,) int64, place of each point
     width: int
 
@@ -27,7 +27,7 @@ class Order(NamedTuple):
         return math.ceil(len(self.point) / self.width)
 
     def split(self, values: Tensor, fill: float | None = None) -> Tensor:
-        """Return values in this order, shape (blocks, width, ...), the end filled.
+        """Arrange values (n, ...) in blocks, (blocks, width, ...), the end of the last one filled.
 
         Without ``fill`` the last point is repeated, which changes no box.
         """
@@ -40,22 +40,15 @@ class Order(NamedTuple):
         return blocks
 
     def join(self, values: Tensor) -> Tensor:
-        """Return values of shape (blocks, width, ...) in the order of the points."""
+        """Arrange values (blocks, width, ...) in the order of the points again."""
         joined: Tensor = values.flatten(0, 1)[self.place]
         return joined
 
 
 def block_order(points: Tensor, width: int) -> Order:
-    """Order points so that blocks of ``width`` are compact, by halving along the widest direction.
-
-    Halves are cut at multiples of ``width`` blocks, so that only the last block is short.
-
-    Parameters
-    ----------
-    points : Tensor, shape (n, r)
-        In coordinates whose Euclidean distance matters.
-    width : int
-    """
+    """Order points (n, r) so that blocks of ``width`` are compact in Euclidean distance."""
+    # Segments are halved along their widest direction, at multiples of ``width`` points, so that
+    # only the last block is short.
     n = len(points)
     levels = (math.ceil(n / width) - 1).bit_length()
     order = torch.arange(width << levels, device=points.device)
@@ -75,10 +68,8 @@ def block_order(points: Tensor, width: int) -> Order:
 
 
 def _along_widest(points: Tensor, inside: Tensor) -> Tensor:
-    """Return the coordinate of each point along its segment's widest direction.
-
-    points (s, l, r), inside (s, l); the direction is found by power iteration from the widest axis.
-    """
+    """Compute the coordinate of each point (s, l, r) along its segment's widest direction."""
+    # the direction is found by power iteration, which begins with the widest axis
     weight = inside.to(points.dtype)
     mean = torch.einsum("slr,sl->sr", points, weight) / weight.sum(1)[:, None]
     points = (points - mean[:, None]).mul_(weight[..., None])

@@ -1,4 +1,4 @@
-"""Categorical draws and sums by index that are the same in every run."""
+"""Categorical draws, and sums by index whose bits are the same in every run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,9 @@ _MULTINOMIAL_LIMIT = 2**24
 
 
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` categories per row, with repetition, in proportion to the weights.
+    """Draw categories (..., count), with repetition, in proportion to weights (..., c).
 
-    Parameters
-    ----------
-    weights : Tensor, shape (c,) or (rows, c)
-        Non-negative; every row has a positive sum.
-    count : int
-    generator : torch.Generator
-        On the device of ``weights``.
-
-    Returns
-    -------
-    Tensor of int64, shape (count,) or (rows, count)
+    Every row of weights has a positive sum, and the generator is on their device.
     """
     if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
@@ -34,19 +24,7 @@ def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -
 
 
 def categories_at(weights: Tensor, places: Tensor) -> Tensor:
-    """Return the categories at places of the cumulative weight, the inverse distribution function.
-
-    Parameters
-    ----------
-    weights : Tensor, shape (c,) or (rows, c)
-        Non-negative; every row has a positive sum.
-    places : Tensor, shape (s,) or (rows, s)
-        In [0, 1).
-
-    Returns
-    -------
-    Tensor of int64, shape (s,) or (rows, s)
-    """
+    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c)."""
     cumulative = weights.double().cumsum(-1)
     total = cumulative[..., -1:]
     # rounding must not reach the total, beyond which there is nothing
@@ -56,10 +34,7 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
 
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Return the sums of values (p, ...) that share an index (p,), shape (size, ...).
-
-    The order of additions, and so every bit, is the same each time.
-    """
+    """Add up the values (p, ...) that share an index (p,), shape (size, ...), in a fixed order."""
     result = values.new_zeros(size, *values.shape[1:])
     if values.is_cuda:
         # index_add_ adds by atomics there, in any order; this sorts first

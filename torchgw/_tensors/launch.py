@@ -10,9 +10,7 @@ __all__ = ["launch"]
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Launch a kernel on the device of its first argument, a tensor.
-
-    Triton itself launches on the current device, whatever the tensors.
-    """
+    """Launch a kernel on the device of its first argument, a tensor."""
+    # Triton itself launches on the current device, wherever the tensors are
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **options)

@@ -1,4 +1,4 @@
-"""What fits into the memory that a device has left."""
+"""Free memory of a device, and a check of what fits into it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchgw._errors import PlanTooLargeError
 
 __all__ = ["check_fits", "free_memory"]
 
-# What Linux says of memory: of the machine; and limit and use of a container, with what stands
-# before the names of its totals, in both versions of control groups.
+# Where Linux tells of memory: for the machine; and for a container, its limit, its use and the
+# prefix of its totals, in both versions of control groups.
 _MACHINE = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = (
@@ -26,21 +26,21 @@ _CONTAINER = (
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
+    """Count the bytes that can still be allocated on a device."""
     if device.type == "cuda":
-        # PyTorch keeps what it has freed, and gives it out again
+        # PyTorch keeps what was freed, and gives it out again
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     return min(_free_on_machine(), _free_in_container())
 
 
 def _free_on_machine() -> int:
-    # Other systems do not say what is free; refuse only what exceeds a generous fixed bound.
+    # other systems do not tell: a generous fixed bound
     return 1024 * _field(_MACHINE, "MemAvailable:") or 16 * 2**30
 
 
 def _free_in_container() -> int:
-    """Bytes below the limit of a container, beyond which its processes are killed."""
+    """Count the bytes below the limit of a container, beyond which its processes are killed."""
     for limit, used, total in _CONTAINER:
         text = limit.read_text().strip() if limit.is_file() and used.is_file() else "max"
         if text != "max":
@@ -52,7 +52,7 @@ def _free_in_container() -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number that follows a name in a table of the system, zero if there is none."""
+    """Read the number after a name in a table of the system; zero if there is none."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
@@ -60,7 +60,7 @@ def _field(path: Path, name: str) -> int:
 def check_fits(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device, others: str
 ) -> None:
-    """Refuse to build a dense plan beyond the free memory, and name what does without it."""
+    """Refuse to build a dense plan that exceeds the free memory; name what does without it."""
     needed, free = shape[0] * shape[1] * dtype.itemsize, free_memory(device)
     if needed > free:
         raise PlanTooLargeError(

@@ -21,7 +21,7 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
-from torchgw._problem.given import DistanceName
+from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.base import Result

@@ -11,7 +11,7 @@ import torch
 from torchgw._api import solve
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._problem.given import DistanceName
+from torchgw._problem.named import DistanceName
 from torchgw._results.result import GWResult
 
 __all__ = ["sampled_gw"]

@@ -13,8 +13,8 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
-from torchgw._problem.given import DistanceName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
+from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.base import Result
@@ -203,7 +203,7 @@ scale, device
         marginal_a=masses[0],
         marginal_b=masses[1],
         marginal_error=max(map(float, errors)),
-        scale=(sides.spaces[0].scale, sides.spaces[1].scale),
+        scale=(sides.origins[0].scale, sides.origins[1].scale),
         converged=outcome.converged,
         history=outcome.history,
     )

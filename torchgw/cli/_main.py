@@ -20,6 +20,8 @@ import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError, warn_user
+from torchgw._problem.losses import LOSSES
+from torchgw._problem.named import NAMED, from_graphs
 from torchgw.cli._commands import add_commands, add_output_options, positive
 from torchgw.cli._files import check_output, read_array, read_weights
 
@@ -143,8 +145,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add(
         "--distances",
         type=_pair,
-        help="auto, precomputed, dijkstra or landmark (geodesics on a neighbour graph), euclidean, "
-        "sqeuclidean or cosine; or two of these, for X and Y: euclidean,cosine",
+        help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
+        f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
     )
     add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
@@ -166,7 +168,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
         metavar="RHO[,RHO]",
         help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
     )
-    add("--loss", help="square, kl or absolute: how distances of the two sides are compared")
+    losses = ", ".join(LOSSES)
+    add("--loss", help=f"one of {losses}: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--storage", help="auto, stored or streamed")

@@ -1,7 +1,6 @@
-"""Distance providers: one side of a problem, read by columns.
+"""Distance providers: the symmetric distances of one space, (n, n), read by columns.
 
-Everything here answers for the symmetric (n, n) distances of one space; :class:`DistanceProvider`
-is the contract.
+:class:`DistanceProvider` is the contract that all of them keep.
 """
 
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph

@@ -1,4 +1,4 @@
-"""Distances that a function of the user computes."""
+"""Distances that a function given by the user computes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class CallableDistance(DistanceProvider):
         self._index_device = self.device
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return what the function returns, checked.
+        """Call the function, and check what it returns.
 
         Raises
         ------
         InvalidInputError
-            If the columns have another shape than (n, s) or are not finite.
+            If the columns do not have shape (n, s), or are not finite.
         """
         found = self.function(index.to(self._index_device))
         block = found if isinstance(found, Tensor) else to_tensor("function", found)
@@ -80,15 +80,14 @@ class CallableDistance(DistanceProvider):
         if not bool(block.isfinite().all()):
             raise InvalidInputError(
                 "`function` must return finite distances; got NaN or infinity. Replace unreachable "
-                "pairs by a large finite number, such as 1.5 times the largest distance."
+                "pairs by a large finite distance, such as 1.5 times the largest one."
             )
         return block
 
     def to(self, device: torch.device, dtype: torch.dtype) -> CallableDistance:
-        """Return the same distances on another device or in another dtype."""
-        device = resolve_device(device)
-        if (device, dtype) == (self.device, self.dtype):
+        """Convert what the function returns; its index stays on the device that it had."""
+        if self._lies_at(device, dtype):
             return self
         moved = copy.copy(self)
-        moved.device, moved.dtype = device, dtype
+        moved.device, moved.dtype = resolve_device(device), dtype
         return moved

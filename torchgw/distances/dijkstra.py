@@ -19,29 +19,29 @@ __all__ = ["CacheInfo", "DijkstraDistance"]
 
 
 class CacheInfo(NamedTuple):
-    """How the cache of a :class:`DijkstraDistance` has done, in rows."""
+    """Rows of the cache of a :class:`DijkstraDistance`, counted."""
 
-    hits: int
-    misses: int
-    size: int
+    hits: int  # asked for, and found
+    misses: int  # asked for, and computed
+    size: int  # kept now
 
 
 class DijkstraDistance(DistanceProvider):
-    """Shortest-path lengths on a graph, one Dijkstra run for each column that is asked for.
+    """Shortest-path lengths on a graph, one run of Dijkstra for each column that is asked for.
 
     Parameters
     ----------
     graph : SciPy sparse array or matrix, or Geodesics
-        Symmetric edge lengths. A graph in several components is given a finite distance between
-        them with a warning; :func:`torchgw.distances.connect` has the choices.
+        Symmetric edge lengths. Components of a graph that is not connected are given a finite
+        distance, with a warning; :func:`torchgw.distances.connect` has the choices.
     device : torch.device or str, optional
         Device of the columns and of the cache.
     dtype : torch.dtype, optional
         Dtype of the columns and of the cache.
     cache_size : int, optional
-        Rows kept, oldest out first; 0 keeps none. A row is n numbers.
+        Rows of n numbers to keep; the oldest are dropped first, and 0 keeps none.
     cache_bytes : int, optional
-        Bound of the same cache in bytes; the smaller of the two counts.
+        Bytes to keep; the smaller of both bounds counts.
     n_jobs : int or None, optional
         Worker processes for a request with many missing rows; ``None`` takes every core.
 
@@ -80,7 +80,7 @@ class DijkstraDistance(DistanceProvider):
         self._cache = _RowCache(capacity, self.n, self.device, dtype)
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index]: rows from the cache, and a Dijkstra run for each one missing."""
+        """Read D[:, index]: rows from the cache, and a run of Dijkstra for each one missing."""
         wanted, inverse = torch.unique(index, return_inverse=True)
         sources = wanted.cpu().numpy()
         rows, missing = self._cache.look_up(sources)
@@ -88,13 +88,13 @@ class DijkstraDistance(DistanceProvider):
             fresh = self.geodesics.rows(sources[missing], dtype=self.dtype, n_jobs=self.n_jobs)
             fresh = fresh.to(self.device)
             rows[torch.from_numpy(missing).to(self.device)] = fresh
-            # The answer is complete before anything is evicted: it may be larger than the cache.
+            # the answer is complete before anything is dropped: it may be larger than the cache
             self._cache.store(sources[missing], fresh)
         return rows[inverse.to(self.device)].T
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistance:
-        """Return the same distances on another device or in another dtype, with an empty cache."""
-        if (resolve_device(device), dtype) == (self.device, self.dtype):
+        """Move the distances to another device or dtype, with an empty cache."""
+        if self._lies_at(device, dtype):
             return self
         return DijkstraDistance(
             self.geodesics,
@@ -106,30 +106,27 @@ class DijkstraDistance(DistanceProvider):
         )
 
     def maximum(self) -> float:
-        """Return a lower bound of the largest distance, exact on trees.
+        """Find a lower bound of the largest distance, exact on trees.
 
-        It is the longest path found from four vertices, each the farthest from those before: at
-        least half of the largest one and usually equal to it. Pairs without a path count with the
+        It is the longest path from four vertices, each the farthest from those before: at least
+        half of the largest distance, and usually equal to it. Pairs without a path count with the
         distance that they are given.
         """
         return self.geodesics.farthest()
 
     def cache_info(self) -> CacheInfo:
-        """Return how many distinct rows were found in the cache, computed, and are kept now."""
+        """Count the distinct rows that were found in the cache, were computed, and are kept."""
         return self._cache.info()
 
 
 class _RowCache:
-    """Rows by vertex, in a ring of slots: the oldest row is overwritten first.
-
-    Threads may share it.
-    """
+    """Rows by vertex in a ring of slots, the oldest overwritten first; threads may share it."""
 
     def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
         self.capacity = capacity
         self._n = n
         self._rows = torch.empty(0, n, device=device, dtype=dtype)
-        # Slot of each vertex and vertex of each slot, -1 for none.
+        # slot of each vertex and vertex of each slot, -1 for none
         self._slot_of = np.full(n, -1, dtype=np.int64)
         self._owner_of = np.full(capacity, -1, dtype=np.int64)
         self._next = 0
@@ -139,7 +136,7 @@ class _RowCache:
         self._lock = threading.Lock()
 
     def look_up(self, vertices: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Return rows, shape (s, n), and which of them are missing, whose content is undefined."""
+        """Read rows (s, n), and tell which of them are missing, whose content is undefined."""
         with self._lock:
             slots = self._slot_of[vertices]
             missing = slots < 0
@@ -150,7 +147,7 @@ class _RowCache:
         return rows, missing
 
     def store(self, vertices: NDArray[np.int64], rows: Tensor) -> None:
-        """Keep rows of vertices that have none, the last of them if not all fit."""
+        """Keep rows of vertices that have none yet; the last ones if not all fit."""
         kept = min(len(vertices), self.capacity)
         if kept == 0:
             return
@@ -165,18 +162,18 @@ class _RowCache:
             self._next = (self._next + kept) % self.capacity
 
     def info(self) -> CacheInfo:
-        """Return the counts so far."""
+        """Give the counts so far."""
         return CacheInfo(self._hits, self._misses, int((self._owner_of >= 0).sum()))
 
     def _grow(self, size: int) -> None:
-        """Make room for this many rows, at least doubling what there is."""
+        """Make room for ``size`` rows, at least twice as many as now."""
         old = self._rows.shape[0]
         if size > old:
             size = min(self.capacity, max(size, 2 * old))
             self._rows = torch.cat([self._rows, self._rows.new_empty(size - old, self._n)])
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
-        """Return an index or a mask beside the rows."""
+        """Convert an index or a mask to a tensor on the device of the rows."""
         return torch.from_numpy(values).to(self._rows.device)
 
     def __reduce__(self) -> tuple[Any, ...]:

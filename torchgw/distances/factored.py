@@ -1,11 +1,11 @@
-"""Distances given by their factors."""
+"""Distances given by factors."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_tensor, resolve_device
+from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
@@ -13,18 +13,18 @@ __all__ = ["FactoredDistance"]
 
 
 class FactoredDistance(DistanceProvider):
-    """D = matrix @ diag(signs) @ matrix.T, known by its factors only.
+    """Distances D = matrix @ diag(signs) @ matrix.T, known by these factors only.
 
     Parameters
     ----------
     matrix : Tensor, shape (n, r), float32/64
     signs : Tensor, shape (r,), same dtype and device
-        Of any sign.
+        Weights of the factors, positive or negative.
 
     Raises
     ------
     InvalidTypeError
-        If either is no tensor.
+        If either is not a tensor.
     InvalidInputError
         If the shapes or dtypes do not fit, or an entry is not finite.
 
@@ -47,28 +47,28 @@ class FactoredDistance(DistanceProvider):
                 "`matrix` must have shape (n, r) and `signs` (r,); got "
                 f"{tuple(matrix.shape)} and {tuple(signs.shape)}."
             )
-        if matrix.dtype not in (torch.float32, torch.float64) or signs.dtype != matrix.dtype:
+        if signs.dtype != matrix.dtype:
             raise InvalidInputError(
                 "`matrix` and `signs` must be both float32 or both float64; got "
                 f"{matrix.dtype} and {signs.dtype}."
             )
-        if not bool(matrix.isfinite().all()) or not bool(signs.isfinite().all()):
-            raise InvalidInputError("`matrix` and `signs` must be finite; got NaN or infinity.")
+        check_finite("matrix", matrix)
+        check_finite("signs", signs)
         self._factors = Factors(matrix, signs)
         self.n = matrix.shape[0]
         self.device = matrix.device
         self.dtype = matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index], shape (n, s)."""
+        """Compute D[:, index], shape (n, s)."""
         return self._factors.columns(index)
 
     def factors(self) -> Factors:
-        """Return the factors as given."""
+        """Give the factors back."""
         return self._factors
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistance:
-        """Return the same distances on another device or in another dtype."""
-        if (self.device, self.dtype) == (resolve_device(device), dtype):
+        """Move the factors to another device or dtype."""
+        if self._lies_at(device, dtype):
             return self
         return FactoredDistance(*(part.to(device, dtype) for part in self._factors))

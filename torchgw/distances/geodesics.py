@@ -1,4 +1,4 @@
-"""Shortest-path lengths of a graph, with a finite value where there is no path."""
+"""Shortest-path lengths of a graph, with a finite distance where there is no path."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
 
 from torchgw.distances._graph.edges import Edges, from_csr
-from torchgw.distances._paths.relaxation import Relaxation
+from torchgw.distances._paths.relaxation import EdgeRelaxation
 
 __all__ = ["Geodesics", "largest_path", "path_lengths"]
 
 logger = logging.getLogger(__name__)
 
-# Vertices above which a graph is put in order for relaxation.
+# Vertices above which a graph without an order is given one for relaxation.
 _ORDERED_VERTICES = 10_000
-# Seconds on an H200: of relaxation for each source and edge, and of closing a table of all pairs
+# Seconds on an H200: of relaxation, for each source and edge; and of closing a table of all pairs,
 # for each of n^3 and of n.
 _RELAXATION_SECONDS = 8e-11
 _CLOSING_SECONDS = (3.6e-13, 3.7e-6)
-# Where Linux has files in memory.
+# Folder of Linux whose files are in memory.
 _IN_MEMORY = "/dev/shm"
-# Calls that each process gets, so that they end together and progress shows.
+# Calls for each process: several, so that processes end together and progress shows.
 _SHARES = 4
-# Bytes of the float64 rows that one Dijkstra call returns.
+# Bytes of the float64 rows that one call of SciPy's Dijkstra returns.
 _ROWS_BYTES = 128 * 2**20
 # Edges up to which relaxation is laid out on the host: 40 operations, each of which would take a
 # GPU longer to launch.
@@ -47,9 +47,9 @@ _PROCESS_PAIRS = 7_500_000
 
 
 class Geodesics:
-    """A symmetric graph and the distance given to pairs that no path connects.
+    """A symmetric graph, and the distance given to pairs that no path connects.
 
-    Made by :func:`torchgw.distances.connect`; every geodesic provider takes it in place of a graph.
+    :func:`torchgw.distances.connect` makes it; every geodesic provider takes it as a graph.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Geodesics:
     unreachable : float or None
         Distance of a pair that no path connects; ``None`` for a connected graph.
     order : Tensor of int64, shape (n,), optional
-        The vertices in an order in which near ones follow each other, where one is known.
+        Vertices in an order in which near ones follow each other, if one is known.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Geodesics:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, n), as a matrix has it."""
+        """(n, n), as a matrix has."""
         return self.n, self.n
 
     @cached_property
@@ -87,7 +87,7 @@ class Geodesics:
         return self.edges.csr()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the copy in SciPy's format."""
+        """Leave the copy in SciPy's format out of pickles."""
         return {name: value for name, value in self.__dict__.items() if name != "graph"}
 
     def rows(
@@ -97,46 +97,46 @@ class Geodesics:
         dtype: torch.dtype = torch.float64,
         n_jobs: int | None = 1,
     ) -> torch.Tensor:
-        """Return D[sources], shape (s, n), on the CPU: one Dijkstra run for each source."""
+        """Compute D[sources], shape (s, n), on the CPU, by one run of Dijkstra for each source."""
         return path_lengths([(self, sources)], dtype=dtype, n_jobs=n_jobs)[0]
 
     def reader(self, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function from sources, int64 of shape (s,), to D[sources] on a device.
+        """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
-        On a GPU all sources are found together by relaxation, which needs the graph there: keep the
-        function for several requests. On a CPU they are shared out among processes.
+        On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
+        function for several requests. On a CPU processes share the sources.
         """
         if device.type != "cuda":
             return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
-        relaxation = Relaxation(edges, self._device_order(edges.start.device), device=device)
+        relaxation = EdgeRelaxation(edges, self._device_order(edges.start.device), device=device)
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what the graph is made of, for :meth:`restore`."""
+        """Give what :meth:`restore` needs."""
         return {"edges": tuple(self.edges), "unreachable": self.unreachable, "order": self.order}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Geodesics:
-        """Return the graph that had this state."""
+        """Make the graph that had this state."""
         return cls(Edges(*state["edges"]), state["unreachable"], state["order"])
 
     def _device_order(self, device: torch.device) -> torch.Tensor | None:
-        """Return an order of the vertices, of a large graph without one by its own structure."""
+        """Find the order of the vertices; that of a large graph without one from its structure."""
         if self.order is None and self.n > _ORDERED_VERTICES:
             order = reverse_cuthill_mckee(self.graph, symmetric_mode=True)
             self.order = torch.from_numpy(order.astype(np.int64))
         return None if self.order is None else self.order.to(device)
 
     def all_pairs(self, device: torch.device) -> torch.Tensor:
-        """Return D, shape (n, n), float64, found on a GPU.
+        """Compute D, shape (n, n), float64, on a GPU.
 
-        By relaxation from every vertex; in a dense graph, where that has more edges to look at, by
-        closing the table of all pairs block by block.
+        Relaxation starts from every vertex. A dense graph has too many edges for that: its table of
+        all pairs is closed block by block.
         """
         n = self.n
         slots = 1.3 * len(self.edges.vertex)
@@ -152,20 +152,14 @@ class Geodesics:
         return close_(table.fill_diagonal_(0)).nan_to_num_(posinf=unreachable)
 
     def farthest(self, sweeps: int = 4) -> float:
-        """Return a lower bound of the largest distance, exact on trees.
-
-        It is at least half of it. See :func:`largest_path`.
-        """
+        """Find a lower bound of the largest distance, at least half of it, and exact on trees."""
         return max(largest_path(self.graph, sweeps), self.unreachable or 0.0)
 
 
 def largest_path(graph: csr_matrix, sweeps: int = 4) -> float:
-    """Return a lower bound of the largest finite shortest-path length.
-
-    Each sweep measures, in every component at once, from the vertex farthest from all those
-    measured before. The second sweep is exact on trees, and any sweep gives at least half of the
-    largest length.
-    """
+    """Find a lower bound of the largest finite shortest-path length, at least half of it."""
+    # Each sweep measures, in every component at once, from the vertex farthest from all those
+    # measured before. The second sweep is exact on trees.
     n_components, labels = connected_components(graph, directed=False)
     _, sources = np.unique(labels, return_index=True)
     last = np.cumsum(np.bincount(labels, minlength=n_components)) - 1
@@ -174,7 +168,7 @@ def largest_path(graph: csr_matrix, sweeps: int = 4) -> float:
     for sweep in range(sweeps + 1):
         length = dijkstra(graph, directed=True, indices=sources, min_only=True)
         largest = max(largest, float(length.max()))
-        # The first vertex is arbitrary: the next is the farthest from it, then it is forgotten.
+        # the first vertex is arbitrary: the next is the farthest from it, then it is forgotten
         if sweep:
             length = closest = np.minimum(closest, length)
         sources = np.lexsort((length, labels))[last]
@@ -188,21 +182,12 @@ def path_lengths(
     n_jobs: int | None = None,
     progress: bool = False,
 ) -> list[torch.Tensor]:
-    """Return D[sources] of several graphs.
+    """Compute D[sources] of several graphs, on the CPU.
 
-    Parameters
-    ----------
-    tasks : sequence of (Geodesics, ndarray)
-        Graphs with their sources.
-    dtype : torch.dtype
-        Of the result; SciPy's float64 rows are rounded as they arrive.
-    n_jobs : int or None
-        Worker processes, which write into memory that all share; ``None`` takes every core.
-        SciPy's Dijkstra holds the interpreter lock, so threads would not help. One process is used
-        when the work is small.
-    progress : bool
-        Show a progress bar while processes work, in a terminal or notebook with tqdm installed.
+    Worker processes write into memory that all share; ``n_jobs=None`` takes every core, and little
+    work none. ``progress`` shows a bar while they work.
     """
+    # SciPy's Dijkstra holds the interpreter lock: threads would not help.
     n_jobs = _worth_jobs(tasks, n_jobs)
     shapes = [(len(sources), task.n) for task, sources in tasks]
     size = dtype.itemsize * sum(rows * n for rows, n in shapes)
@@ -214,7 +199,7 @@ def path_lengths(
             for step in [_chunk_rows(task.n, len(sources), n_jobs)]
             for start in range(0, len(sources), step)
         ]
-        # what one process does is over in a second
+        # one process is done in a second
         with _bar(sum(map(len, results)), progress and n_jobs > 1) as bar:
             for count in _run(calls, n_jobs):
                 bar.update(count)
@@ -226,8 +211,8 @@ def path_lengths(
 
 
 def _memory_folder(size: int) -> str | None:
-    """Return where files are in memory, if there is such a place with room for some bytes."""
-    # a process that writes where there is none, as with a container's 64 MB, is killed
+    """Find a folder whose files are in memory, if there is one with room for some bytes."""
+    # a process that writes beyond that room, 64 MB in a container, is killed
     roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > size
     return _IN_MEMORY if roomy else None
 
@@ -235,10 +220,7 @@ def _memory_folder(size: int) -> str | None:
 def _rows_of(
     shape: tuple[int, int], dtype: torch.dtype, shared: bool, folder: str, number: int
 ) -> NDArray[Any]:
-    """Return an array to write to, in a file that other processes can map if it is shared.
-
-    The file may be removed at once where the system keeps what is mapped.
-    """
+    """Make an array to write to, in a file that other processes can map if it is shared."""
     kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     if not shared or 0 in shape:
         return np.empty(shape, kind)
@@ -250,7 +232,8 @@ def _run(
 ) -> Iterator[int]:
     """Fill the rows of each (graph, sources, rows), and yield how many were filled."""
 
-    # Defined here, it travels by value: a worker that had to import torch would start in seconds.
+    # A function defined here is sent by value: to import it, a worker would import torch, which
+    # takes seconds.
     def fill(graph: csr_matrix, index: NDArray[np.int64], rows: NDArray[Any]) -> int:
         rows[:] = dijkstra(graph, directed=True, indices=index)
         return len(index)
@@ -266,33 +249,33 @@ def _run(
 
 @contextlib.contextmanager
 def _bar(total: int, shown: bool) -> Iterator[Any]:
-    """Return a progress bar, or something that takes its place."""
+    """Show a progress bar, or do nothing in its place."""
     if shown and find_spec("tqdm") is None:
-        logger.info("no progress bar: pip install 'torchgw[progress]' brings tqdm")
+        logger.info("no progress bar without tqdm: pip install 'torchgw[progress]'")
         shown = False
     if not shown:
         yield SimpleNamespace(update=lambda count: None)
         return
     from tqdm.auto import tqdm
 
-    # None shows it in terminals only
+    # disable=None shows it in terminals only
     with tqdm(total=total, unit="row", desc="geodesics", disable=None, leave=False) as bar:
         yield bar
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:
-    """Return the number of processes that the work repays."""
+    """Choose the number of processes, one if the work does not repay more."""
     pairs = sum(task.n * len(sources) for task, sources in tasks)
     if n_jobs == 1 or pairs < _PROCESS_PAIRS:
         return 1
     from joblib import effective_n_jobs
 
     available = int(effective_n_jobs(-1 if n_jobs is None else n_jobs))
-    # All of the work is saved but one process's share.
+    # all of the work but one process's share is saved
     return available if pairs * (1 - 1 / available) >= _PROCESS_PAIRS else 1
 
 
 def _chunk_rows(n: int, n_sources: int, n_jobs: int) -> int:
-    """Return how many sources one call takes: even shares, some for each job, within memory."""
+    """Choose the sources of one call: even shares, several for each job, within memory."""
     shares = n_jobs * _SHARES if n_jobs > 1 else 1
     return max(1, min(-(-n_sources // shares), _ROWS_BYTES // (8 * n)))

@@ -1,9 +1,8 @@
-"""Neighbour graphs: build and connect."""
+"""Neighbour graphs and given ones, made into connected graphs."""
 
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,11 +11,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import check_finite, to_tensor
+from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
-from torchgw.distances._graph.leaves import split
+from torchgw.distances._graph.leaves import into_leaves
 from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
@@ -35,18 +35,18 @@ __all__ = [
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 
-# Vertices up to which a graph is put together by SciPy on the CPU, wherever its points are: a GPU
-# spends its time on launches.
+# Vertices up to which SciPy puts a graph together on the CPU, wherever its points are: a GPU would
+# spend its time on launches.
 _HOST_VERTICES = 16_384
-# Points up to which a GPU finds paths as fast in any order: all are worked on at once.
+# Points up to which a GPU finds paths as fast in any order, because it works on all at once.
 _UNORDERED = 768
 
 
 def default_n_neighbors(n: int) -> int:
-    """Return the number of neighbours for n points: log n, kept within 5 and 15.
+    """Choose the number of neighbours for n points: log n, kept between 5 and 15.
 
-    A random neighbour graph becomes connected at a multiple of log n neighbours; few edges keep
-    paths on the surface that the points lie on, and Dijkstra's cost grows with the edges.
+    A random neighbour graph becomes connected at a multiple of log n neighbours. Few edges keep
+    paths on the surface that the points lie on, and the time of Dijkstra grows with the edges.
     """
     return min(n - 1, max(5, min(15, math.ceil(math.log(max(n, 1))))))
 
@@ -67,13 +67,13 @@ def knn_graph(
     points : Tensor or ndarray, shape (n, d)
         The search runs on their device.
     n_neighbors : int or None
-        Neighbours of each point, itself not counted, at most n - 1. ``None`` is log n within 5 and
-        15, see :func:`default_n_neighbors`.
+        Neighbours of each point, itself not counted, at most n - 1. ``None`` is log n, kept between
+        5 and 15, see :func:`default_n_neighbors`.
     metric : {"euclidean", "cosine", "correlation"}
         Length of the edges; the last two are 1 - cos and 1 - Pearson correlation of two rows.
     search : {"exact", "approximate"}
-        How neighbours are found. An approximate search (faiss, on the CPU) misses some; it is for
-        100,000 points and more in over a dozen dimensions without a GPU. All lengths are exact.
+        How neighbours are found. An approximate search (faiss, on the CPU) misses some, and is for
+        100,000 points and more in over a dozen dimensions without a GPU. Lengths are exact.
 
     Returns
     -------
@@ -84,8 +84,8 @@ def knn_graph(
     Raises
     ------
     InvalidInputError
-        If ``n_neighbors`` is not within 1 and n - 1, or a point has no direction (zero, or constant
-        for "correlation").
+        If ``n_neighbors`` is not between 1 and n - 1, or a point has no direction: a zero row, or a
+        constant one for "correlation".
     BackendUnavailableError
         If ``search`` is "approximate" and faiss is not installed.
 
@@ -98,20 +98,19 @@ def knn_graph(
            [1., 0., 2.],
            [0., 2., 0.]])
     """
-    if not isinstance(search, str) or search not in ("exact", "approximate"):
-        raise InvalidInputError(f"`search` must be 'exact' or 'approximate'; got {search!r}.")
+    check_choice("search", search, ("exact", "approximate"))
     return _neighbour_edges(_embed(points, metric), n_neighbors, metric, search).csr()
 
 
 def neighbour_geodesics(
     points: Tensor, n_neighbors: int | None = None, *, policy: ConnectPolicy = "stitch"
 ) -> Geodesics:
-    """Return ``connect(knn_graph(points, n_neighbors), points)``, on the device of the points."""
+    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
     embedded = _embed(points, "euclidean")
     edges = _neighbour_edges(embedded, n_neighbors, "euclidean")
     geodesics = _connect(edges, embedded, policy, 1.5, "euclidean")
     if embedded.is_cuda and len(embedded) > _UNORDERED:
-        geodesics.order = split(embedded).order
+        geodesics.order = into_leaves(embedded).order
     return geodesics
 
 
@@ -125,11 +124,9 @@ def _neighbour_edges(
     n = embedded.shape[0]
     if n_neighbors is None:
         n_neighbors = default_n_neighbors(n)
-    elif not isinstance(n_neighbors, Integral) or not 1 <= n_neighbors <= max(n - 1, 1):
-        raise InvalidInputError(
-            f"`n_neighbors` must be an integer within 1 and n - 1 = {n - 1}; got {n_neighbors!r}. "
-            "A point is not its own neighbour; pass `n_neighbors=None` for the default."
-        )
+    else:
+        why = ", because a point is not its own neighbour"
+        check_within("n_neighbors", n_neighbors, 1, max(n - 1, 1), why)
     if n == 1:
         return from_csr(csr_matrix((1, 1)))
     distance, index = nearest_others(embedded, n_neighbors, search)
@@ -145,7 +142,7 @@ def _neighbour_edges(
 
 
 def given_geodesics(name: str, graph: Any, policy: ConnectPolicy) -> Geodesics:
-    """Return ``connect(graph, policy=policy)`` of a graph that messages call by its name."""
+    """Compute ``connect(graph, policy=policy)`` of a graph that messages call by its name."""
     edges = from_csr(validate_graph(graph, name))
     return _connect(edges, None, policy, 1.5, "euclidean", f"the graph `{name}`")
 
@@ -168,11 +165,10 @@ def connect(
         The points that the graph was made from. Without them "stitch" acts as "fill".
     policy : {"stitch", "fill"}
         "stitch" joins the components by the shortest edges that do so, a minimum spanning tree over
-        components. "fill" leaves the graph and gives unreachable pairs one distance.
+        components. "fill" leaves the graph as it is and gives all unreachable pairs one distance.
     fill : float
-        That distance, as a multiple, at least 1, of the largest path length within a component.
-        That length is the lower bound of ``largest_path``; a graph without it (no edges) counts
-        as 1.
+        That distance over the largest path length within a component, at least 1. The length is
+        found as a lower bound, at least half of it; for a graph without edges it is 1.
     metric : {"euclidean", "cosine", "correlation"}
         Length of the added edges.
 
@@ -186,8 +182,7 @@ def connect(
     GraphWarning
         If the graph was not connected; the message says what was done.
     """
-    if policy not in get_args(ConnectPolicy):
-        raise InvalidInputError(f"`policy` must be 'stitch' or 'fill'; got {policy!r}.")
+    check_choice("policy", policy, get_args(ConnectPolicy))
     if not (math.isfinite(fill) and fill >= 1):
         raise InvalidInputError(
             f"`fill` must be finite and at least 1, so that unreachable pairs are the farthest; "
@@ -242,17 +237,14 @@ def _connect(
 
 
 def as_geodesics(graph: Any) -> Geodesics:
-    """Return what :func:`connect` returned, or a bare graph connected by the policy "fill"."""
+    """Connect a bare graph by the policy "fill"; leave what :func:`connect` returned."""
     return graph if isinstance(graph, Geodesics) else connect(graph)
 
 
 def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
-    """Return points whose Euclidean distance grows with the metric."""
-    if not isinstance(metric, str) or metric not in get_args(GraphMetric):
-        raise InvalidInputError(
-            f"`metric` must be one of {', '.join(get_args(GraphMetric))}; got {metric!r}. "
-            "For another metric build a sparse graph and pass that."
-        )
+    """Map points to some whose Euclidean distance grows with the metric."""
+    advice = "For another metric build a sparse graph and pass that."
+    check_choice("metric", metric, get_args(GraphMetric), advice)
     points = to_tensor("points", points)
     if points.ndim != 2 or points.shape[0] == 0:
         raise InvalidInputError(
@@ -260,28 +252,25 @@ def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
             "Pass one row per point."
         )
     points = points.double()
-    if not bool(points.isfinite().all()):
-        raise InvalidInputError(
-            "`points` must be finite; got NaN or infinity. Drop or impute those rows."
-        )
+    check_finite("points", points, "Drop or impute those rows.")
     if metric == "euclidean":
         return points
     size = points.norm(dim=1, keepdim=True)
     if metric == "correlation":
         points = points - points.mean(dim=1, keepdim=True)
     length = points.norm(dim=1, keepdim=True)
-    # Subtracting the mean of a constant row can leave rounding.
+    # subtracting the mean of a constant row can leave rounding
     flat = length <= 1e-14 * size
     if bool(flat.any()):
         row = int(flat[:, 0].nonzero()[0, 0])
         what = "zero" if metric == "cosine" else "constant"
         raise InvalidInputError(
-            f"`points` must have no {what} row when metric={metric!r}; got one in row {row}. "
-            "Drop that row or use metric='euclidean'."
+            f"`points` has a {what} row (row {row}), without direction for metric={metric!r}. "
+            "Drop that row, or pass metric='euclidean'."
         )
     return points.div(length)
 
 
 def _edge_length(distance: Tensor, metric: GraphMetric) -> Tensor:
-    """Turn Euclidean distances of embedded points into the metric: 1 - cos is |x - y|^2 / 2."""
+    """Convert Euclidean distances of embedded points to the metric: 1 - cos is |x - y|^2 / 2."""
     return distance if metric == "euclidean" else distance**2 / 2

@@ -1,11 +1,10 @@
-"""Geodesic distances as factors, from a few landmarks."""
+"""Geodesic distances in low rank, from those to a few landmarks."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
-from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw._boundary.checks import check_within
+from torchgw._errors import GraphWarning, warn_user
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.graph import as_geodesics
@@ -23,24 +23,24 @@ __all__ = ["LandmarkDistance"]
 
 # Landmarks found one by one, as farthest points.
 _EXTREMES = 3
-# Landmarks of graphs of up to so many vertices: the value of a plan is too high by as much as the
-# errors of both sides, and within 1% from 100 on. More factors cost every iteration more, but
+# Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the
+# errors of both sides: within 1% from 100 landmarks on. More factors cost every iteration more, but
 # little where the cost is stored, as a GPU does at this size.
 _FEW_VERTICES = 8_192
 _FEW = 123
-# Vertices up to which all are landmarks, and the distances exact.
+# Vertices up to which all are landmarks, so that the distances are exact.
 _ALL_VERTICES = 256
-# Those of larger graphs when their error is estimated. It ends there at this error, relative to the
-# distances, or when a step takes off less than this share of it. A step of 15 takes off 8% of an
-# error of 10% in high-dimensional clouds, and a quarter on surfaces.
+# Landmarks of larger graphs at which their error is estimated. They are enough at this error,
+# relative to the distances, or when a step took off less than this share of it. A step of 15 takes
+# off 8% of an error of 10% in high-dimensional clouds, and a quarter on surfaces.
 _COUNTS = (18, 33, 48, 63, 78)
 _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
 # Landmarks of a round that are drawn together.
 _PART = 15
-# Power of the distance to the landmarks so far that a vertex is drawn in proportion to.
+# A vertex is drawn in proportion to this power of its distance to the landmarks so far.
 _SPREAD = 4
-# Columns besides the landmarks' that the error is estimated from; a GPU finds 16 at a time.
+# Further columns that the error is estimated from; a GPU finds 16 at a time.
 _HELD_OUT = 15
 # Error, relative to the least, that a smaller rank may have.
 _RANK_SLACK = 1.05
@@ -53,23 +53,23 @@ class LandmarkDistance(DistanceProvider):
 
         D ~ D_L W^+ D_L.T = A diag(sign v) A.T,    A = D_L U |v|^(-1/2).
 
-    Columns, products and factors all come from this one approximation. Only 15 runs of Dijkstra
-    more than landmarks are made, and memory is O(n L).
+    Columns, products and factors all come from this one approximation. It takes 15 runs of Dijkstra
+    more than there are landmarks, and memory O(n L).
 
     Parameters
     ----------
     graph : SciPy sparse array or matrix, or Geodesics
-        Symmetric edge lengths. A graph in several components is given a finite distance between
-        them with a warning; :func:`torchgw.distances.connect` has the choices.
+        Symmetric edge lengths. Components of a graph that is not connected are given a finite
+        distance, with a warning; :func:`torchgw.distances.connect` has the choices.
     n_landmarks : int or None, optional
-        At most n. ``None`` is all up to 256 vertices, which is exact, and 123 up to 8,192. Above,
-        it adds 15 at a time, from 18 on, until the error on held-out columns is 2% of their size,
-        or a step takes off less than a tenth of it, or there are 78.
+        Number of landmarks, at most n. ``None`` takes all of up to 256 vertices, which is exact,
+        and 123 of up to 8,192. Of more it begins with 18 and adds 15 at a time, until the error on
+        held-out columns is 2% of their size, or a step takes off less than a tenth of it, or there
+        are 78.
     start : int, optional
         First landmark.
     generator : torch.Generator or None, optional
-        Draws landmarks and the columns that the rank is chosen by, on the CPU; ``None`` is a fixed
-        seed.
+        Generator on the CPU that draws landmarks and held-out columns; ``None`` has a fixed seed.
     device : torch.device or str, optional
         Device of everything that is returned.
     dtype : torch.dtype, optional
@@ -78,29 +78,29 @@ class LandmarkDistance(DistanceProvider):
     Attributes
     ----------
     landmarks : Tensor, shape (L,), int64
-        Vertices, in the order found. Fewer than asked for if the rest are their duplicates.
+        Landmarks in the order found; fewer than asked for if all others duplicate one of them.
     rank : int
         Number of factors.
     error : float
         Frobenius error relative to exact geodesics, estimated from 15 columns that are not
-        landmarks; 0 if there are no others.
+        landmarks'; 0 if all are landmarks.
 
     Raises
     ------
     InvalidInputError
-        If the graph is not valid, or ``n_landmarks`` is not within 1 and n.
+        If the graph is not valid, or ``n_landmarks`` is not between 1 and n.
 
     Notes
     -----
-    The first three landmarks are farthest points, which gives the largest distance; the others are
+    The first three landmarks are farthest points, which gives the largest distance. The others are
     drawn in proportion to the fourth power of the distance to those before. Farthest points alone
     are as good on curves, but in a large cloud they are all outliers: 7.0% error against 2.5% for
     100,000 Gaussian points in 3 dimensions.
 
     W^+ leaves out small eigenvalues, whose inverses amplify what the landmarks do not capture. No
-    fixed tolerance suits both smooth and high-dimensional graphs, so the rank is the smallest one
-    whose error on the held-out columns is within 5% of the least. Fewer landmarks than components
-    cannot tell all components apart, which a warning says.
+    fixed tolerance suits both smooth and high-dimensional graphs: the rank is the smallest one
+    whose error on the held-out columns is within 5% of the least. If there are fewer landmarks than
+    components, some components cannot be told apart, and a warning says so.
     """
 
     capturable = True
@@ -120,14 +120,14 @@ class LandmarkDistance(DistanceProvider):
         self.device = resolve_device(device)
         self.dtype = dtype
         if n_landmarks is not None:
-            check_choice("n_landmarks", n_landmarks, 1, self.n)
-        check_choice("start", start, 0, self.n - 1)
+            check_within("n_landmarks", n_landmarks, 1, self.n, ", the number of vertices")
+        check_within("start", start, 0, self.n - 1)
         generator = generator or torch.Generator().manual_seed(0)
         rows_of = self.geodesics.reader(self.device)
         held_out = torch.from_numpy(_draw(self.n, min(_HELD_OUT, self.n), generator))
         held_out = held_out.to(self.device)
         self.landmarks = torch.tensor([start], device=self.device)
-        # together, as a GPU takes as long for one source as for a few
+        # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
         rows, exact, before = first[:1], first[1:], math.inf
         counts = (n_landmarks,) if n_landmarks is not None else _default_counts(self.n)
@@ -146,7 +146,7 @@ class LandmarkDistance(DistanceProvider):
         self._factors = Factors(*(part.to(dtype).contiguous() for part in factors))
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the graph, for :meth:`restore`."""
+        """Give what :meth:`restore` needs besides the graph."""
         return {
             "landmarks": self.landmarks,
             "error": self.error,
@@ -156,7 +156,7 @@ class LandmarkDistance(DistanceProvider):
 
     @classmethod
     def restore(cls, graph: Any, state: dict[str, Any]) -> LandmarkDistance:
-        """Return the provider that had this state, on the device of its tensors."""
+        """Make the provider that had this state, on the device of its tensors."""
         provider = cls.__new__(cls)
         provider.geodesics = as_geodesics(graph)
         provider.n = provider.geodesics.n
@@ -168,7 +168,7 @@ class LandmarkDistance(DistanceProvider):
         return provider
 
     def _warn_if_too_few(self, n_landmarks: int) -> None:
-        """Warn when some component has no landmark."""
+        """Warn if there are more components than landmarks."""
         if self.geodesics.unreachable is None:
             return
         n_components = components(self.geodesics.edges)[0]
@@ -186,44 +186,42 @@ class LandmarkDistance(DistanceProvider):
         return self._factors.matrix.shape[1]
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return the approximate D[:, index]; its diagonal is small, not zero."""
+        """Compute D[:, index] of the approximation, whose diagonal is small, not zero."""
         return self._factors.columns(index)
 
     def factors(self) -> Factors:
-        """Return the factors of the approximation."""
+        """Give the factors of the approximation."""
         return self._factors
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistance:
-        """Return the same distances on another device or in another dtype."""
-        device = resolve_device(device)
-        if (device, dtype) == (self.device, self.dtype):
+        """Move the landmarks and factors to another device or dtype."""
+        if self._lies_at(device, dtype):
             return self
         moved = copy.copy(self)
-        moved.device, moved.dtype = device, dtype
+        moved.device, moved.dtype = resolve_device(device), dtype
         moved.landmarks = self.landmarks.to(device)
         moved._factors = Factors(*(part.to(device, dtype) for part in self._factors))
         return moved
 
     def maximum(self) -> float:
-        """Return the largest geodesic distance of a landmark.
+        """Find the largest geodesic distance of a landmark.
 
-        A lower bound of the largest distance, at least half of it. As the first landmarks are
-        farthest points it usually is the largest one, which the approximation may differ from by
-        its error.
+        It is at least half of the largest distance and, because the first landmarks are farthest
+        points, usually equal to it.
         """
         return self._largest
 
     def relative_error(
         self, sample: int = 64, *, generator: torch.Generator | None = None
     ) -> float:
-        """Return the Frobenius error relative to exact geodesics, from a sample of columns.
+        """Estimate the Frobenius error relative to exact geodesics from a sample of columns.
 
         Parameters
         ----------
         sample : int
-            Columns compared, at most n; each costs a Dijkstra run.
+            Columns to compare; each costs a run of Dijkstra.
         generator : torch.Generator or None
-            Draws them, on the CPU; ``None`` is a fixed seed.
+            Generator on the CPU that draws them; ``None`` has a fixed seed.
         """
         index = _draw(self.n, min(sample, self.n), generator)
         exact = self.geodesics.rows(index)
@@ -232,24 +230,15 @@ class LandmarkDistance(DistanceProvider):
         return float(error.norm()) / size if size else float(error.norm())
 
 
-def check_choice(name: str, value: int, low: int, high: int) -> None:
-    """Refuse a number out of its range."""
-    if not isinstance(value, Integral) or not low <= value <= high:
-        raise InvalidInputError(
-            f"`{name}` must be an integer within {low} and {high} for a graph of "
-            f"{high if name == 'n_landmarks' else high + 1} vertices; got {value!r}."
-        )
-
-
 def _default_counts(n: int) -> tuple[int, ...]:
-    """Return the numbers of landmarks at which to see whether they are enough."""
+    """Choose the numbers of landmarks at which to see whether they are enough."""
     if n > _FEW_VERTICES:
         return _COUNTS
     return (n if n <= _ALL_VERTICES else _FEW,)
 
 
 def _draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.int64]:
-    """Return distinct numbers below n."""
+    """Draw distinct numbers below n."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     return torch.randperm(n, generator=generator, device="cpu")[:count].numpy()
@@ -263,15 +252,14 @@ def _add_landmarks(
     count: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Return more landmarks, shape (L,), and their distances, shape (L, n), on the device.
+    """Add landmarks (L,) and their distances (L, n) until there are ``count``, or no more to add.
 
-    The first are found one by one, the others drawn and their shortest paths found together;
     ``others`` are distances of further vertices, which help to spread the draws.
     """
     while len(landmarks) < count:
         closest = rows.amin(dim=0)
         if closest.max() == 0:
-            # What is left duplicates a landmark.
+            # all that is left duplicates a landmark
             break
         if len(landmarks) < _EXTREMES:
             fresh = closest.argmax()[None]
@@ -284,11 +272,10 @@ def _add_landmarks(
 
 
 def _draw_round(closest: Tensor, known: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Draw landmarks of a round in parts, each away from the parts before.
-
-    Distances to those are not known yet. By the triangle inequality they are at least as large as
-    the difference of the distances to any vertex, and on a curve equal to the largest of these.
-    """
+    """Draw the landmarks of a round in parts, each away from the parts before."""
+    # Distances to the parts before are not known yet. By the triangle inequality they are at least
+    # as large as the difference of the distances to any vertex; on a curve the largest of these
+    # differences is the distance.
     drawn = _draw_spread(closest, min(size, _PART), generator)
     while len(drawn) < size:
         least = torch.cdist(known.T, known[:, drawn[-_PART:]].T, p=torch.inf)
@@ -302,8 +289,8 @@ def _draw_round(closest: Tensor, known: Tensor, size: int, generator: torch.Gene
 
 def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Draw distinct vertices in proportion to a power of their distance to the landmarks."""
-    # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006);
-    # landmarks and their duplicates have weight zero and come last.
+    # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006).
+    # Landmarks and their duplicates have weight zero and come last.
     uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device="cpu")
     # the power of a small number would underflow
     weight = (closest / closest.max()) ** _SPREAD
@@ -313,14 +300,14 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
 
 
 def _nystrom(rows: Tensor, landmarks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors, the largest eigenvalues first, down to rounding."""
+    """Compute factors from distances to landmarks, the largest eigenvalues first."""
     block = rows[:, landmarks]
-    # A small problem, and LAPACK's answer does not depend on the device.
+    # on the CPU: the problem is small, and the answer does not depend on the device
     values, vectors = torch.linalg.eigh(((block + block.T) / 2).cpu())
     order = values.abs().argsort(descending=True)
     values, vectors = values[order], vectors[:, order]
     kept = values.abs() > 1e-12 * values[0].abs()
-    # A single point, or duplicates of one, are at distance zero: one factor of zeros.
+    # of a single point, or duplicates of one, all distances are zero
     if not kept.any():
         return rows.new_zeros(rows.shape[1], 1), rows.new_ones(1)
     values, vectors = values[kept], vectors[:, kept]
@@ -330,7 +317,7 @@ def _nystrom(rows: Tensor, landmarks: Tensor) -> tuple[Tensor, Tensor]:
 def _approximate(
     rows: Tensor, landmarks: Tensor, held_out: Tensor, exact: Tensor
 ) -> tuple[tuple[Tensor, Tensor], float]:
-    """Return factors of the smallest rank nearly as good as the best, and their relative error."""
+    """Compute factors of the smallest rank nearly as good as the best, and their relative error."""
     matrix, signs = _nystrom(rows, landmarks)
     fresh = ~torch.isin(held_out, landmarks)
     held_out, exact = held_out[fresh], exact[fresh]
@@ -340,7 +327,7 @@ def _approximate(
     own, size = signs * matrix[held_out], exact.square().sum().clamp_min(1e-300)
     products = ((own.T @ own) * (matrix.T @ matrix)).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * (exact @ matrix)).sum(0).cumsum(0) + size
-    # what cancels leaves nothing below that
+    # differences below rounding mean nothing
     errors = (square / size).clamp_min(torch.finfo(square.dtype).eps).sqrt()
     rank = int((errors <= _RANK_SLACK * errors.min()).nonzero()[0]) + 1
     return (matrix[:, :rank], signs[:rank]), float(errors[rank - 1])

@@ -1,4 +1,4 @@
-"""Distances of points that a provider has never seen to the points that it knows."""
+"""Distances between points that a provider has not seen and the points that it knows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchgw.distances.points import PointMetric, pairwise_distances
 
 __all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
 
-# Elements of one working block of rows.
+# Elements of a working block of rows.
 _BLOCK_ELEMENTS = 2**23
-# Points that factors of a new point are found from, and at least so many per factor.
+# Points that determine the factors of a new point: at least so many, and so many per factor.
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
 # Singular values below this share of the largest carry nothing but rounding.
@@ -26,40 +26,22 @@ _PSEUDO_INVERSE_CUTOFF = 1e-12
 
 
 class Space(NamedTuple):
-    """What one side of a problem was made from, as far as new points of it need to know.
+    """What one side of a problem was made from, as far as new points of it need to know."""
 
-    Attributes
-    ----------
-    points : Tensor of shape (n, d) or None
-        Not scaled; ``None`` for a graph, a matrix or a provider.
-    metric : {"euclidean", "sqeuclidean", "cosine"} or None
-        Of distances between points; ``None`` for geodesics and given distances.
-    geodesics : Geodesics or None
-        The graph of geodesic distances.
-    n_neighbors : int
-        Points that a new one is joined to in that graph.
-    scale : float
-        What distances are multiplied by.
-    features : Tensor of shape (n, f) or None
-        What the linear cost was made from.
-    feature_metric : {"sqeuclidean", "cosine", "euclidean"}
-        How.
-    """
-
-    points: Tensor | None
-    metric: PointMetric | None
+    points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
+    metric: PointMetric | None  # between points; None for geodesics and given distances
     geodesics: Geodesics | None
-    n_neighbors: int
-    scale: float
-    features: Tensor | None = None
+    n_neighbors: int  # known points that a new one is joined to in the graph
+    scale: float  # what distances are multiplied by
+    features: Tensor | None = None  # (n, f), what the linear cost was made from
     feature_metric: PointMetric = "sqeuclidean"
 
     def to(self, device: torch.device) -> Space:
-        """Return the space with its points on another device."""
+        """Move the points to another device."""
         return self if self.points is None else self._replace(points=self.points.to(device))
 
     def copy(self) -> Space:
-        """Return the space with points and features that nobody else can change."""
+        """Copy points and features, so that nobody else can change them."""
         points, features = (
             None if part is None else part.clone() for part in (self.points, self.features)
         )
@@ -67,24 +49,15 @@ class Space(NamedTuple):
 
 
 class CrossDistance:
-    """Distances of new points to the n points of one side, scaled as its provider scales them.
+    """Distances of q new points to the n points of one side, in the units of its provider.
 
-    Point metrics are computed. A geodesic goes through the nearest known points,
+    The new points are given as ``points`` (q, d), or by a ``table`` (q, n) of distances in the
+    units of the user. Point metrics are computed. A geodesic goes through the nearest known points,
 
         d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
 
-    so new points shorten no path between known ones, and a new point that equals a known one has
-    its distances.
-
-    Parameters
-    ----------
-    space : Space
-    provider : DistanceProvider
-        Of the known points, scaled.
-    points : Tensor of shape (q, d) or None
-        The new points.
-    table : Tensor of shape (q, n) or None
-        Given distances, in the units of the given ones, in place of points.
+    so that new points shorten no path between known ones, and a new point that equals a known one
+    has its distances.
     """
 
     def __init__(
@@ -104,12 +77,12 @@ class CrossDistance:
         self.n_new = given.shape[0]
 
     def block_size(self, width: int) -> int:
-        """Return how many new points a working block of ``width`` distances each may have."""
+        """Count the new points that fit into a working block, for ``width`` distances of each."""
         paths = self._space.n_neighbors if self._table is None else 1
         return max(1, _BLOCK_ELEMENTS // (width * paths))
 
     def rows(self, block: slice, index: Tensor | None) -> Tensor:
-        """Return distances of some new points to the points ``index`` (``None``: all), (q, s)."""
+        """Compute distances of some new points to the known points ``index``, or to all, (q, s)."""
         space, dtype = self._space, torch.float64
         if self._table is not None:
             table = self._table[block]
@@ -126,7 +99,8 @@ class CrossDistance:
         count = min(self._space.n_neighbors, known.shape[0])
         length, at = nearest(known.double(), new, count)
         length = length * self._space.scale
-        # approximate distances need not keep the triangle inequality: a copy is its original
+        # A copy of a known point has its distances, even where they are approximate and break the
+        # triangle inequality.
         length[:, 1:][length[:, 0] == 0] = torch.inf
         if index is None:
             used, place = torch.unique(at, return_inverse=True)
@@ -136,17 +110,15 @@ class CrossDistance:
         return (paths.double() + length[:, :, None]).amin(dim=1)
 
     def _columns_at(self, index: Tensor) -> Tensor:
-        """Return the provider's columns, which all blocks share."""
+        """Read columns of the provider once for all blocks."""
         if self._columns is None or self._columns[0] is not index:
             self._columns = index, self._provider.columns(index)
         return self._columns[1]
 
 
 def factor_reference(provider: DistanceProvider) -> Tensor:
-    """Return points of a provider whose distances determine the factors of a new one.
-
-    They are its landmarks, which Nystrom factors are made from, or evenly spaced points.
-    """
+    """Choose known points whose distances determine the factors of a new one."""
+    # landmarks, which Nystrom factors are made from, or points at even steps
     inner = provider.provider if isinstance(provider, ScaledDistance) else provider
     if isinstance(inner, LandmarkDistance):
         return inner.landmarks
@@ -158,14 +130,12 @@ def factor_reference(provider: DistanceProvider) -> Tensor:
 
 
 def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
-    """Return the matrix B, shape (s, r), that turns distances to ``reference`` into factors.
-
-    A new point with distances d to the points R has the factors a with a diag(s) A_R' = d, that is
-    a = d B with B = (diag(s) A_R')^+. For landmarks this is Nystrom's formula.
-    """
+    """Compute the matrix B, (s, r), that turns distances to ``reference`` into factors."""
+    # A new point with distances d to the points R has the factors a with a diag(s) A_R' = d, that
+    # is a = d B with B = (diag(s) A_R')^+. For landmarks this is Nystrom's formula.
     factors = provider.factors()
     if factors is None:
-        raise InvalidInputError("The provider has no factors.")
+        raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
     inverse: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
     return inverse

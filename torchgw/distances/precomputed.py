@@ -1,4 +1,4 @@
-"""Stored distance matrices, among them all-pairs geodesics."""
+"""Stored distance matrices, and geodesics of all pairs to be stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_tensor, resolve_device
+from torchgw._boundary.arrays import check_tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import path_lengths
@@ -19,7 +19,7 @@ __all__ = ["PrecomputedDistance", "geodesic_matrices", "geodesic_matrix"]
 
 # Bytes of the block of rows that checks and squares work on.
 _BLOCK_BYTES = 64 * 2**20
-# Relative asymmetry that passes: float32 distances from x.x + y.y - 2 x.y have nearly that much.
+# Relative asymmetry that passes: nearly as much as float32 distances from x.x + y.y - 2 x.y have.
 _SYMMETRY_TOLERANCE = 1e-3
 
 
@@ -29,15 +29,15 @@ class PrecomputedDistance(DistanceProvider):
     Parameters
     ----------
     matrix : Tensor, shape (n, n), float32/64
-        Symmetric and finite. It is kept, not copied. Any symmetric costs will do; nothing else of
-        a distance is used.
+        Symmetric and finite. It is kept, not copied. Any symmetric costs will do: no other property
+        of distances is used.
 
     Raises
     ------
     InvalidTypeError
-        If the matrix is no tensor.
+        If the matrix is not a tensor.
     InvalidInputError
-        If it is not square, floating, finite or symmetric.
+        If it is not square, finite, symmetric, and of float32 or float64.
 
     Examples
     --------
@@ -56,16 +56,12 @@ class PrecomputedDistance(DistanceProvider):
                 f"`matrix` must have shape (n, n) with n >= 1; got {tuple(matrix.shape)}. "
                 "Pass points to PointDistance."
             )
-        if matrix.dtype not in (torch.float32, torch.float64):
-            raise InvalidInputError(
-                f"`matrix` must be float32 or float64; got {matrix.dtype}. Pass `matrix.float()`."
-            )
         self._hold(matrix)
         self._check()
 
     @classmethod
     def unchecked(cls, matrix: Tensor) -> PrecomputedDistance:
-        """Return the provider of a table that needs no check, as it was made here."""
+        """Make the provider of a table that needs no check, because it was computed here."""
         provider = cls.__new__(cls)
         provider._hold(matrix)
         return provider
@@ -77,29 +73,29 @@ class PrecomputedDistance(DistanceProvider):
         self.dtype = matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index], a view of gathered rows, which are contiguous."""
+        """Read D[:, index], a view of gathered rows, which are contiguous."""
         return self._matrix[index].T
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistance:
-        """Return the same distances on another device or in another dtype."""
-        if (resolve_device(device), dtype) == (self.device, self.dtype):
+        """Move the matrix to another device or dtype."""
+        if self._lies_at(device, dtype):
             return self
         return PrecomputedDistance.unchecked(self._matrix.to(device, dtype))
 
     def matrix(self) -> Tensor:
-        """Return D itself."""
+        """Give D itself."""
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Return D @ values."""
+        """Compute D @ values."""
         return self._matrix @ values
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        """Return (D * D) @ weights, a block of rows at a time."""
+        """Compute (D * D) @ weights, a block of rows at a time."""
         return torch.cat([block.square() @ weights for block in self._row_blocks()])
 
     def maximum(self) -> float:
-        """Return the largest entry."""
+        """Find the largest entry."""
         return float(self._matrix.max())
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
@@ -108,12 +104,12 @@ class PrecomputedDistance(DistanceProvider):
         return blocks
 
     def _check(self) -> None:
-        """Refuse a non-finite or asymmetric matrix, without a second one in memory."""
+        """Refuse a matrix that is not finite or not symmetric, a block at a time."""
         largest = self._matrix.detach().abs().max()
         if not bool(largest.isfinite()):
             raise InvalidInputError(
                 "`matrix` must be finite; got NaN or infinity. Replace unreachable pairs by a "
-                "large finite number, such as 1.5 times the largest distance."
+                "large finite distance, such as 1.5 times the largest one."
             )
         start = 0
         for block in self._row_blocks():
@@ -121,14 +117,14 @@ class PrecomputedDistance(DistanceProvider):
             gap = (block - other).detach().abs().max()
             if bool(gap > _SYMMETRY_TOLERANCE * largest):
                 raise InvalidInputError(
-                    f"`matrix` must be symmetric; got entries that differ from their mirror image "
-                    f"by up to {float(gap):.3g}. Pass `(matrix + matrix.T) / 2`."
+                    f"`matrix` must be symmetric; entries differ from their transposes by up to "
+                    f"{float(gap):.3g}. Pass `(matrix + matrix.T) / 2`."
                 )
             start += block.shape[0]
 
 
 def geodesic_matrix(graph: Any, *, n_jobs: int | None = None) -> Tensor:
-    """Return the shortest-path lengths of all pairs of vertices.
+    """Compute the shortest-path lengths of all pairs of vertices.
 
     Parameters
     ----------
@@ -146,16 +142,19 @@ def geodesic_matrix(graph: Any, *, n_jobs: int | None = None) -> Tensor:
 
 
 def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> list[Tensor]:
-    """Return the all-pairs shortest-path lengths of several graphs, computed side by side.
+    """Compute the shortest-path lengths of all pairs of several graphs, side by side.
 
     Parameters
     ----------
     graphs : sequence of SciPy sparse arrays or matrices, or Geodesics
         Each as in :func:`geodesic_matrix`.
     n_jobs : int or None
-        Worker processes, which share the sources of all graphs; ``None`` takes every core. SciPy's
-        Dijkstra holds the interpreter lock, so threads would not help. Small graphs are computed in
-        this process, because starting others costs more.
+        Worker processes, which share the sources of all graphs; ``None`` takes every core. Small
+        graphs are computed in this process, because starting others takes longer.
+
+    Returns
+    -------
+    list of Tensor, shapes (n, n), float64, on the CPU
     """
     geodesics = [as_geodesics(graph) for graph in graphs]
     tasks = [(each, np.arange(each.n)) for each in geodesics]

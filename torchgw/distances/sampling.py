@@ -1,4 +1,4 @@
-"""Spread-out points of a space, with the mass nearest to each."""
+"""Spread-out points of a space, each with the mass nearest to it."""
 
 from __future__ import annotations
 
@@ -12,104 +12,104 @@ from torchgw._tensors.draws import accumulate
 from torchgw.distances.base import DistanceProvider
 
 __all__ = [
-    "CoarseSide",
-    "Reader",
+    "ColumnReader",
+    "SpreadPoints",
     "choose_points",
+    "column_reader",
     "draw_points",
-    "is_short",
-    "reader_of",
-    "shortened",
+    "ran_out",
     "uniform_draws",
+    "without_surplus",
 ]
 
-# Power of the distance to the points so far that a point is drawn in proportion to: large enough to
+# A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers.
 _SPREAD = 4
-# Weight, relative to the largest, of points that are left out: float32 could not hold their plan.
+# Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
+# plan.
 _NEGLIGIBLE = 1e-12
 
 
-class Reader(Protocol):
-    """What can be asked for columns of distances: a provider, or the tensors that it reads."""
+class ColumnReader(Protocol):
+    """Whatever gives columns of distances: a provider, or the tensors that it reads."""
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index], shape (n, s)."""
+        """Read D[:, index], shape (n, s)."""
 
 
 class StoredColumns(NamedTuple):
-    """The reader of a stored table."""
+    """Columns of a stored table."""
 
     matrix: Tensor  # (n, n)
 
     def columns(self, index: Tensor) -> Tensor:
-        """Return D[:, index], a view of gathered rows."""
+        """Read D[:, index], a view of gathered rows."""
         return self.matrix[index].T
 
 
-class CoarseSide(NamedTuple):
-    """Some points of one side, float64. The first of them are a coarser choice."""
+class SpreadPoints(NamedTuple):
+    """Some points of one side, float64; the first of them alone are spread out, too."""
 
-    points: Tensor  # (s,) int64
+    indices: Tensor  # (s,) int64, which points these are
     table: Tensor  # (s, s) distances among them, symmetric
     weights: Tensor  # (s,) mass of the points nearest to each, total one
     square: Tensor  # () mean squared distance of all points to the nearest of them
 
 
 class _Drawn(NamedTuple):
-    """A coarse side as drawn, which has to be checked."""
+    """Points as drawn, some of which may be surplus."""
 
-    side: CoarseSide
+    points: SpreadPoints
     counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
 
 
-def reader_of(provider: DistanceProvider) -> Reader:
-    """Return what a provider reads its columns from: a named tuple, or itself if it has none."""
+def column_reader(provider: DistanceProvider) -> ColumnReader:
+    """Find what a provider reads its columns from: a named tuple of tensors, or itself."""
     matrix = provider.matrix()
     return (provider.factors() or provider) if matrix is None else StoredColumns(matrix)
 
 
-def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> CoarseSide:
-    """Draw spread-out points in rounds; all those of positive weight if there are no more.
+def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> SpreadPoints:
+    """Draw at most ``size`` spread-out points; all those of positive weight if there are no more.
 
-    The columns of a round are read together, and each round doubles the points, so that there are
-    few rounds. A fixed seed draws them: exact solves do not depend on ``random_state``.
+    A fixed seed draws them, so that exact solves do not depend on ``random_state``.
     """
     drawn = draw_points(size, 0, provider, weights, uniform_draws(provider, size, 0))
     used, distinct = drawn.counts.tolist()
-    if not is_short(provider.n, size, used, distinct):
-        return drawn.side
-    return shortened(provider, weights, drawn.side, size, (used, distinct))
+    if not ran_out(provider.n, size, used, distinct):
+        return drawn.points
+    return without_surplus(provider, weights, drawn.points, size, (used, distinct))
 
 
-def is_short(n: int, size: int, used: int, distinct: int) -> bool:
-    """Whether fewer points are to be had than were drawn."""
+def ran_out(n: int, size: int, used: int, distinct: int) -> bool:
+    """Tell whether more points were drawn than have a weight and duplicate no other."""
     return used <= size < n or min(n, size) > distinct
 
 
-def shortened(
+def without_surplus(
     provider: DistanceProvider,
     weights: Tensor,
-    drawn: CoarseSide,
+    drawn: SpreadPoints,
     size: int,
     counts: tuple[int, int],
-) -> CoarseSide:
-    """Return a side without the points that were drawn for want of others."""
+) -> SpreadPoints:
+    """Leave out points that were drawn for want of others."""
     used, distinct = counts
     weights = _cut(weights)
     if used <= size:
         return _all_points(provider, weights, weights.nonzero()[:, 0])
-    index = drawn.points[:distinct]
+    index = drawn.indices[:distinct]
     return _nearest(weights, index, provider.columns(index))
 
 
 def _cut(weights: Tensor) -> Tensor:
-    """Return weights of total one, without negligible ones."""
+    """Set negligible weights to zero, and the total to one."""
     weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
     return weights / weights.sum()
 
 
 def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
-    """Return the random numbers that draw at most ``size`` points, (rounds, n) float64."""
+    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
     generator = torch.Generator(device=provider.device).manual_seed(seed)
     return torch.rand(
@@ -118,11 +118,12 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
 
 
 def draw_points(
-    size: int, first: int, provider: Reader, weights: Tensor, uniform: Tensor
+    size: int, first: int, provider: ColumnReader, weights: Tensor, uniform: Tensor
 ) -> _Drawn:
     """Draw spread-out points, beginning with that of number ``first``.
 
-    When the points of positive weight that duplicate no other are used up, others follow.
+    Each round doubles the points, and reads its columns together. When the points of positive
+    weight that duplicate no other are used up, others follow.
     """
     weights = _cut(weights)
     positive = weights > 0
@@ -147,23 +148,23 @@ def draw_points(
         index = torch.cat([index, fresh])
         columns.append(provider.columns(fresh))
         closest = torch.minimum(closest, columns[-1].amin(1))
-    side = _nearest(weights, index, torch.cat(columns, dim=1))
-    return _Drawn(side, torch.stack([used, distinct]))
+    points = _nearest(weights, index, torch.cat(columns, dim=1))
+    return _Drawn(points, torch.stack([used, distinct]))
 
 
-def _all_points(provider: Reader, weights: Tensor, index: Tensor) -> CoarseSide:
-    """Return the side of all points that have a weight."""
+def _all_points(provider: ColumnReader, weights: Tensor, index: Tensor) -> SpreadPoints:
+    """Take points as they are, each with its own weight."""
     table = provider.columns(index)[index].double()
     square = torch.zeros_like(weights[0])
-    return CoarseSide(index, (table + table.T) / 2, weights[index], square)
+    return SpreadPoints(index, (table + table.T) / 2, weights[index], square)
 
 
-def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> CoarseSide:
-    """Return the side of some points, given their columns: each has the mass nearest to it."""
+def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> SpreadPoints:
+    """Give each of some points the mass nearest to it, by their columns (n, s)."""
     closest, nearest = columns.min(1)
     # approximate distances may put a point nearer to another than to itself
     nearest = nearest.index_copy(0, index, torch.arange(len(index), device=index.device))
     mass = accumulate(nearest, weights, len(index))
     square = weights @ closest.double().square()
     table = columns[index].double()
-    return CoarseSide(index, (table + table.T) / 2, mass, square)
+    return SpreadPoints(index, (table + table.T) / 2, mass, square)

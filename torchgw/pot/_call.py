@@ -7,13 +7,16 @@ from numbers import Real
 from typing import Literal, NamedTuple
 
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem import losses
 from torchgw._problem.losses import LossName
 from torchgw._solve.options import Regularization
 
 __all__ = ["Call", "LOSSES", "call_of", "kind_of", "refuse", "refuse_combination"]
 
-# POT's names of losses.
-LOSSES: dict[str, LossName] = {"L2": "square", "KL": "kl"}
+# POT's names of losses, and ours.
+LOSSES: dict[str, LossName] = {
+    loss.pot: loss.name for loss in losses.LOSSES.values() if loss.pot is not None
+}
 
 
 class Call(NamedTuple):
@@ -67,7 +70,8 @@ def call_of(
 def refuse(loss: str, symmetric: bool | None, reg_type: str, n_threads: int) -> None:
     """Refuse arguments that torchgw has no counterpart for, with the reason."""
     if str(loss).upper() not in LOSSES:
-        raise UnsupportedError(f"`loss` must be 'L2' or 'KL', as in POT; got {loss!r}.")
+        known = " or ".join(map(repr, LOSSES))
+        raise UnsupportedError(f"`loss` must be {known}, as in POT; got {loss!r}.")
     if symmetric is False:
         raise UnsupportedError(
             "`symmetric=False` is not implemented: distances are symmetric. Use POT for directed "

@@ -16,13 +16,13 @@ _SYMMETRY_TOLERANCE = 1e-5
 
 
 def symmetrise(graph: Any) -> csr_matrix:
-    """Return the union of a directed graph and its reverse, the larger weight where they differ.
+    """Unite a directed graph and its reverse, with the larger weight where they differ.
 
-    Unlike ``graph.maximum(graph.T)`` it keeps explicit zeros, the edges between duplicates.
+    Unlike ``graph.maximum(graph.T)`` this keeps explicit zeros, the edges between duplicates.
     """
     graph = csr_matrix(graph, dtype=np.float64, copy=True)
     tiny = np.finfo(np.float64).tiny
-    # A stand-in for zero, because sparse maximum drops explicit zeros.
+    # a stand-in for zero, because sparse maximum drops explicit zeros
     graph.data[graph.data == 0] = tiny
     graph = csr_matrix(graph.maximum(graph.T))
     graph.data[graph.data == tiny] = 0
@@ -31,16 +31,16 @@ def symmetrise(graph: Any) -> csr_matrix:
 
 
 def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
-    """Return a graph given by the user as symmetric float64 CSR.
+    """Convert a graph given by the user to symmetric float64 CSR.
 
     Parameters
     ----------
     graph : SciPy sparse array or matrix, shape (n, n)
-        Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``. In
-        others an explicit zero is an edge of length zero, as for SciPy. Repeated COO entries are
-        summed, as SciPy does.
+        Symmetric edge lengths. A boolean graph has edges of length one where it is ``True``; in
+        others an explicit zero is an edge of length zero. Repeated COO entries are summed. Both as
+        in SciPy.
     name : str
-        What errors call it.
+        Name of the graph in errors.
 
     Raises
     ------
@@ -71,20 +71,20 @@ def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
     if bad.any():
         raise InvalidInputError(
             f"`{name}` must have finite, non-negative edge lengths; got {int(bad.sum())} others, "
-            f"such as {graph.data[bad][0]}. Leave an edge out rather than give it infinite length; "
-            "turn similarities into distances first."
+            f"such as {graph.data[bad][0]}. Leave out edges of infinite length; turn similarities "
+            "into distances first."
         )
     return _check_symmetric(graph, name)
 
 
 def _check_symmetric(graph: csr_matrix, name: str) -> csr_matrix:
-    """Refuse a directed graph; return the other with its rounding differences averaged."""
+    """Refuse a directed graph; in another, average what differs by rounding."""
     reverse = csr_matrix(graph.T)
     reverse.sort_indices()
     same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
         graph.indices, reverse.indices
     )
-    # in any unit: lengths of 1e-9 too may differ
+    # relative to the lengths, which may be 1e-9
     if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
         raise InvalidInputError(
             f"`{name}` must be symmetric; got a directed graph (a nearest-neighbour graph is one "

@@ -27,7 +27,7 @@ class Edges(NamedTuple):
 
     @property
     def degree(self) -> Tensor:
-        """Edges of each vertex, shape (n,)."""
+        """Number of edges of each vertex, shape (n,)."""
         return self.start.diff()
 
     @property
@@ -37,19 +37,19 @@ class Edges(NamedTuple):
         return vertices.repeat_interleave(self.degree, output_size=len(self.vertex))
 
     def to(self, device: torch.device) -> Edges:
-        """Return the same graph on another device."""
+        """Move the graph to another device."""
         return Edges(*(part.to(device) for part in self))
 
     def csr(self) -> csr_matrix:
-        """Return the graph as a SciPy matrix, which keeps edges of length zero."""
+        """Convert to a SciPy matrix, keeping edges of length zero."""
         start, vertex, length = (part.cpu().numpy() for part in self)
-        # SciPy would look for the smallest index type itself, by reading all of them
+        # SciPy would find the smallest index type itself, by reading all indices
         kind = np.int32 if max(len(vertex), self.n) < 2**31 else np.int64
         return csr_matrix((length, vertex.astype(kind), start.astype(kind)), shape=(self.n, self.n))
 
 
 def from_csr(graph: csr_matrix) -> Edges:
-    """Return a symmetric SciPy matrix as tensors on the CPU."""
+    """Convert a symmetric SciPy matrix to tensors on the CPU."""
     if not graph.has_canonical_format:
         graph = graph.copy()
         graph.sum_duplicates()
@@ -61,16 +61,8 @@ def from_csr(graph: csr_matrix) -> Edges:
 
 
 def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> Edges:
-    """Return the union of directed edges and their reverses.
-
-    Parameters
-    ----------
-    n : int
-        Number of vertices, at most 2^31.
-    source, target : Tensor of int64, shape (e,)
-    length : Tensor of float64, shape (e,)
-        Edges that are given more than once, in either direction, have one length.
-    """
+    """Unite directed edges (e,) and their reverses, for n vertices, at most 2^31."""
+    # edges that are given more than once, in either direction, have one length
     key = torch.cat([source * n + target, target * n + source])
     key, order = key.sort()
     first = torch.ones_like(key, dtype=torch.bool)
@@ -83,7 +75,7 @@ def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> E
 
 
 def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> Edges:
-    """Return a graph with some more edges, in both directions, that it did not have."""
+    """Add edges that a graph does not have, in both directions."""
     n = edges.n
     key, order = torch.cat([source * n + target, target * n + source]).sort()
     at = torch.searchsorted(edges.source * n + edges.vertex, key)
@@ -99,7 +91,7 @@ def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> 
 
 
 def components(edges: Edges) -> tuple[int, Tensor]:
-    """Return the number of connected components and the component of each vertex, shape (n,)."""
+    """Count the connected components and number the component of each vertex, shape (n,)."""
     if edges.start.device.type == "cpu":
         count, labels = connected_components(edges.csr(), directed=False)
         return int(count), torch.from_numpy(labels.astype(np.int64))
@@ -107,9 +99,9 @@ def components(edges: Edges) -> tuple[int, Tensor]:
 
 
 def hooked_components(edges: Edges) -> tuple[int, Tensor]:
-    """Return the same as :func:`components`, by parallel operations on any device."""
+    """Find the same as :func:`components` by parallel operations, on any device."""
     # The smallest vertex of each tree hooks on to a smaller neighbouring one, and trees are
-    # flattened by pointer jumping, until all edges lie inside.
+    # flattened by pointer jumping, until both ends of every edge are in one tree.
     source, target = edges.source, edges.vertex
     root = torch.arange(edges.n, device=source.device)
     while True:

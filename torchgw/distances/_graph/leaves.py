@@ -1,4 +1,4 @@
-"""Points in a spatial order: equal leaves of recursive median splits, with their boxes."""
+"""Points grouped in space: leaves of equal size by recursive median splits, with their boxes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves", "gaps", "split", "squares"]
+__all__ = ["Leaves", "box_gaps", "into_leaves", "pair_squares"]
 
-# Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes.
+# Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
 _LEAF_POINTS = 64
 
 
 class Leaves(NamedTuple):
-    """Points grouped in 2^h leaves of equal size, padded with copies of points here and there."""
+    """Points in 2^h leaves of equal size, padded with copies of points here and there."""
 
     row: Tensor  # (leaves, size) int64, row of each point; -1 for a copy
     points: Tensor  # (leaves, size, d) float64
@@ -24,29 +24,21 @@ class Leaves(NamedTuple):
 
     @property
     def order(self) -> Tensor:
-        """Rows of the points in spatial order, shape (n,): neighbours in it are near in space."""
+        """Rows of the points in an order in which neighbours are near in space, shape (n,)."""
         flat = self.row.flatten()
         return flat[flat >= 0]
 
 
-def split(points: Tensor) -> Leaves:
-    """Split points at the median of their widest coordinate until a leaf holds 64 at most.
-
-    Parameters
-    ----------
-    points : Tensor, shape (n, d)
-
-    Notes
-    -----
-    All nodes of a level have the same size, so a level is one sort of a rectangular table.
-    """
+def into_leaves(points: Tensor) -> Leaves:
+    """Split points (n, d) at the median of their widest coordinate until a leaf is small enough."""
+    # all nodes of a level have the same size, so that a level is one sort of a rectangular table
     n, d = points.shape
     points = points.detach().double()
     height = max(0, math.ceil(math.log2(n / _LEAF_POINTS)))
     size = -(-n // 2**height)
     padding = size * 2**height - n
     row = torch.arange(n, device=points.device)
-    # copies of points from all over, lest some leaves hold nothing else
+    # copies of points from all over, so that no leaf holds copies only
     copied = torch.arange(padding, device=points.device) * n // max(padding, 1)
     row = torch.cat([row, torch.full_like(copied, -1)])[None]
     points = torch.cat([points, points[copied]])[None]
@@ -60,8 +52,8 @@ def split(points: Tensor) -> Leaves:
     return Leaves(row, points, points.amin(dim=1), points.amax(dim=1))
 
 
-def gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
-    """Return the squared distances between boxes, shape (some query leaves, base leaves)."""
+def box_gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
+    """Compute squared distances between the boxes of some query leaves and all base leaves."""
     low, high = query.low[leaves], query.high[leaves]
     total = low.new_zeros(len(low), len(base.low))
     for axis in range(low.shape[1]):
@@ -72,12 +64,10 @@ def gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
     return total
 
 
-def squares(one: Tensor, other: Tensor) -> Tensor:
-    """Return squared distances from differences, shape (g, p, q), of points (g, p, d), (g, q, d).
-
-    In few dimensions a GPU is far quicker at this than at ``torch.cdist``, which has a block of
-    threads for each distance.
-    """
+def pair_squares(one: Tensor, other: Tensor) -> Tensor:
+    """Compute squared distances (g, p, q) of points (g, p, d), (g, q, d) from their differences."""
+    # in few dimensions a GPU is far quicker at this than at torch.cdist, which has a block of
+    # threads for each distance
     total = one.new_zeros(one.shape[0], one.shape[1], other.shape[1])
     for axis in range(one.shape[2]):
         difference = one[:, :, None, axis] - other[:, None, :, axis]

@@ -1,8 +1,8 @@
 """Exact nearest neighbours.
 
-On a CPU a KD-tree in few dimensions and tiles of distances in many. On a GPU the leaves of a tree,
-visited where a neighbour can be, as long as those are few; otherwise products of all pairs on the
-matrix units, which choose candidates that exact distances then confirm.
+On a CPU they are found by a KD-tree in few dimensions, and by tiles of distances in many. On a GPU
+the leaves of a tree that can hold neighbours are visited, if they are few; otherwise products of
+all pairs on the matrix units choose candidates, which exact distances confirm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw.distances._graph.approximate import nearest_approximate
-from torchgw.distances._graph.leaves import Leaves, gaps, split, squares
+from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
 __all__ = ["Neighbours", "nearest", "nearest_others"]
 
@@ -39,38 +39,26 @@ _MANY_PAIRS = 10**10
 # on each core does (2.5 ms on 16).
 _ONE_CORE_QUERIES = 1_000
 _ONE_CORE_DIMENSIONS = 3
-# Bytes that one step of a search may work on, for each point, and within which bounds: what a few
-# thousand points gain from more is lost in the noise.
+# Bytes that one step of a search may work on, for each point, and their bounds: what a few thousand
+# points gain from more is lost in the noise.
 _WORK_BYTES_EACH = 2**11
 _WORK_BYTES = (2**27, 2**30)
-# Seconds for a pair of points on an H200: in leaves, for each coordinate and besides; as products,
-# for each 64 coordinates and besides.
+# Seconds for a pair of points on an H200: in leaves, for each coordinate and in addition; as
+# products, for each 64 coordinates and in addition.
 _LEAF_SECONDS = (1.2e-11, 2.4e-11)
 _PRODUCT_SECONDS = (1.0e-12, 1.5e-12)
 # Pairs up to which tiles need fewer launches than anything else.
 _SMALL_PAIRS = 2**24
-# Leaves that a first bound comes from, and query leaves that the share to visit is estimated from.
+# Leaves that give a first bound, and query leaves that the share to visit is estimated from.
 _SEEDS = 4
 _PROBES = 256
 
 
 def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
-    """Find the nearest base points of each query point.
+    """Find the nearest of the base points (n, d) for each query point (q, d).
 
-    Parameters
-    ----------
-    base : Tensor, shape (n, d)
-        The points to find.
-    query : Tensor, shape (q, d), same device and dtype as base
-        The points to find them for.
-    n_neighbors : int
-        At most n.
-
-    Returns
-    -------
-    Neighbours
-        Distances are computed from differences in float64. Which of several points at one distance
-        is found is not defined.
+    Distances are computed from differences in float64. Which of several points at one distance is
+    found is not defined.
     """
     if not base.is_cuda:
         by_tree = base.shape[1] <= _TREE_DIMENSIONS
@@ -86,15 +74,15 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
-    leaves = split(base)
-    query_leaves = leaves if query is base else split(query)
+    leaves = into_leaves(base)
+    query_leaves = leaves if query is base else into_leaves(query)
     if _leaves_pay(leaves, query_leaves, n_neighbors):
         return _nearest_by_leaves(leaves, query_leaves, n_neighbors)
     return _nearest_by_products(base, query, n_neighbors)
 
 
 def _work_bytes(n: int) -> int:
-    """Return the bytes that one step of a search among n points may work on."""
+    """Choose the bytes that one step of a search among n points may work on."""
     least, most = _WORK_BYTES
     return min(most, max(least, n * _WORK_BYTES_EACH))
 
@@ -102,22 +90,19 @@ def _work_bytes(n: int) -> int:
 def nearest_others(
     points: Tensor, n_neighbors: int, search: Literal["exact", "approximate"] = "exact"
 ) -> Neighbours:
-    """Find the nearest neighbours of each point among the others; duplicates count.
-
-    An approximate search runs on the CPU and misses some; its distances are exact.
-    """
+    """Find the nearest neighbours of each point among the others, which may be duplicates."""
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
     distance, index = nearest(points, points, n_neighbors + 1)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
-    # A point with many duplicates need not find itself: its last neighbour goes instead.
+    # a point with many duplicates need not find itself: its last neighbour goes instead
     keep[:, -1] &= ~keep.all(dim=1)
     shape = points.shape[0], n_neighbors
     return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
 
 
 def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
-    """Measure what an approximate search found, and search exactly for points with too few."""
+    """Measure what an approximate search found; search exactly for points with too few."""
     points = points.detach().double()
     candidates = nearest_approximate(points, n_neighbors + 1).to(points.device)
     candidates[candidates == torch.arange(len(points), device=points.device)[:, None]] = -1
@@ -134,8 +119,8 @@ def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
 
 
 def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
-    """Query a KD-tree of the base points, on all cores where it is worth the threads."""
-    # The sliding-midpoint rule builds faster than medians and copes with many duplicates.
+    """Query a KD-tree of the base points, on all cores if it is worth the threads."""
+    # the sliding-midpoint rule builds faster than medians and copes with many duplicates
     tree = cKDTree(base.detach().double().numpy(), balanced_tree=False)
     ranks = np.arange(1, n_neighbors + 1)
     few = query.shape[0] <= _ONE_CORE_QUERIES and query.shape[1] <= _ONE_CORE_DIMENSIONS
@@ -162,7 +147,7 @@ def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
 
 
 def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
-    """Cut the query leaves into blocks whose gaps and first distances fit."""
+    """Cut the query leaves into blocks whose gaps and first distances fit into memory."""
     size = max(base.row.shape[1], query.row.shape[1])
     numbers = 4 * len(base.low) + 4 * _SEEDS * size**2
     step = max(1, _work_bytes(base.row.numel()) // (8 * numbers))
@@ -170,12 +155,10 @@ def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
 
 
 def _leaves_to_visit(query: Leaves, base: Leaves, leaves: slice, n_neighbors: int) -> Tensor:
-    """Return which base leaves can hold a neighbour of a point of some query leaves.
-
-    The leaves with the smallest gaps give distances that the neighbours cannot exceed. Only a leaf
-    nearer than the largest of them can hold anything nearer; those first leaves count as well.
-    """
-    gap = gaps(query, base, leaves)
+    """Tell which base leaves can hold a neighbour of a point of some query leaves."""
+    # The leaves with the smallest gaps give distances that the neighbours cannot exceed. Only a
+    # leaf nearer than the largest of them can hold anything nearer; those first leaves count too.
+    gap = box_gaps(query, base, leaves)
     enough = -(-2 * n_neighbors // base.row.shape[1])
     seeds = gap.topk(min(max(_SEEDS, enough), len(base.low)), dim=1, largest=False).indices
     square, _ = _select(query.points[leaves], base, seeds, n_neighbors)
@@ -193,7 +176,7 @@ def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbo
     for leaves in _leaf_blocks(query, base):
         mask = _leaves_to_visit(query, base, leaves, n_neighbors)
         visits = mask.sum(dim=1)
-        # query leaves with about as many visits are handled together, and padded to the same number
+        # query leaves with about as many visits are handled together, padded to the same number
         order = visits.argsort(descending=True)
         lengths = visits[order].tolist()
         start = 0
@@ -214,20 +197,10 @@ def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbo
 def _select(
     points: Tensor, base: Leaves, leaves: Tensor, n_neighbors: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the squared distances and rows of the nearest points in some leaves.
+    """Find squared distances and rows of the nearest points in the leaves (g, c) of each group.
 
-    Parameters
-    ----------
-    points : Tensor, shape (g, size, d)
-    base : Leaves
-    leaves : Tensor of int64, shape (g, c)
-        Leaves for each group of points; -1 for none.
-    n_neighbors : int
-
-    Returns
-    -------
-    square, row : Tensor, shapes (g, size, n_neighbors)
-        Infinite and -1 where the leaves hold too few points.
+    ``points`` has shape (g, size, d). A leaf of -1 is none; where leaves hold too few points, the
+    square is infinite and the row -1.
     """
     groups, size, _ = points.shape
     shape = groups, size, n_neighbors
@@ -238,7 +211,7 @@ def _select(
     for part in leaves.split(width, dim=1):
         other = base.points[part].flatten(1, 2)
         rows = torch.where(part[:, :, None] >= 0, base.row[part], -1).flatten(1, 2)
-        square = squares(points, other)
+        square = pair_squares(points, other)
         square.masked_fill_(rows[:, None] < 0, torch.inf)
         square = torch.cat([best, square], dim=2)
         rows = torch.cat([row, rows[:, None].expand(-1, size, -1)], dim=2)
@@ -248,11 +221,9 @@ def _select(
 
 
 def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
-    """Choose candidates by products in half precision, and measure them by differences.
-
-    A row is done if its last neighbour is nearer than all that were no candidates can be. The
-    others are searched again with more products, and what is then left by tiles in float64.
-    """
+    """Choose candidates by products in half precision, and measure them by differences."""
+    # A row is done if its last neighbour is nearer than anything can be that was no candidate. The
+    # others are searched again with more products, and those left then by tiles in float64.
     keep = max(16, 2 ** (n_neighbors + max(8, n_neighbors // 2) - 1).bit_length())
     distance = query.new_empty(len(query), n_neighbors, dtype=torch.float64)
     index = torch.empty(len(query), n_neighbors, dtype=torch.int64, device=query.device)
@@ -280,7 +251,7 @@ def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neigh
 def _measure(
     base: Tensor, query: Tensor, candidates: Tensor, n_neighbors: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the exact distances of the nearest candidates, and their rows."""
+    """Compute the exact distances of the nearest candidates, and their rows."""
     step = max(1, _work_bytes(len(base)) // (8 * 3 * candidates.shape[1] * base.shape[1]))
     lengths, rows = [], []
     for points, index in zip(query.split(step), candidates.split(step), strict=True):
@@ -303,7 +274,7 @@ def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbou
     distances, indices = [], []
     for start in range(0, query.shape[0], rows):
         tile = query[start : start + rows]
-        # The order within a row needs no |query|^2. The products are float64 because they cancel.
+        # the order within a row needs no |query|^2; the products are float64 because they cancel
         score = torch.addmm(square, tile - centre, centred.T, alpha=-2)
         index = score.topk(n_neighbors, dim=1, largest=False, sorted=False).indices
         length, order = (base[index] - tile[:, None]).norm(dim=2).sort(dim=1, stable=True)

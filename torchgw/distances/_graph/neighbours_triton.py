@@ -1,4 +1,4 @@
-"""Nearest neighbours among all points: products on the matrix units and selection in one kernel."""
+"""Nearest neighbours among all points: products on matrix units and selection, in one kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["MOST_KEPT", "nearest_candidates"]
 
 # Candidates that a row's registers can hold.
 MOST_KEPT = 128
-# Relative error of a product of two vectors rounded to half precision, and of one that adds the
-# products of the remainders; 2^-23 for each of the terms that are added up comes on top.
+# Relative error of a product of two vectors rounded to half precision, and of one to which products
+# with the remainders are added; each of the terms that are added up contributes 2^-23 more.
 _ROUNDING = {1: 2.0**-9, 3: 2.0**-19}
 
 
@@ -84,26 +84,12 @@ def _nearest_kernel(
 def nearest_candidates(
     base: Tensor, query: Tensor, keep: int, products: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the base points that may be nearest to each query point, and what the others exceed.
+    """Find the base points that may be nearest to each query point, and a bound for the others.
 
-    Parameters
-    ----------
-    base : Tensor, shape (n, d), float64
-        Centred, of norm one at most.
-    query : Tensor, shape (q, d), float64
-        In the same units.
-    keep : int
-        Candidates for each query point, a power of two, at most ``MOST_KEPT``.
-    products : {1, 3}
-        Half-precision products: of the leading parts, or of what they leave out as well.
-
-    Returns
-    -------
-    index : Tensor of int32, shape (q, keep)
-        -1 where there are fewer points.
-    bound : Tensor, shape (q,), float64
-        Every base point that is not among the candidates is at a squared distance of at least twice
-        this; infinite if there is none.
+    Of the candidates, int32 (q, keep), -1 is none. Every other base point is at a squared distance
+    of at least twice the bound, (q,). ``base`` (n, d) and ``query`` (q, d) are float64, centred, of
+    norm one at most; ``keep`` is a power of two; ``products`` is 1, of the leading parts, or 3, of
+    the remainders too.
     """
     width = max(16, triton.next_power_of_2(base.shape[1]))
     parts = [_halves(points, width) for points in (base, query)]
@@ -129,7 +115,7 @@ def nearest_candidates(
 
 
 def _halves(points: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return points as a sum of two in half precision, padded to a width."""
+    """Split points into sums of two in half precision, padded to a width."""
     padded = torch.nn.functional.pad(points.float(), (0, width - points.shape[1]))
     leading = padded.half()
     return leading, (padded - leading.float()).half()

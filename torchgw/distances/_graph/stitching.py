@@ -9,13 +9,13 @@ import torch
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
-from torchgw.distances._graph.leaves import Leaves, split, squares
+from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
 
 __all__ = ["Bridges", "shortest_bridges"]
 
-# Points whose distances are simply all computed: 0.6 ms for 400 of them, by boxes 8 ms.
+# Points up to which all distances are computed: 0.6 ms for 400 points, by boxes 8 ms.
 _TABLE_POINTS = 1_024
-# Steps along the spatial order to points that may lie in another component.
+# Steps along the spatial order at which points of other components are looked for first.
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 # Pairs of boxes, and bytes of distances, that are looked at together.
 _PAIRS = 2**21
@@ -31,33 +31,20 @@ class Bridges(NamedTuple):
 
 
 def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
-    """Return the minimum spanning tree over components, whose distance is their closest pair's.
+    """Find the minimum spanning tree over components, whose distance is their closest pair's.
 
-    Parameters
-    ----------
-    points : Tensor, shape (n, d)
-        The vertices.
-    labels : Tensor of int64, shape (n,), same device
-        Component of each vertex, 0, 1, ...
-
-    Notes
-    -----
-    Of few points a table of all distances is made. Otherwise Boruvka's algorithm: in each round
-    every component but the largest takes its shortest edge to another one, and what is joined
-    becomes one component. All these edges are found together by descending a tree of boxes in
-    pairs [1]_.
-
-    References
-    ----------
-    .. [1] W. March, P. Ram, A. Gray. Fast Euclidean minimum spanning tree: algorithm, analysis, and
-       applications. KDD 2010.
+    ``labels`` are the components 0, 1, ... of the ``points`` (n, d).
     """
+    # Boruvka's algorithm: in each round every component but the largest takes its shortest edge to
+    # another one, and what is joined becomes one component. All these edges are found together by
+    # descending a tree of boxes in pairs (March, Ram, Gray. Fast Euclidean minimum spanning tree.
+    # KDD 2010).
     if len(points) <= _TABLE_POINTS:
         return _bridges_of_table(points, labels)
-    leaves = split(points)
+    leaves = into_leaves(points)
     found: list[Tensor] = []
     while (count := int(labels.max()) + 1) > 1:
-        shortest = _Shortest(leaves, labels, count)
+        shortest = _ShortestEdges(leaves, labels, count)
         shortest.search()
         ends = torch.stack([shortest.source, shortest.target], dim=1)
         chosen, names = _join(count, labels[ends].cpu().numpy(), shortest.square.cpu().numpy())
@@ -69,7 +56,7 @@ def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
 
 
 def _bridges_of_table(points: Tensor, labels: Tensor) -> Bridges:
-    """Return the tree over the closest pairs of components, from all distances."""
+    """Find the tree over the closest pairs of components from all distances."""
     order = labels.argsort(stable=True)
     sorted_points = points[order].double()
     exact = "donot_use_mm_for_euclid_dist"
@@ -90,25 +77,19 @@ def _bridges_of_table(points: Tensor, labels: Tensor) -> Bridges:
     return Bridges(source, target, length.to(points.device))
 
 
-class _Shortest:
-    """The shortest edges out of all components but the largest, so far.
-
-    Attributes
-    ----------
-    square : Tensor, shape (components,), float64
-        Squared lengths of the edges; infinite where none is known.
-    source, target : Tensor of int64, shape (components,)
-    """
+class _ShortestEdges:
+    """The shortest edge out of each component but the largest, so far."""
 
     def __init__(self, leaves: Leaves, labels: Tensor, count: int) -> None:
         self.leaves = leaves
+        # squared lengths, (components,) float64, infinite where no edge is known; their ends
         self.square = torch.full((count,), torch.inf, dtype=torch.float64, device=labels.device)
         self.source = torch.zeros_like(labels[:1]).repeat(count)
         self.target = torch.zeros_like(self.source)
-        # what boxes show that an edge need not exceed
+        # squared lengths that the edges cannot exceed, as boxes show
         self._bound = self.square.clone()
         self._largest = labels.bincount().argmax()
-        # copies of points have no component of their own
+        # copies of points belong to no component
         self._label = torch.where(leaves.row >= 0, labels[leaves.row], -1)
         # and nothing is near them
         self._points = leaves.points.masked_fill((leaves.row < 0)[:, :, None], torch.inf)
@@ -138,14 +119,14 @@ class _Shortest:
             child = torch.arange(2, device=one.device)
             ones = (2 * one[:, None, None] + child[:, None]).expand(-1, 2, 2).flatten()
             others = (2 * other[:, None, None] + child).expand(-1, 2, 2).flatten()
-            # the nearest pairs are the next, and shorten what the others have to beat
+            # the nearest pairs come first, and shorten what the others have to beat
             parts = list(zip(ones.split(_PAIRS), others.split(_PAIRS), strict=True))
             waiting += [(level + 1, *part) for part in reversed(parts)]
-        # shorter edges of the largest were not looked for: the one at hand need not be in the tree
+        # the edge of the largest component need not be in the tree, as no shorter one was sought
         self.square[self._largest] = torch.inf
 
     def _try_neighbours_in_order(self) -> None:
-        """Take edges between points that follow each other in the spatial order."""
+        """Offer edges between points that follow each other in the spatial order."""
         real = self.leaves.row >= 0
         row, label, points = self.leaves.row[real], self._label[real], self.leaves.points[real]
         for step in _STEPS:
@@ -159,7 +140,7 @@ class _Shortest:
         before = self.square.clone()
         self.square.scatter_reduce_(0, label, square, "amin")
         best = ((square == self.square[label]) & (square < before[label])).nonzero()[:, 0]
-        # of several equally short edges the one whose position is stored last
+        # of several equally short edges the last one
         place = torch.full_like(self.source, -1)
         place.scatter_reduce_(0, label[best], best, "amax")
         changed = place >= 0
@@ -167,7 +148,7 @@ class _Shortest:
         self.target[changed] = target[place[changed]]
 
     def _worth_visiting(self, level: int, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pairs of boxes that may hold a shorter edge, the nearest first."""
+        """Select the pairs of boxes that may hold a shorter edge, the nearest first."""
         low, high = self._low[level], self._high[level]
         first, last = self._first[level], self._last[level]
         gap = torch.zeros(len(one), dtype=torch.float64, device=one.device)
@@ -182,7 +163,7 @@ class _Shortest:
         # any point of another component is within reach of all points of a box
         known = alone & ~within
         self._bound.scatter_reduce_(0, first[one][known], reach[known], "amin")
-        # an edge as long as one already known is no use; one as long as a mere bound is
+        # an edge as long as one that is known is of no use; one as long as a bound may be
         best = torch.where(self._label >= 0, self._beaten(self.square)[self._label], -1.0)
         bound = torch.where(self._label >= 0, self._beaten(self._bound)[self._label], -1.0)
         shape = len(low), -1
@@ -192,11 +173,11 @@ class _Shortest:
         return one[keep][order], other[keep][order]
 
     def _beaten(self, square: Tensor) -> Tensor:
-        """Return lengths to beat: none from the largest component, which the others reach."""
+        """Give the lengths to beat; -1 for the largest component, which needs no edge."""
         return square.index_fill(0, self._largest, -1.0)
 
     def _visit(self, one: Tensor, other: Tensor) -> None:
-        """Measure all edges between pairs of leaves, the nearest first."""
+        """Measure and offer all edges between pairs of leaves, the nearest pairs first."""
         device = one.device.type
         step = max(1, _WORK_BYTES[device] // (8 * 4 * self.leaves.row.shape[1] ** 2))
         for pairs in zip(one.split(step), other.split(step), strict=True):
@@ -204,7 +185,7 @@ class _Shortest:
             here, there = self._worth_visiting(self._height, *pairs)
             points, others = self.leaves.points[here], self._points[there]
             if device == "cuda":
-                square = squares(points, others)
+                square = pair_squares(points, others)
             else:
                 exact = "donot_use_mm_for_euclid_dist"
                 square = torch.cdist(points, others, compute_mode=exact).square_()
@@ -217,16 +198,10 @@ class _Shortest:
 
 
 def _join(count: int, ends: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which edges join components, and the new name of each.
+    """Choose the edges that join components, and number the joined components.
 
-    Parameters
-    ----------
-    count : int
-        Components.
-    ends : ndarray of int64, shape (count, 2)
-        The components that the edge of each one joins.
-    square : ndarray, shape (count,)
-        Their squared lengths, infinite for no edge.
+    ``ends`` (count, 2) are the components at both ends of each one's edge, and ``square`` (count,)
+    is its squared length, infinite for none.
     """
     parent = list(range(count))
 

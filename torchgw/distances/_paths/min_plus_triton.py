@@ -1,4 +1,4 @@
-"""All-pairs shortest paths by blocks: Floyd and Warshall's algorithm on a symmetric matrix."""
+"""Shortest paths of all pairs by blocks: Floyd and Warshall's algorithm on a symmetric matrix."""
 
 from __future__ import annotations
 
@@ -96,17 +96,9 @@ def _update_kernel(
 
 
 def close_(distance: Tensor) -> Tensor:
-    """Replace edge lengths by shortest-path lengths.
+    """Turn edge lengths (n, n) into shortest-path lengths, in place if n is a multiple of 128.
 
-    Parameters
-    ----------
-    distance : Tensor, shape (n, n), float32/64
-        Symmetric: edge lengths, infinite where there is no edge, zero on the diagonal.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        Path lengths; ``distance`` itself where n is a multiple of 128.
+    They are symmetric, infinite where there is no edge, and zero on the diagonal.
     """
     n = distance.shape[0]
     padding = -n % _TILE

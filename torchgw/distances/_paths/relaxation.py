@@ -1,8 +1,9 @@
 """Shortest paths from many sources at once, by rounds of edge relaxation on a GPU.
 
-Dijkstra's queue serialises; Bellman and Ford's relaxation does the same work for all vertices and
-sources in parallel. Vertices that are near in the graph are kept in one tile, and a round visits
-the tiles in which something may change: those that the front of some source is passing.
+Dijkstra's queue takes one vertex after the other; Bellman and Ford's relaxation does the same work
+for all vertices and sources in parallel. Vertices that are near in the graph are kept in one tile,
+and a round visits the tiles in which something may change: those that the front of some source is
+passing.
 """
 
 from __future__ import annotations
@@ -17,59 +18,50 @@ from torch import Tensor
 from torchgw._tensors.cuda_graphs import capture
 from torchgw.distances._graph.edges import Edges
 
-__all__ = ["Relaxation"]
+__all__ = ["EdgeRelaxation"]
 
-# Rounds between two looks at whether anything still changes.
+# Rounds between two checks of whether anything still changes.
 _ROUNDS = 16
-# Edges of a row of the table, as a share of the mean degree. A vertex with more has several rows.
+# Edges in a row of the table, as a share of the mean degree. A vertex with more has several rows.
 _SPARE = 1.25
 _MOST_EDGES = 32
-# Path length by which a round goes further, in mean edge lengths. Extending long paths before the
-# short ones are final would be work to do again; a GPU that few vertices leave idle can do it.
+# Path length by which a round goes further, in mean edge lengths. Long paths that are extended
+# before the short ones are final have to be extended again; a GPU that few vertices leave idle can
+# do that.
 _STEP = 4.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 16.0
-# So many sources on a table of so few rows are found by one launch, a program for each source; on
-# more rows a program's passes take too long.
+# From so many sources, on a table of so few rows, one launch finds all paths, with a program for
+# each source; on more rows a program's passes take too long.
 _ONE_LAUNCH_ROWS = 768
 _ONE_LAUNCH_SOURCES = 128
-# Sources that a table has room for at least, on so few rows that recording another graph of
-# launches takes longer than the rounds of some empty columns do.
+# Sources that a table of so few rows has room for at least: recording another graph of launches
+# would take longer than the rounds of some empty columns.
 _SHARED_SOURCES = 16
 _SHARED_ROWS = 2**16
 # Bytes of the (rows, sources) table of path lengths.
 _TABLE_BYTES = 2**30
 
 
-class _Plan(NamedTuple):
-    """What a number of sources needs, kept for the next request."""
+class _Rounds(NamedTuple):
+    """A table for some number of sources and the rounds over it, kept for the next request."""
 
     distance: Tensor  # (rows, sources) float64
     pending: Tensor  # (tiles, source blocks) float32, shortest path that each has to extend
-    threshold: Tensor  # (1,) float32, path length that the rounds have come to
+    threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
 
 
-class Relaxation:
+class EdgeRelaxation:
     """A graph laid out for relaxation on one device.
 
-    Parameters
-    ----------
-    edges : Edges
-        Laid out on the device where they are.
-    order : Tensor of int64, shape (n,), optional
-        Vertices in an order in which near ones follow each other; as numbered by default.
-    kernel : bool, optional
-        Whether to use the Triton kernel; by default on a GPU with Triton.
-    device : torch.device, optional
-        Where to work, by default where the edges are.
-
-    Notes
-    -----
-    The graph becomes a rectangular table of neighbours. A vertex with more neighbours than columns
-    has several rows, each joined to the next by an edge of length zero. High dimensions have such
-    hubs: the nearest neighbour of thousands.
+    ``order`` (n,) are the vertices in an order in which near ones follow each other. By default
+    work is done where the edges are, with the Triton kernel on a GPU that has Triton.
     """
+
+    # The graph becomes a rectangular table of neighbours. A vertex with more neighbours than
+    # columns has several rows, each joined to the next by an edge of length zero. In high
+    # dimensions there are such hubs, nearest neighbours of thousands.
 
     def __init__(
         self,
@@ -95,11 +87,11 @@ class Relaxation:
         source = edges.source
         position = torch.arange(len(source), device=here) - edges.start[source]
         row = first[source] + position.div(most[source], rounding_mode="floor")
-        # the other end of an edge is the row that holds the same edge in reverse
+        # an edge leads to the row that holds it in reverse
         mirror = torch.empty_like(row)
         mirror[(edges.vertex * self.n + source).argsort()] = row
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
-        # a row is its own neighbour at distance zero where it has none: nothing changes
+        # where a row has no neighbour it is its own, at distance zero: nothing changes
         neighbour = itself[:, None].repeat(1, width)
         length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
         column = position % most[source]
@@ -114,7 +106,7 @@ class Relaxation:
         self._neighbour, self._length, self._row_of = (
             part.to(self.device) for part in (neighbour, length, first)
         )
-        self._plans: dict[int, _Plan] = {}
+        self._rounds: dict[int, _Rounds] = {}
         step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
         self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
         self._kernel: Any = None
@@ -126,7 +118,7 @@ class Relaxation:
             self._kernel = relaxation_triton
 
     def columns(self, sources: Tensor) -> Tensor:
-        """Return D[:, sources], shape (n, s), float64; infinite where there is no path."""
+        """Compute D[:, sources], shape (n, s), float64, infinite where there is no path."""
         most = max(1, _TABLE_BYTES // (8 * self._rows))
         parts = [self._solve(part) for part in sources.split(most)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -151,22 +143,22 @@ class Relaxation:
         width = len(sources)
         if self._rows <= _SHARED_ROWS:
             width = max(width, _SHARED_SOURCES)
-        if width not in self._plans:
-            self._plans[width] = self._prepare(width)
-        plan = self._plans[width]
-        plan.distance.fill_(torch.inf)
-        plan.distance[row, column] = 0
+        if width not in self._rounds:
+            self._rounds[width] = self._prepare(width)
+        rounds = self._rounds[width]
+        rounds.distance.fill_(torch.inf)
+        rounds.distance[row, column] = 0
         tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
         near = self._neighbour[row].long() // self._kernel.ROWS
-        plan.pending[tile, block] = 0
-        plan.pending[near, block[:, None]] = 0
-        plan.threshold.fill_(0)
-        while float(plan.threshold) < torch.inf:
-            plan.advance()
-        return plan.distance[self._row_of, : len(sources)]
+        rounds.pending[tile, block] = 0
+        rounds.pending[near, block[:, None]] = 0
+        rounds.threshold.fill_(0)
+        while float(rounds.threshold) < torch.inf:
+            rounds.advance()
+        return rounds.distance[self._row_of, : len(sources)]
 
-    def _prepare(self, count: int) -> _Plan:
-        """Return a table of path lengths and what makes some rounds over the table."""
+    def _prepare(self, count: int) -> _Rounds:
+        """Make a table of path lengths for ``count`` sources, and a call for rounds over it."""
         kernel = self._kernel
         distance = torch.zeros(self._rows, count, dtype=torch.float64, device=self.device)
         shape = 2, -(-self._rows // kernel.ROWS), -(-count // kernel.SOURCES)
@@ -174,28 +166,28 @@ class Relaxation:
         threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
         tables = pending.unbind()
 
-        def rounds() -> None:
+        def advance() -> None:
             for number in range(_ROUNDS):
                 now, later = tables[number % 2], tables[1 - number % 2]
                 kernel.relax_(
                     distance, self._neighbour, self._length, (now, later), threshold,
                     number * self._step,
                 )  # fmt: skip
-            # nothing waits below the shortest pending path; infinity is the end
+            # the next rounds begin at the shortest pending path; infinity is the end
             threshold.add_(_ROUNDS * self._step)
             torch.maximum(threshold, pending[0].min(), out=threshold)
             threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
 
         if self.device.type != "cuda":
-            return _Plan(distance, tables[0], threshold, rounds)
-        # Launching a round from Python costs several times what it does. The first rounds, over
-        # nothing, compile it.
-        rounds()
-        recorded = capture(rounds, torch.cuda.Stream(self.device))
-        return _Plan(distance, tables[0], threshold, recorded.replay)
+            return _Rounds(distance, tables[0], threshold, advance)
+        # Launching a round from Python takes several times as long as the round. The first rounds,
+        # over nothing, compile the kernel.
+        advance()
+        recorded = capture(advance, torch.cuda.Stream(self.device))
+        return _Rounds(distance, tables[0], threshold, recorded.replay)
 
     def _relax_(self, distance: Tensor) -> bool:
-        """Shorten every path by its best last edge; return whether any became shorter."""
+        """Shorten every path by its best last edge; tell whether any became shorter."""
         step = max(1, _TABLE_BYTES // (8 * self._rows * self._neighbour.shape[1]))
         changed = torch.zeros((), dtype=torch.bool, device=self.device)
         for part in distance.split(step, dim=1):
@@ -206,14 +198,14 @@ class Relaxation:
 
 
 def _table_width(edges: Edges) -> int:
-    """Return the columns of the table: all edges of most vertices, and few left empty."""
+    """Choose the columns of the table: all edges of most vertices fit, and few are left empty."""
     mean = len(edges.vertex) / edges.n
     width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
     return max(3, min(width, int(edges.degree.max())))
 
 
 def _renumbered(edges: Edges, order: Tensor) -> Edges:
-    """Return the graph with vertex order[i] as number i."""
+    """Renumber the vertices of a graph: order[i] becomes i."""
     n = edges.n
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=order.device))
     key, at = (rank[edges.source] * n + rank[edges.vertex]).sort()

@@ -1,4 +1,4 @@
-"""Edge relaxation: rounds over the tiles where something may change, or all of it in one launch."""
+"""Edge relaxation: a round over the tiles where something may change, or all in one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ROWS", "SOURCES", "relax_", "relax_rows_"]
 # Vertices and sources in a tile.
 ROWS = 64
 SOURCES = 8
-# Passes over a tile before its neighbours have their turn.
+# Passes over a tile before it is its neighbours' turn.
 _PASSES = 16
 
 

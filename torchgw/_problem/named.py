@@ -1,0 +1,82 @@
+"""Named distances: what the names that ``distances=`` takes stand for.
+
+A name is one entry of ``NAMED``; choices and messages follow it. "auto" has none: it becomes one of
+the others, by the size of the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from torchgw._errors import InvalidInputError
+from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.points import PointDistance, PointMetric
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["NAMED", "DistanceName", "NamedDistance", "from_graphs", "pair_of_distances"]
+
+DistanceName = Literal[
+    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
+]
+
+
+class NamedDistance(NamedTuple):
+    """How sides become providers under one name."""
+
+    # From the sides of this name, each its KeyedGraph or its points, (n, d) tensors, to a provider
+    # for each. Both sides come together, because all pairs of both are found side by side.
+    make: Callable[[list[Any], Preparation], list[DistanceProvider]]
+    graph: bool = False  # made from a graph, given or of nearest neighbours; otherwise from points
+
+
+def _on_demand(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
+    return [DijkstraDistance(graph.geodesics, device=stages.device) for graph in graphs]
+
+
+def _all_pairs(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
+    return [PrecomputedDistance.unchecked(table) for table in stages.all_pairs(graphs)]
+
+
+def _landmarks(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
+    return [stages.landmarks(graph) for graph in graphs]
+
+
+def _among_points(
+    metric: PointMetric, points: list[Any], stages: Preparation
+) -> list[DistanceProvider]:
+    return [PointDistance(each, metric) for each in points]
+
+
+NAMED: dict[str, NamedDistance] = {
+    "dijkstra": NamedDistance(_on_demand, graph=True),
+    "precomputed": NamedDistance(_all_pairs, graph=True),
+    "landmark": NamedDistance(_landmarks, graph=True),
+    **{metric: NamedDistance(partial(_among_points, metric)) for metric in get_args(PointMetric)},
+}
+
+
+def from_graphs() -> list[str]:
+    """List the names of distances that are made from a graph."""
+    return [name for name, entry in NAMED.items() if entry.graph]
+
+
+def pair_of_distances(distances: Any) -> tuple[Any, Any]:
+    """Split ``distances`` into what it says of either side: a known name or a provider."""
+    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
+    if len(pair) != 2:
+        raise InvalidInputError(
+            f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
+        )
+    for item in pair:
+        known = isinstance(item, str) and item in ("auto", *NAMED)
+        if not known and not isinstance(item, DistanceProvider):
+            raise InvalidInputError(
+                f"`distances` must be one of {', '.join(map(repr, ('auto', *NAMED)))}, a "
+                f"DistanceProvider, or a pair of these; got {item!r}. Compute other distances and "
+                "pass them as `D_X` and `D_Y`."
+            )
+    return pair
