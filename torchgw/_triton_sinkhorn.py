@@ -19,7 +19,6 @@ from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.kernels import batch, read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
-    Operands,
     ProductPrecision,
     interpreted,
     operands,
@@ -38,10 +37,8 @@ class TritonBackend:
 
     Parameters
     ----------
-    precision : {"fp16x3", "tf32x3", "tf32", "float32"}
+    precision : {"fp16x3", "float32"}
         Of the products of float32 factors; float64 costs are always computed in float64.
-    poly : {0, 4, 8}
-        One of so many exponentials is computed on the multiply-add units.
     plan : SweepPlan, optional
         Launch shape of the one-read dense iteration, which is then used at any width; for
         measurements and tests.
@@ -56,13 +53,11 @@ class TritonBackend:
     def __init__(
         self,
         precision: ProductPrecision = "fp16x3",
-        poly: int = 0,
         plan: stored.SweepPlan | None = None,
         graphs: bool = True,
         least_entries: int = 0,
     ) -> None:
         self.precision = precision
-        self.poly = poly
         self.plan = plan
         self.graphs = graphs
         self.least_entries = least_entries
@@ -96,7 +91,7 @@ class TritonBackend:
             parts = parts.transpose()
         bias = (potential - parts.column) * scale + log_weight * math.log2(math.e)
         bias = padded(bias.to(parts.dtype), -math.inf)
-        log_sum = log_sum_exp(parts, bias, poly=self._poly(parts)).to(potential.dtype)
+        log_sum = log_sum_exp(parts, bias).to(potential.dtype)
         return (parts.row - log_sum / scale).to(potential.dtype)
 
     def sweeper(
@@ -118,7 +113,7 @@ class TritonBackend:
             plan = self.plan or stored.sweep_plan(cost)
             return dense_sweeper(cost, problem, plan, graphs=self.graphs)
         parts = operands(cost, epsilon, self.precision)
-        return factored_sweeper(parts, problem, self._poly(parts))
+        return factored_sweeper(parts, problem)
 
     def transposed(self) -> TritonBackend:
         """Return this backend, to which all costs are alike."""
@@ -178,9 +173,6 @@ class TritonBackend:
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         parts = operands(cost, epsilon, self.precision)
         return read_off.sample(parts, marginals, potentials, scale_of(epsilon), rows, seed)
-
-    def _poly(self, cost: Operands) -> int:
-        return self.poly if cost.dtype == torch.float32 and not interpreted() else 0
 
 
 # Shapes of a FactoredCost: left, right, row, column.

@@ -14,7 +14,6 @@ import traceback
 import torch
 
 from benchmarks.harness.variants import (
-    COARSE,
     DEVICE,
     EXACT,
     GPU,
@@ -63,7 +62,7 @@ def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
 def streamed() -> None:
     """Time a half-step at 100,000 points."""
     n = 100_000 if GPU else 200
-    backend = TritonBackend("tf32x3")
+    backend = TritonBackend()
     for rank in (16, 64, 32, 128):
         cost, epsilon = factored(n, n, rank, torch.float32)
         marginals = weights(n, n, torch.float32)
@@ -76,7 +75,7 @@ def streamed() -> None:
         scale, floor = scale_of(epsilon), half_step_floor(n, n, rank)
         plain = Rule(torch.zeros_like(zero), zero.new_ones(2))
         bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        for precision, stable, poly, blocks in half_step_variants(rank):
+        for precision, stable, blocks in half_step_variants(rank):
             parts = operands(cost, epsilon, precision)
             blocks = blocks or softmin_blocks(parts)
             own = side((f - parts.row) * scale, marginals.a)
@@ -86,9 +85,9 @@ def streamed() -> None:
 
             def run() -> torch.Tensor:
                 if stable:  # noqa: B023
-                    half_step_(parts, own, other, plain, bad, poly=poly, blocks=blocks)  # noqa: B023
+                    half_step_(parts, own, other, plain, bad, blocks=blocks)  # noqa: B023
                     return own.start[:n] + own.scaling  # noqa: B023
-                return -log_sum_exp(parts, bias, poly=poly, blocks=blocks)  # noqa: B023
+                return -log_sum_exp(parts, bias, blocks=blocks)  # noqa: B023
 
             def error() -> float:
                 if bool(bad):  # noqa: B023
@@ -98,10 +97,10 @@ def streamed() -> None:
 
             measure(
                 f"half-step R{rank}",
-                f"{precision} {'stable' if stable else 'online'} poly{poly} {tuple(blocks)}",
+                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}",
                 run,
                 error,
-                limit=COARSE if precision == "tf32" else EXACT,
+                limit=EXACT,
                 floor=floor,
             )
         measure(
@@ -115,24 +114,19 @@ def streamed() -> None:
 
 
 def half_step_variants(rank: int) -> list[tuple]:
-    """Return (precision, stable, poly, blocks or None) to time at one rank."""
+    """Return (precision, stable, blocks or None) to time at one rank."""
     variants = [
-        (precision, stable, 0, None)
-        for precision in ("fp16x3", "tf32x3", "tf32")
-        for stable in (True, False)
+        (precision, stable, None) for precision in ("fp16x3", "float32") for stable in (True, False)
     ]
     if rank == 32:
-        return variants[:4]
+        return variants
     shapes = [
         Blocks(64, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 8, 2), Blocks(64, 64, 4, 2),
     ]  # fmt: skip
     if rank == 128:
         shapes += [Blocks(128, 128, 8, 3), Blocks(128, 64, 4, 3), Blocks(128, 256, 8, 2)]
-        return [("fp16x3", True, 0, blocks) for blocks in shapes]
-    variants += [("fp16x3", True, 0, blocks) for blocks in shapes]
-    if GPU:
-        variants += [("fp16x3", True, 8, shapes[0])]
-    return variants
+        return [("fp16x3", True, blocks) for blocks in shapes]
+    return variants + [("fp16x3", True, blocks) for blocks in shapes]
 
 
 def read_off() -> None:

@@ -236,17 +236,6 @@ def test_mixed_dtypes(device: torch.device) -> None:
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, torch.float32)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("poly", [4, 8])
-def test_polynomial_exponentials(poly: int) -> None:
-    device = torch.device("cuda")
-    cost = factored(300, 500, 7, device, torch.float32)
-    marginals = weights(300, 500, device, torch.float32)
-    start = warm(cost, marginals)
-    sweep = TritonBackend(poly=poly).sweeper(cost, marginals, start, EPSILON)(start, 2)
-    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, torch.float32)
-
-
 def dense_problem(seed: int, dtype: torch.dtype) -> tuple[DenseCost, Marginals, Potentials]:
     device = torch.device("cuda")
     cost = factored(300, 400, 2 + seed, device, dtype).dense()

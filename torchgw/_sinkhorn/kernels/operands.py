@@ -31,14 +31,12 @@ __all__ = [
     "whole",
 ]
 
-ProductPrecision = Literal["fp16x3", "tf32x3", "tf32", "float32", "float64"]
-# How each precision is computed: dtype of the parts, how many parts, and Triton's name for a dot.
-_PARTS: dict[ProductPrecision, tuple[torch.dtype, int, str]] = {
-    "fp16x3": (torch.float16, 2, "ieee"),
-    "tf32x3": (torch.float32, 2, "tf32"),
-    "tf32": (torch.float32, 1, "tf32"),
-    "float32": (torch.float32, 1, "ieee"),
-    "float64": (torch.float64, 1, "ieee"),
+ProductPrecision = Literal["fp16x3", "float32", "float64"]
+# How each precision is computed: dtype of the parts of a factor, and how many there are.
+_PARTS: dict[ProductPrecision, tuple[torch.dtype, int]] = {
+    "fp16x3": (torch.float16, 2),
+    "float32": (torch.float32, 1),
+    "float64": (torch.float64, 1),
 }
 
 
@@ -98,13 +96,7 @@ class Operands(NamedTuple):
 
     def constants(self) -> dict[str, object]:
         """Compile-time arguments of the kernel function ``exponents``."""
-        _, parts, name = _PARTS[self.precision]
-        return {
-            "RANK": self.rank,
-            "BLOCK_R": self.block_rank,
-            "PARTS": parts,
-            "PRECISION": name,
-        }
+        return {"RANK": self.rank, "BLOCK_R": self.block_rank, "PARTS": _PARTS[self.precision][1]}
 
 
 def scale_of(epsilon: float) -> float:
@@ -124,7 +116,7 @@ def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3")
     ----------
     cost : DenseCost or FactoredCost, shape (n, m)
     epsilon : float
-    precision : {"fp16x3", "tf32x3", "tf32", "float32"}
+    precision : {"fp16x3", "float32"}
         Of the products of float32 factors; float64 factors are multiplied in float64.
     """
     scale = scale_of(epsilon)
@@ -163,24 +155,13 @@ def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
 
 def _split(factor: Tensor, rank: int, precision: ProductPrecision) -> Tensor:
     """Return (parts, n, rank): the factor padded with zeros, and what rounding it left over."""
-    dtype, parts, _ = _PARTS[precision]
+    dtype, parts = _PARTS[precision]
     split = torch.zeros((parts, len(factor), rank), dtype=dtype, device=factor.device)
     used = split[:, :, : factor.shape[1]]
     used[0] = factor
     if parts == 2:
-        if dtype == torch.float32:
-            used[0] = _split_tf32(factor)[0]
         used[1] = factor - used[0]
     return split
-
-
-def _split_tf32(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 values as a part that tf32 holds exactly and the rest.
-
-    tf32 keeps the sign, 8 exponent bits and 10 bits of a float32; the other 13 are cleared.
-    """
-    leading = (values.contiguous().view(torch.int32) & -8192).view(torch.float32)
-    return leading, values - leading
 
 
 def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:

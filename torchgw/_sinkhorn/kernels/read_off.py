@@ -70,7 +70,6 @@ def _apply_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -94,7 +93,7 @@ def _apply_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         p = tl.exp2(x + potential[:, None])
         at = values + channel.to(tl.int64)[:, None] * pitch + columns[None, :]
@@ -161,7 +160,6 @@ def _best_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     INDEXED: tl.constexpr,
     NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
@@ -188,7 +186,7 @@ def _best_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         if RANDOM:
             x -= _log_exponential(tl.load(seed), place, columns)
@@ -361,7 +359,6 @@ def _dense_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -373,7 +370,7 @@ def _dense_kernel(
         leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
     x = exponents(
         first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-        stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+        stride_n, stride_m, RANK, BLOCK_R, PARTS,
     )  # fmt: skip
     potential = tl.load(own + rows, mask=rows < n, other=0.0)
     mass = tl.load(weight + rows, mask=rows < n, other=0.0)

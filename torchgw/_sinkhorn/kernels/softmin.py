@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._sinkhorn.kernels.exponents import (
-    exp2_mixed,
     exponents,
     load_left,
     logsumexp_step,
@@ -146,9 +145,7 @@ def _softmin_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     STABLE: tl.constexpr,
-    POLY: tl.constexpr,
     SPLITS: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     GROUP: tl.constexpr,  # points of a group, if sums by group are wanted, or 0
@@ -175,10 +172,10 @@ def _softmin_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         if STABLE:
-            scaled = exp2_mixed(x + own[:, None], POLY) * tl.load(feed + columns)[None, :]
+            scaled = tl.exp2(x + own[:, None]) * tl.load(feed + columns)[None, :]
             added = tl.sum(scaled, 1)
             total += added
             if GROUP:
@@ -187,7 +184,7 @@ def _softmin_kernel(
                 last = group
                 tl.store(groups + group.to(tl.int64) * pitch + rows, part, mask=rows < n)
         else:
-            best, total = logsumexp_step(best, total, x, POLY)
+            best, total = logsumexp_step(best, total, x)
     if STABLE and SPLITS == 1:
         update(total, rows, rows < n, shift, control, weight, scaling, feed_out, bad)
     else:
@@ -232,7 +229,6 @@ def log_sum_exp(
     cost: Operands,
     bias: Tensor,
     *,
-    poly: int = 0,
     walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
@@ -244,8 +240,6 @@ def log_sum_exp(
     cost : Operands, shape (n, m)
     bias : Tensor, shape (m, padded with -inf)
         Column potential plus base-2 log weight, exponent units.
-    poly : {0, 4, 8}
-        One of so many exponentials by a polynomial.
     walk : Walk, optional
         The tiles to sum over; all unless given.
     blocks, splits : optional
@@ -261,7 +255,7 @@ def log_sum_exp(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
         walk.start, walk.tiles, bias, 0, n, m, width, *cost.strides, **cost.constants(),
-        STABLE=False, POLY=poly, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
+        STABLE=False, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits == 1:
@@ -278,7 +272,6 @@ def half_step_(
     rule: Rule,
     bad: Tensor,
     *,
-    poly: int = 0,
     walk: Walk | None = None,
     groups: Groups | None = None,
     blocks: Blocks | None = None,
@@ -300,7 +293,7 @@ def half_step_(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
         walk.start, walk.tiles, groups.sums, groups.sums.stride(0), n, m, width, *cost.strides,
-        **cost.constants(), STABLE=True, POLY=poly, SPLITS=min(splits, 2), WALK=walk.width,
+        **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
         GROUP=groups.width, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         **launch_options(blocks),
     )  # fmt: skip
@@ -324,5 +317,5 @@ def softmin_blocks(cost: Operands) -> Blocks:
     if cost.precision == "float32":
         return Blocks(64, 128, 8, 3)
     if cost.rank > cost.block_rank:
-        return Blocks(128, 256, 8, 2) if cost.precision == "fp16x3" else Blocks(128, 128, 8, 3)
+        return Blocks(128, 256, 8, 2)
     return Blocks(128, 128, 4, 2) if cost.rank == 64 else Blocks(64, 128, 4, 2)

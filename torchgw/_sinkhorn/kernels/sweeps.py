@@ -152,15 +152,15 @@ class TritonSweeper:
         self._workspace.iterate(self._step, relaxed, plain)
 
 
-def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSweeper:
+def factored_sweeper(cost: Operands, problem: Linear) -> TritonSweeper:
     """Return sweeps by two half-steps per iteration, for any cost."""
     other = cost.transpose()
     workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
     workspace.prepare(problem, None if cost.rank == 0 else (cost.row, cost.column))
 
     def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
-        half_step_(cost, f, g, rules[0], bad, poly=poly)
-        half_step_(other, g, f, rules[1], bad, poly=poly)
+        half_step_(cost, f, g, rules[0], bad)
+        half_step_(other, g, f, rules[1], bad)
 
     return TritonSweeper(workspace, step, problem.start)
 
