@@ -13,11 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.batch import BatchPlans, solve_batch
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.kernels import batch, read_off, stored
+from torchgw._sinkhorn.kernels import read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
     ProductPrecision,
     interpreted,
@@ -118,19 +117,6 @@ class TritonBackend:
     def transposed(self) -> TritonBackend:
         """Return this backend, to which all costs are alike."""
         return self
-
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, on chip where problems fit."""
-        solve = batch.solve_batch if batch.fits(costs.shape) else solve_batch
-        return solve(costs, marginals, g, epsilon, iterations, relaxation)
 
     def apply(
         self,

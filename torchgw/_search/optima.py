@@ -17,6 +17,8 @@ from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.batch import BatchSolver
+from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
@@ -141,7 +143,8 @@ def find_optima(
     starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
     device = axes[0].device
     upload = starts.rotations.to(device), starts.epsilons.to(device)
-    search = partial(search_all, backend, count)
+    solve = batch_solver(backend)
+    search = partial(search_all, solve, count)
     judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
     found = _distinct(judged, starts.labels)
     first: list[Alternative] = []
@@ -149,7 +152,7 @@ def find_optima(
         # copies, as the functions called next may have been recorded over them
         found = found._replace(judged=clone(found.judged))
         close = found.part(None, _COMPARED)
-        first = _compare_finely(problem, coarse.problem, close, target, backend, call)
+        first = _compare_finely(problem, coarse.problem, close, target, solve, call)
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     return Search(alternatives, _ambiguity(coarse, alternatives))
@@ -202,7 +205,7 @@ def _compare_finely(
     coarse: CoarseProblem,
     found: _Distinct,
     target: float,
-    backend: Backend,
+    solve: BatchSolver,
     call: Call,
 ) -> list[Alternative]:
     """Carry optima over to more points, and compare them there with an annealed start."""
@@ -216,7 +219,7 @@ def _compare_finely(
     points = coarse.source.points, coarse.target.points
     plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
     judged = call(
-        f"compare {len(found.places)}", partial(carry_over, backend),
+        f"compare {len(found.places)}", partial(carry_over, solve),
         fine.problem, *points, plans, found.chosen, table, in_place=3,
     )  # fmt: skip
     compared = _distinct(judged, ["annealed", *found.labels])

@@ -1,14 +1,23 @@
-"""Sinkhorn on many small problems of one shape at once: the definition every backend must equal."""
+"""Sinkhorn on many small problems of one shape at once, by PyTorch operations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from torchgw._typing import Marginals
 
-__all__ = ["BatchPlans", "LARGEST", "LEAST_EXPONENT", "RELAXED_FACTOR", "SMALLEST", "solve_batch"]
+__all__ = [
+    "BatchPlans",
+    "BatchSolver",
+    "LARGEST",
+    "LEAST_EXPONENT",
+    "RELAXED_FACTOR",
+    "SMALLEST",
+    "solve_batch",
+]
 
 # Factor of a scaling up to which over-relaxation is applied.
 RELAXED_FACTOR = 2.0
@@ -23,6 +32,10 @@ class BatchPlans(NamedTuple):
 
     plans: Tensor  # (B, s, t)
     g: Tensor  # (B, 1, t) cost units
+
+
+# Costs, marginals, g, epsilon, iterations and relaxation, as :func:`solve_batch` takes them.
+BatchSolver = Callable[[Tensor, Marginals, Tensor, Tensor, int, float], BatchPlans]
 
 
 def solve_batch(
@@ -66,6 +79,6 @@ def solve_batch(
 
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
-    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
+    """Multiply by (new / old)^(1 + excess), the excess factor bounded."""
     bounded = (new / old).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
     return (new * bounded.pow_(excess)).clamp_(SMALLEST, LARGEST)

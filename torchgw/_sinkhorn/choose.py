@@ -9,13 +9,14 @@ from importlib.util import find_spec
 import torch
 
 from torchgw._errors import BackendUnavailableError
+from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import Backend, BackendName
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.tiles.eager import TiledEagerBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 
-__all__ = ["choose_backend", "unavailable_backends"]
+__all__ = ["batch_solver", "choose_backend", "unavailable_backends"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,15 @@ def choose_backend(
             return _make(candidate, tiling, asked=False)
         _log_once(candidate, reason)
     return _make("eager", tiling, asked=False)
+
+
+def batch_solver(backend: Backend) -> BatchSolver:
+    """Choose what solves many small problems at once beside a backend."""
+    if backend.name == "triton":
+        from torchgw._sinkhorn.kernels import batch
+
+        return batch.solve_batch
+    return solve_batch
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
-from torchgw._sinkhorn.batch import BatchPlans
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Potentials
 
@@ -65,17 +64,6 @@ class Backend(Protocol):
     ) -> Sweeper:
         """Prepare sweeps that begin at or near ``start``, with half-steps tau * softmin."""
 
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
-
     def apply(
         self,
         cost: Cost,
@@ -117,7 +105,7 @@ class Backend(Protocol):
 BackendName = Literal["auto", "triton", "compile", "eager"]
 # What makes an object a torchgw.backends.Backend.
 _BACKEND_PARTS = (
-    "name", "softmin", "sweeper", "solve_batch", "apply", "dense", "transposed", "topk", "draw",
+    "name", "softmin", "sweeper", "apply", "dense", "transposed", "topk", "draw",
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.batch import BatchPlans, solve_batch
 from torchgw._sinkhorn.contract import STRICT, Sweep, Sweeper
 from torchgw._sinkhorn.cost import Cost, DenseCost, exp_
 from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
@@ -55,18 +54,6 @@ class EagerBackend:
         if isinstance(cost, DenseCost):
             return _StoredKernel(cost, marginals, start, epsilon, tau)
         return _StreamedKernel(cost, marginals, epsilon, tau)
-
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
-        return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
 
     def apply(
         self,
