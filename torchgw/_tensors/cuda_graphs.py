@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Captured",
     "GraphMemory",
+    "Idle",
     "Replayer",
     "borrow_memory",
     "call_directly",
@@ -214,30 +215,43 @@ def tensors_of(item: Any) -> tuple[Tensor, ...]:
     return () if item is None else tuple(part for inner in item for part in tensors_of(inner))
 
 
-class _Idle:
-    """Memory that waits for the next solve; the key names the stream, on which use follows use.
+class Idle(Generic[T]):
+    """Keeps what nobody uses until somebody asks for its like; the latest is handed out first.
 
-    It is kept until the process ends: as much as the largest solve needed, once for each thread.
+    Whoever uses an item owns it, so that users of one kind, also in other threads, do not mix. The
+    key says what the item is good for, and names the stream, on which use follows use.
+
+    Parameters
+    ----------
+    most : int, optional
+        Bytes to keep altogether; beyond, the longest unused items go. No limit unless given.
     """
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[Hashable, GraphMemory]] = []
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._entries: list[tuple[Hashable, T, int]] = []
         # re-entrant, as a garbage collection inside may put something back
         self._lock = threading.RLock()
 
-    def take(self, key: Hashable) -> GraphMemory | None:
+    def take(self, key: Hashable) -> T | None:
+        """Hand an item out, if one of this key waits."""
         with self._lock:
-            for place, (known, _) in enumerate(self._entries):
+            for place, (known, item, _) in reversed(list(enumerate(self._entries))):
                 if known == key:
-                    return self._entries.pop(place)[1]
+                    del self._entries[place]
+                    return item
         return None
 
-    def put(self, key: Hashable, memory: GraphMemory) -> None:
+    def put(self, key: Hashable, item: T, size: int = 0) -> None:
+        """Take an item back, of so many bytes."""
         with self._lock:
-            self._entries.append((key, memory))
+            self._entries.append((key, item, size))
+            while self._most is not None and sum(kept[2] for kept in self._entries) > self._most:
+                del self._entries[0]
 
 
-_idle = _Idle()
+# As much memory as the largest solve needed, once for each thread, until the process ends.
+_idle = Idle[GraphMemory]()
 
 
 def borrow_memory(owner: object, device: torch.device) -> GraphMemory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -17,7 +16,7 @@ from torchgw._sinkhorn.kernels.operands import Operands, scale_of
 from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_, padded_size
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepPlan
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
-from torchgw._tensors.cuda_graphs import capture
+from torchgw._tensors.cuda_graphs import Idle, capture
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Linear", "TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
@@ -215,13 +214,17 @@ class _Replay:
         graph.replay()
 
 
+# Workspaces between two sweepers, by shape, launch and stream.
+_idle = Idle[_Replay](_GRAPH_BYTES)
+
+
 class _GraphedSweeper(TritonSweeper):
     """Replays graphs; gives its workspace to the next sweeper of this shape when it is gone."""
 
     def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
         super().__init__(replay.workspace, replay.kernel.iterate, start)
         self._replay = replay
-        self._return = weakref.finalize(self, _idle.put, key, replay)
+        self._return = weakref.finalize(self, _idle.put, key, replay, replay.kernel.matrix.nbytes)
         self._return.atexit = False
 
     def _run(self, relaxed: int, plain: bool) -> None:
@@ -231,32 +234,3 @@ class _GraphedSweeper(TritonSweeper):
             super()._run(relaxed, plain)
         else:
             self._replay.run(relaxed, plain)
-
-
-class _Idle:
-    """What waits to be used again, the longest unused going first when there are too many.
-
-    A sweeper owns its workspace, so that sweepers of one shape, or in other threads, do not mix;
-    the key names the stream, on which use follows use.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[Hashable, _Replay]] = []
-        # re-entrant, as a garbage collection inside may finalise a sweeper
-        self._lock = threading.RLock()
-
-    def take(self, key: Hashable) -> _Replay | None:
-        with self._lock:
-            for place, (known, _) in reversed(list(enumerate(self._entries))):
-                if known == key:
-                    return self._entries.pop(place)[1]
-        return None
-
-    def put(self, key: Hashable, replay: _Replay) -> None:
-        with self._lock:
-            self._entries.append((key, replay))
-            while sum(kept.kernel.matrix.nbytes for _, kept in self._entries) > _GRAPH_BYTES:
-                del self._entries[0]
-
-
-_idle = _Idle()
