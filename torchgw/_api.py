@@ -31,7 +31,8 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.report import make_result
 from torchgw._results.result import GWResult
-from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.choose import BackendName
+from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import (
     Differentiable,
     Options,

@@ -24,7 +24,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance
@@ -61,7 +61,7 @@ def plan():
     cost = torch.from_numpy(RNG.normal(size=(24, 19)))
     start = Potentials(*map(torch.zeros_like, MARGINALS))
     solved = sinkhorn(
-        LinearProblem(DenseCost(cost), MARGINALS, 0.5, EagerBackend()),
+        EagerBackend().prepare(LinearProblem(DenseCost(cost), MARGINALS, 0.5)),
         start,
         max_iter=500,
         tol=1e-14,

@@ -14,7 +14,7 @@ from torchgw._plans.stored import StoredPlan
 from torchgw._sinkhorn import softmin as softmin_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors import memory
 from torchgw._typing import Potentials
 
@@ -29,7 +29,7 @@ def pair(request, monkeypatch):
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     solved = sinkhorn(
-        LinearProblem(cost, problem.marginals, EPSILON, EagerBackend()),
+        EagerBackend().prepare(LinearProblem(cost, problem.marginals, EPSILON)),
         start,
         max_iter=500,
         tol=1e-12,

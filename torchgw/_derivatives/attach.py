@@ -87,13 +87,13 @@ class DifferentiablePlan(TransportPlan):
         *,
         transposed: bool = False,
     ) -> None:
-        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan._backend)
+        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
         self._differentiable = product
         self._transposed = transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy: what comes back is a constant plan."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self._backend, self.masses)
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts
 
     def __copy__(self) -> DifferentiablePlan:

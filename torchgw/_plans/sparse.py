@@ -59,13 +59,14 @@ class SparsePlan(TransportPlan):
             )
         )
         self.potentials = potentials
-        self.weights = marginals
-        self.epsilon = epsilon
-        self._backend = EagerBackend()
+        self._weights = marginals
+        self._epsilon = epsilon
         self._sums: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
+    def of(  # type: ignore[override]
+        cls, plan: TransportPlan, k: int, share: float
+    ) -> SparsePlan:
         """Keep of each row the k largest entries that carry at least ``share`` of its mass."""
         values, columns = plan.topk(min(k, plan.shape[1]))
         kept = values >= share * values.sum(1, keepdim=True)
@@ -73,6 +74,25 @@ class SparsePlan(TransportPlan):
         places = torch.stack([rows[kept], columns[kept]])
         entries = sparse_tensor(places, values[kept].double(), plan.shape)
         return cls(entries, plan.potentials, plan.weights, plan.epsilon)
+
+    @property
+    def weights(self) -> Marginals:
+        """The weights of the problem."""
+        return self._weights
+
+    @property
+    def epsilon(self) -> float:
+        """Entropic regularisation."""
+        return self._epsilon
+
+    @property
+    def backend(self) -> EagerBackend:
+        """What computes."""
+        return EagerBackend()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by parts."""
+        return SparsePlan, (self.entries, self.potentials, self.weights, self.epsilon)
 
     @property
     def shape(self) -> tuple[int, int]:

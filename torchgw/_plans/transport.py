@@ -24,9 +24,10 @@ from torchgw._errors import InvalidInputError
 from torchgw._plans.autograd import differentiable_product, exactly
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.rounded import RoundedPlan, round_plan
-from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost, DenseCost
-from torchgw._sinkhorn.eager import EagerBackend, plan_rows
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
@@ -69,12 +70,53 @@ class TransportPlan:
         backend: Backend | None = None,
         masses: Marginals | None = None,
     ) -> None:
-        self.masses = masses or marginals
-        self.cost = cost
+        problem = LinearProblem(cost, marginals, epsilon)
+        self._set((backend or EagerBackend()).prepare(problem), potentials, masses or marginals)
+
+    def _set(self, prepared: PreparedProblem, potentials: Potentials, masses: Marginals) -> None:
+        self.prepared = prepared
         self.potentials = potentials
-        self.weights = marginals
-        self.epsilon = epsilon
-        self._backend = backend or EagerBackend()
+        self.masses = masses
+
+    @classmethod
+    def of(
+        cls, prepared: PreparedProblem, potentials: Potentials, masses: Marginals | None = None
+    ) -> TransportPlan:
+        """Return a plan of a problem that is prepared already: what it has made serves again."""
+        plan = cls.__new__(cls)
+        plan._set(prepared, potentials, masses or prepared.problem.marginals)
+        return plan
+
+    def released(self) -> TransportPlan:
+        """Return the same plan without what its reads have prepared, as large as its factors."""
+        plan = self.replaced(self.potentials, self.weights, self.masses)
+        plan._sums = self._sums
+        return plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave behind what its reads have prepared, for pickle and deepcopy."""
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
+        return TransportPlan, parts
+
+    @property
+    def cost(self) -> Cost:
+        """The cost C of the formula, (n, m)."""
+        return self.prepared.problem.cost
+
+    @property
+    def weights(self) -> Marginals:
+        """The weights a, b of the formula."""
+        return self.prepared.problem.marginals
+
+    @property
+    def epsilon(self) -> float:
+        """Entropic regularisation of the formula."""
+        return self.prepared.problem.epsilon
+
+    @property
+    def backend(self) -> Backend:
+        """What computes the products."""
+        return self.prepared.backend
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,20 +136,14 @@ class TransportPlan:
     @property
     def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
-        return TransportPlan(
-            self.cost.transpose(),
-            Potentials(self.potentials.g, self.potentials.f),
-            Marginals(self.weights.b, self.weights.a),
-            self.epsilon,
-            self._backend.transposed(),
-            Marginals(self.masses.b, self.masses.a),
-        )
+        f, g = self.potentials
+        return TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(*self.masses[::-1]))
 
     def replaced(
         self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
     ) -> TransportPlan:
         """Return the plan of other potentials and weights on the same cost."""
-        return TransportPlan(self.cost, potentials, weights, self.epsilon, self._backend, masses)
+        return TransportPlan(self.cost, potentials, weights, self.epsilon, self.backend, masses)
 
     def __repr__(self) -> str:
         """Say what the plan is without computing it."""
@@ -147,9 +183,7 @@ class TransportPlan:
     def _product(self, table: Tensor) -> Tensor:
         """Return the product with values of shape (m, c), differentiable in them."""
         if not (table.requires_grad and torch.is_grad_enabled()):
-            return self._backend.apply(
-                self.cost, self.weights, self.potentials, self.epsilon, table.detach()
-            )
+            return self.prepared.apply(self.potentials, table.detach())
         return differentiable_product(self, table)
 
     def push(self, values: Any) -> Tensor:
@@ -228,12 +262,11 @@ class TransportPlan:
             Of the other points. They get equal weights; conditional plans, such as
             :meth:`barycentric` reads, do not depend on them.
         """
-        g = self.potentials.g
-        f = self._backend.softmin(cost, self.weights.log_b, g, self.epsilon, axis=1)
-        equal = torch.full_like(f, 1 / len(f))
-        return TransportPlan(
-            cost, Potentials(f, g), Marginals(equal, self.weights.b), self.epsilon, self._backend
-        )
+        count, (a, b), g = cost.shape[0], self.weights, self.potentials.g
+        equal = a.new_full((count,), 1 / count)
+        problem = LinearProblem(cost, Marginals(equal, b), self.epsilon)
+        prepared = self.backend.prepare(problem)
+        return TransportPlan.of(prepared, Potentials(prepared.softmin(g, axis=1), g))
 
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
@@ -241,7 +274,7 @@ class TransportPlan:
 
     @exactly
     def _block(self, index: Tensor | slice) -> Tensor:
-        return plan_rows(self.cost, self.weights, self.potentials, self.epsilon, index)
+        return self.prepared.plan(self.potentials).rows(index)
 
     def argmax(self, axis: int = 1) -> Tensor:
         """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
@@ -259,7 +292,7 @@ class TransportPlan:
             Unless 1 <= k <= m.
         """
         k = check_entries(k, self.shape[1])
-        return self._backend.topk(self.cost, self.weights, self.potentials, self.epsilon, k)
+        return self.prepared.topk(self.potentials, k)
 
     @exactly
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
@@ -289,10 +322,7 @@ class TransportPlan:
         return self._with_partners(source, generator)
 
     def _with_partners(self, source: Tensor, generator: torch.Generator) -> Anchors:
-        target = self._backend.draw(
-            self.cost, self.weights, self.potentials, self.epsilon, source, generator
-        )
-        return Anchors(source, target)
+        return Anchors(source, self.prepared.draw(self.potentials, source, generator))
 
     def to_dense(self) -> Tensor:
         """Build the (n, m) matrix, in the dtype of the plan and on its device.
@@ -309,7 +339,7 @@ class TransportPlan:
     @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return self._backend.dense(self.cost, self.weights, self.potentials, self.epsilon)
+        return self.prepared.dense(self.potentials)
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
         """Keep the entries that matter, as a SciPy matrix on the CPU.

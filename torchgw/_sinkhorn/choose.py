@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
+from typing import Literal, get_args
 
 import torch
 
-from torchgw._errors import BackendUnavailableError
+from torchgw._boundary.checks import check_choice
+from torchgw._errors import BackendUnavailableError, InvalidInputError
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._sinkhorn.compiled import CompiledBackend
-from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.tiles.eager import TiledEagerBackend
+from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
+from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 
-__all__ = ["batch_solver", "choose_backend", "unavailable_backends"]
+__all__ = ["BackendName", "batch_solver", "check_backend", "choose_backend", "unavailable_backends"]
 
 logger = logging.getLogger(__name__)
+
+BackendName = Literal["auto", "triton", "compile", "eager"]
+# What makes an object a torchgw.backends.Backend.
+_BACKEND_PARTS = ("name", "prepare")
 
 # Order tried by backend="auto". On a CPU the eager sweep reuses one stored kernel, which beats a
 # compiled softmin; compile is there when asked for by name.
@@ -29,6 +36,19 @@ _ORDER = {"cuda": ("triton", "compile", "eager"), "cpu": ("eager",)}
 # 1,024 x 1,024 and rank 16, 0.5 at 4,096 x 4,096, 4.3 at 16,384 x 16,384). Sweeps, stored costs and
 # everything read off a plan are faster by Triton from the smallest size on, or within 0.1 ms.
 _KERNEL_ENTRIES = 2**25
+
+
+def check_backend(backend: object) -> None:
+    """Refuse an unknown name, and an object that is not all of a backend."""
+    missing = [name for name in _BACKEND_PARTS if not hasattr(backend, name)]
+    if isinstance(backend, str) or len(missing) == len(_BACKEND_PARTS):
+        check_choice("backend", backend, get_args(BackendName))
+    elif missing:
+        raise InvalidInputError(
+            f"`backend` must have all of a torchgw.backends.Backend; a {type(backend).__name__} "
+            f"has no {', '.join(missing)}. Give it a `name`, and a method `prepare(problem)` that "
+            "returns a torchgw.backends.PreparedProblem."
+        )
 
 
 def choose_backend(
@@ -94,15 +114,17 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
 
 def _make(name: str, tiling: Tiling | None, *, asked: bool) -> Backend:
     if name == "triton":
-        from torchgw._sinkhorn.tiles.triton import TiledTritonBackend
+        from torchgw._sinkhorn.tiles.triton import TiledTritonProblem
         from torchgw._triton_sinkhorn import TritonBackend
 
         if tiling is not None:
-            return TiledTritonBackend(tiling)
+            return TiledBackend(TritonBackend(), TiledTritonProblem, tiling)
         return TritonBackend(least_entries=0 if asked else _KERNEL_ENTRIES)
     if name == "compile":
         return CompiledBackend()
-    return EagerBackend() if tiling is None else TiledEagerBackend(tiling)
+    if tiling is not None:
+        return TiledBackend(EagerBackend(), TiledEagerProblem, tiling)
+    return EagerBackend()
 
 
 @cache

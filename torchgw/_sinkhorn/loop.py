@@ -1,8 +1,8 @@
-"""Log-domain Sinkhorn: the reference softmin and the one loop.
+"""Log-domain Sinkhorn: the one loop.
 
-A backend supplies ``softmin``; relaxation and stopping are written once, here, so no two backends
-can solve different problems. A sweep (several full iterations) is a second primitive that must
-equal the softmins it replaces, and whose ``check`` tells when it cannot.
+Relaxation and stopping are written once, here, so no two backends can solve different problems. A
+sweep (several full iterations) must equal the softmins it replaces, and its ``check`` tells when it
+cannot.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from torchgw._sinkhorn.contract import STRICT, Sweep
-from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
+from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
 __all__ = ["SinkhornResult", "sinkhorn"]
@@ -44,7 +44,7 @@ class SinkhornResult(NamedTuple):
 
 
 def sinkhorn(
-    problem: LinearProblem,
+    prepared: PreparedProblem,
     start: Potentials | None,
     *,
     max_iter: int,
@@ -62,7 +62,7 @@ def sinkhorn(
 
     Parameters
     ----------
-    problem : LinearProblem
+    prepared : PreparedProblem
         With ``tau`` below one the error is the distance to the fixed point, up to the mass of the
         plan.
     start : Potentials or None
@@ -87,36 +87,35 @@ def sinkhorn(
     .. [2] A. Thibault, L. Chizat, C. Dossal, N. Papadakis. Overrelaxed Sinkhorn-Knopp algorithm for
        regularized optimal transport. Algorithms 2021.
     """
-    current = start or problem.half_steps(torch.zeros_like(problem.marginals.b))
+    problem = prepared.problem
+    current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
-    sweeper = problem.sweeper(current)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     while done < max_iter:
-        every = _TWO_LEVEL_CHECK if sweeper.two_level else check_every
+        every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
         previous = error
-        sweep = sweeper(current, count, relaxation)
+        sweep = prepared.sweep(current, count, relaxation)
         ok, error = read(sweep, problem)
         if not ok:
-            current = problem.half_steps(current.g)
+            current = prepared.half_steps(current.g)
             # the old kernel goes before the new one comes: either may be as large as the cost
-            del sweeper
-            sweeper = problem.sweeper(current)
-            sweep = sweeper(current, count, 1.0)
+            prepared.end_sweeps()
+            sweep = prepared.sweep(current, count, 1.0)
             ok, error = read(sweep, problem)
         if not ok:
-            sweep = softmin_sweep(problem, current, count)
+            sweep = softmin_sweep(prepared, current, count)
             error = read(sweep, problem)[1]
-            del sweeper
-            sweeper = problem.sweeper(sweep.state)
+            prepared.end_sweeps()
         done += count
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
-        if not sweeper.two_level:
+        if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
+    prepared.end_sweeps()
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 
 

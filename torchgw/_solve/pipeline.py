@@ -102,8 +102,6 @@ def solve_problem(
     setting, state = run(strategy, setting, state, guess)
     plan, state = settle(setting, state, strategy.steps.settle)
     ending = finish(strategy, setting, plan, state)
-    if strategy.tiling is not None:
-        strategy.tiling.forget()
     gradient, coupling = setting.gradient, state.coupling
     base, anchors = gradient, coupling
     if isinstance(gradient, RelaxedGradient):
@@ -190,6 +188,8 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
     status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)
     recorder.time("evaluation", clock)
+    # a result is as small as its factors
+    plan, unpolished = plan.released(), unpolished and unpolished.released()
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 

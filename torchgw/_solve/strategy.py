@@ -19,8 +19,8 @@ from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import loss_spread
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.choose import BackendName, choose_backend
+from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost

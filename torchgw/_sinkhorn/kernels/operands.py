@@ -16,9 +16,11 @@ import triton
 from torch import Tensor
 
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._typing import Marginals, Potentials
 
 __all__ = [
     "Blocks",
+    "KernelPlan",
     "Operands",
     "ProductPrecision",
     "Walk",
@@ -26,12 +28,16 @@ __all__ = [
     "launch_options",
     "multiprocessors",
     "operands",
+    "padded",
+    "padded_size",
     "scale_of",
     "split_columns",
     "whole",
 ]
 
 ProductPrecision = Literal["fp16x3", "float32", "float64"]
+# Column vectors are padded to a multiple of the widest tile.
+_PADDING = 1024
 # How each precision is computed: dtype of the parts of a factor, and how many there are.
 _PARTS: dict[ProductPrecision, tuple[torch.dtype, int]] = {
     "fp16x3": (torch.float16, 2),
@@ -97,6 +103,27 @@ class Operands(NamedTuple):
     def constants(self) -> dict[str, object]:
         """Compile-time arguments of the kernel function ``exponents``."""
         return {"RANK": self.rank, "BLOCK_R": self.block_rank, "PARTS": _PARTS[self.precision][1]}
+
+
+class KernelPlan(NamedTuple):
+    """An entropic plan whose cost is as the kernels read it."""
+
+    cost: Operands
+    marginals: Marginals
+    potentials: Potentials  # cost units
+    epsilon: float
+
+    def rows(self) -> Tensor:
+        """Compute the potential of the rows, (n,) exponents; -inf empties a row without mass."""
+        potential = self.potentials.f - self.cost.row
+        potential = torch.where(self.marginals.a > 0, potential, -torch.inf)
+        return (potential * scale_of(self.epsilon)).to(self.cost.dtype)
+
+    def columns(self) -> Tensor:
+        """Compute potential plus log weight of the columns, (m, padded with -inf) exponents."""
+        potential = (self.potentials.g - self.cost.column) * scale_of(self.epsilon)
+        kind = self.cost.dtype
+        return padded(potential.to(kind) + self.marginals.b.log2().to(kind), -math.inf)
 
 
 def scale_of(epsilon: float) -> float:
@@ -173,6 +200,18 @@ def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
     widest = 64 if precision == "fp16x3" else 32
     block = min(widest, max(16, triton.next_power_of_2(rank)))
     return triton.cdiv(rank, block) * block, block
+
+
+def padded_size(size: int) -> int:
+    """Compute the size of a column vector in whole tiles, so that kernels need no mask."""
+    return _PADDING * int(triton.cdiv(size, _PADDING))
+
+
+def padded(values: Tensor, fill: float) -> Tensor:
+    """Pad a vector to whole tiles."""
+    result = values.new_full((padded_size(len(values)),), fill)
+    result[: len(values)] = values
+    return result
 
 
 @cache

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw._sinkhorn.kernels.exponents import exponents, load_left, walk_column, walk_range
 from torchgw._sinkhorn.kernels.operands import (
     Blocks,
+    KernelPlan,
     Operands,
     Walk,
     interpreted,
@@ -22,11 +23,9 @@ from torchgw._sinkhorn.kernels.operands import (
     split_columns,
     whole,
 )
-from torchgw._sinkhorn.kernels.softmin import padded
 from torchgw._tensors.launch import launch
-from torchgw._typing import Marginals, Potentials
 
-__all__ = ["MOST_PASSES", "apply", "column_bias", "dense", "row_potential", "sample", "topk"]
+__all__ = ["MOST_PASSES", "apply", "dense", "sample", "topk"]
 
 # Passes over a plan, one for each of the k largest, that take less time than sorting its rows once.
 MOST_PASSES = 16
@@ -203,26 +202,23 @@ def _best_kernel(
 
 
 def apply(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
+    plan: KernelPlan,
     values: Tensor,
     *,
     walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Return plan @ values, shape (n, c), for values of shape (m, c)."""
+    """Compute plan @ values, shape (n, c), for values of shape (m, c)."""
+    cost = plan.cost
     (n, m), c = cost.shape, values.shape[1]
-    own = row_potential(cost, marginals, potentials, scale)
+    own, bias = plan.rows(), plan.columns()
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
     walk = walk or whole(own.device)
     blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))
     splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
-    bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
     table = own.new_zeros((1, channels * block_c, pitch))
     table[0, :c, :m] = values.T
@@ -236,7 +232,7 @@ def apply(
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, BLOCK_C=block_c, EMULATE=interpreted(),
         **launch_options(blocks),
     )  # fmt: skip
-    return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
+    return out.sum(0).to(values.dtype) * plan.marginals.a[:, None].to(values.dtype)
 
 
 def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
@@ -245,45 +241,27 @@ def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
     return Blocks(128 if narrow and walk.width else 64, 64, 4, 2)
 
 
-def topk(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
-    k: int,
-    *,
-    walk: Walk | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the k largest entries of each row, values (n, k) and columns (n, k) in int64.
+def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor, Tensor]:
+    """Find the k largest entries of each row: values (n, k), and columns (n, k) in int64.
 
     One pass over the plan for each of the k; of equal entries the lowest column comes first.
     """
-    bias = column_bias(cost, marginals, potentials, scale)
-    scores, columns = [], []
+    bias, scores, columns = plan.columns(), [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
-        previous = _best(cost, bias, previous=previous, walk=walk)
+        previous = _best(plan.cost, bias, previous=previous, walk=walk)
         scores.append(previous[0])
         columns.append(previous[1])
-    own = row_potential(cost, marginals, potentials, scale)
-    values = torch.exp2(torch.stack(scores, 1) + own[:, None])
-    return values * marginals.a[:, None].to(cost.dtype), torch.stack(columns, 1)
+    values = torch.exp2(torch.stack(scores, 1) + plan.rows()[:, None])
+    return values * plan.marginals.a[:, None].to(values.dtype), torch.stack(columns, 1)
 
 
-def sample(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
-    rows: Tensor,
-    seed: Tensor,
-) -> Tensor:
+def sample(plan: KernelPlan, rows: Tensor, seed: Tensor) -> Tensor:
     """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64.
 
     The draw is a function of ``seed``, shape () in int64, and of the place in ``rows`` only.
     """
-    bias = column_bias(cost, marginals, potentials, scale)
-    return _best(cost, bias, rows=rows.contiguous(), seed=seed)[1]
+    return _best(plan.cost, plan.columns(), rows=rows.contiguous(), seed=seed)[1]
 
 
 def _best(
@@ -317,22 +295,6 @@ def _best(
     )  # fmt: skip
     top = score.amax(0)
     return top, torch.where(score == top, column, m).amin(0)
-
-
-def row_potential(
-    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
-) -> Tensor:
-    """Return the potential of the rows, exponent units; a row without mass stays zero."""
-    potential = torch.where(marginals.a > 0, potentials.f - cost.row, -torch.inf)
-    return (potential * scale).to(cost.dtype)
-
-
-def column_bias(
-    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
-) -> Tensor:
-    """Return potential plus base-2 log weight of the columns, exponent units, padded."""
-    potential = ((potentials.g - cost.column) * scale).to(cost.dtype)
-    return padded(potential + marginals.b.log2().to(cost.dtype), -float("inf"))
 
 
 def _split_bfloat16(table: Tensor) -> Tensor:
@@ -379,17 +341,16 @@ def _dense_kernel(
     tl.store(out + rows.to(tl.int64)[:, None] * m + columns[None, :], p, mask=inside)
 
 
-def dense(cost: Operands, marginals: Marginals, potentials: Potentials, scale: float) -> Tensor:
-    """Return the plan as a matrix, shape (n, m)."""
-    n, m = cost.shape
-    own = row_potential(cost, marginals, potentials, scale)
-    bias = column_bias(cost, marginals, potentials, scale)
+def dense(plan: KernelPlan) -> Tensor:
+    """Build the plan as a matrix, shape (n, m)."""
+    cost, (n, m) = plan.cost, plan.cost.shape
+    own, bias = plan.rows(), plan.columns()
     out = own.new_empty((n, m))
     # a matrix is read and written along its rows; products want square tiles
     blocks = Blocks(8, 256, 4, 1) if cost.rank == 0 else Blocks(64, 64, 4, 2)
     launch(
         _dense_kernel, (triton.cdiv(n, blocks.n), triton.cdiv(m, blocks.m)),
-        cost.first, cost.second, own, bias, marginals.a, out, n, m, *cost.strides,
+        cost.first, cost.second, own, bias, plan.marginals.a, out, n, m, *cost.strides,
         **cost.constants(), BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     return out

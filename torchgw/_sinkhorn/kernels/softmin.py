@@ -42,16 +42,11 @@ __all__ = [
     "Side",
     "half_step_",
     "log_sum_exp",
-    "padded",
-    "padded_size",
     "rescaled",
     "softmin_blocks",
     "update",
     "usable",
 ]
-
-# Column vectors are padded to a multiple of the widest tile.
-_PADDING = 1024
 
 
 class Rule(NamedTuple):
@@ -211,18 +206,6 @@ def _combine_kernel(
     for split in range(splits):
         total += tl.load(partial + tl.cast(split, tl.int64) * n + rows, mask=rows < n, other=0.0)
     update(total, rows, rows < n, shift, control, weight, scaling, feed, bad)
-
-
-def padded_size(size: int) -> int:
-    """Return the size of a column vector padded to whole tiles, so that kernels need no mask."""
-    return _PADDING * int(triton.cdiv(size, _PADDING))
-
-
-def padded(values: Tensor, fill: float) -> Tensor:
-    """Return a vector padded to whole tiles."""
-    result = values.new_full((padded_size(len(values)),), fill)
-    result[: len(values)] = values
-    return result
 
 
 def log_sum_exp(

@@ -5,21 +5,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweep
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._sinkhorn.kernels.operands import Operands, scale_of
-from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_, padded_size
+from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
+from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepPlan
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
+from torchgw._sinkhorn.problem import STRICT, EntropicPlan
 from torchgw._tensors.cuda_graphs import Idle, capture
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Potentials
 
-__all__ = ["Linear", "TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
+__all__ = ["TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
 
 # Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
 Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
@@ -28,15 +28,6 @@ Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
 # two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
 # another sweeper of its shape holds no more than this altogether, until the process ends.
 _GRAPH_BYTES = 2**28
-
-
-class Linear(NamedTuple):
-    """The part of a linear problem that does not depend on the kind of its cost."""
-
-    marginals: Marginals
-    start: Potentials  # where the kernel is made
-    epsilon: float
-    tau: tuple[float, float]  # KL damping of f and g; (1, 1) is balanced
 
 
 class Workspace:
@@ -67,7 +58,7 @@ class Workspace:
         self.shift = zeros(length)
         # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
         self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
-        self._tau, self._relaxation = (1.0, 1.0), 1.0
+        self._tau, self._relaxation = STRICT, 1.0
         self._factors = self.control[0, :, 1]
         whole = slice(0, split), slice(split, length)
         _, _, _, start, weight, feed, (_, after), *_ = self.vectors
@@ -85,16 +76,21 @@ class Workspace:
         for part, potential in zip(self.sides, potentials, strict=True):
             self.vectors.given[part].copy_(potential)
 
-    def prepare(self, problem: Linear, rest: tuple[Tensor, Tensor] | None) -> None:
-        """Set what all sweeps of a problem share."""
-        self.vectors.scale.fill_(scale_of(problem.epsilon))
-        prepare_(self.vectors, problem.marginals, problem.start, rest)
-        if problem.tau != self._tau or problem.tau != (1.0, 1.0):
-            self._tau = problem.tau
-            for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
-                self.control[:, index, 0] = tau
+    def prepare(
+        self,
+        start: EntropicPlan | KernelPlan,
+        tau: tuple[float, float],
+        rest: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Set what all sweeps of a problem share, whose kernel is the density of ``start``."""
+        self.vectors.scale.fill_(scale_of(start.epsilon))
+        prepare_(self.vectors, start.marginals, start.potentials, rest)
+        if tau != self._tau or tau != STRICT:
+            self._tau = tau
+            for index, (part, factor) in enumerate(zip(self.sides, tau, strict=True)):
+                self.control[:, index, 0] = factor
                 origin = self.vectors.origin[part]
-                self.shift[part] = (tau - 1.0) * self.vectors.scale * origin
+                self.shift[part] = (factor - 1.0) * self.vectors.scale * origin
 
     def relax(self, relaxation: float) -> None:
         """Set how far the relaxed iterations move."""
@@ -151,50 +147,52 @@ class TritonSweeper:
         self._workspace.iterate(self._step, relaxed, plain)
 
 
-def factored_sweeper(cost: Operands, problem: Linear) -> TritonSweeper:
-    """Return sweeps by two half-steps per iteration, for any cost."""
-    other = cost.transpose()
+def factored_sweeper(start: KernelPlan, tau: tuple[float, float]) -> TritonSweeper:
+    """Make sweeps by two half-steps per iteration, for any cost."""
+    cost, other = start.cost, start.cost.transpose()
     workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
-    workspace.prepare(problem, None if cost.rank == 0 else (cost.row, cost.column))
+    workspace.prepare(start, tau, None if cost.rank == 0 else (cost.row, cost.column))
 
     def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
         half_step_(cost, f, g, rules[0], bad)
         half_step_(other, g, f, rules[1], bad)
 
-    return TritonSweeper(workspace, step, problem.start)
+    return TritonSweeper(workspace, step, start.potentials)
 
 
 def dense_sweeper(
-    cost: DenseCost, problem: Linear, plan: SweepPlan, *, graphs: bool = True
+    start: EntropicPlan, tau: tuple[float, float], shape: SweepPlan, *, graphs: bool = True
 ) -> TritonSweeper:
-    """Return sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
-    device = cost.device
+    """Make sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
+    cost, device = start.cost, start.device
+    assert isinstance(cost, DenseCost)
     graphs = graphs and device.type == "cuda" and cost.matrix.nbytes <= _GRAPH_BYTES
     if not graphs or torch.cuda.is_current_stream_capturing():
-        replay = _Replay(cost, plan)
-        replay.prepare(cost, problem)
-        return TritonSweeper(replay.workspace, replay.kernel.iterate, problem.start)
+        replay = _Replay(cost, shape)
+        replay.prepare(start, tau)
+        return TritonSweeper(replay.workspace, replay.kernel.iterate, start.potentials)
     stream = torch.cuda.current_stream(device).cuda_stream
     # buffers that were made in inference mode may not be written to outside
-    key = (cost.shape, cost.dtype, plan, device, stream, torch.is_inference_mode_enabled())
-    replay = _idle.take(key) or _Replay(cost, plan)
-    replay.prepare(cost, problem)
-    return _GraphedSweeper(replay, key, problem.start)
+    key = (cost.shape, cost.dtype, shape, device, stream, torch.is_inference_mode_enabled())
+    replay = _idle.take(key) or _Replay(cost, shape)
+    replay.prepare(start, tau)
+    return _GraphedSweeper(replay, key, start.potentials)
 
 
 class _Replay:
     """A workspace, its kernel, and graphs of sweeps on them."""
 
-    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
+    def __init__(self, cost: DenseCost, shape: SweepPlan) -> None:
         self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
-        self.kernel = StoredKernel(cost, plan)
+        self.kernel = StoredKernel(cost, shape)
         # by number of relaxed iterations, and what comes next; None once one has run without
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
 
-    def prepare(self, cost: DenseCost, problem: Linear) -> None:
+    def prepare(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
         """Make the kernel of a problem."""
-        work = self.workspace
-        work.prepare(problem, None)
+        work, cost = self.workspace, start.cost
+        assert isinstance(cost, DenseCost)
+        work.prepare(start, tau, None)
         self.kernel.store(cost, work.f, work.g, work.vectors.scale)
 
     def run(self, relaxed: int, plain: bool) -> None:

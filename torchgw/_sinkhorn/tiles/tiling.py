@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     TileProblem,
@@ -18,7 +19,6 @@ from torchgw._sinkhorn.tiles.bounds import (
     tile_problem,
 )
 from torchgw._tensors.block_order import Order
-from torchgw._typing import Marginals
 
 __all__ = ["SLACK", "TileReport", "Tiling"]
 
@@ -54,9 +54,6 @@ class _Memory:
     orders: tuple[Order, Order] | None = None
     shares: list[float] = field(default_factory=list)
     bound: float = 0.0
-    # what a backend has made of a cost, and the orientation that it was made in
-    last: tuple[Any, bool] | None = None
-    done: bool = False
 
 
 class Tiling:
@@ -101,47 +98,29 @@ class Tiling:
         other._memory, other._swapped = self._memory, not self._swapped
         return other
 
-    @property
-    def last(self) -> Any:
-        """What a backend has made of the last cost of a solve, which its next step may use again.
-
-        It has a transpose ``T``, for use with that of the tiling.
-        """
-        if self._memory.last is None:
-            return None
-        made, swapped = self._memory.last
-        return made if swapped == self._swapped else made.T
-
-    @last.setter
-    def last(self, made: Any) -> None:
-        keep = made is not None and not self._memory.done
-        self._memory.last = (made, self._swapped) if keep else None
-
-    def forget(self) -> None:
-        """End a solve: what it has made takes as much memory as its factors, and is not kept."""
-        self._memory.last, self._memory.done = None, True
-
     def fits(self, cost: Cost) -> bool:
         """Whether a cost is one whose tiles can be skipped."""
         return isinstance(cost, FactoredCost) and cost.shape == self.shape
 
-    def pays(self, cost: Cost) -> bool:
-        """Whether tiles of a cost should be chosen for a single pass.
+    def pays(self) -> bool:
+        """Whether tiles should be chosen for a single pass.
 
         Not where the tiles chosen last were most of all: the choice then costs more than it saves.
         Sweeps choose once for many passes, and gain a second level.
         """
         shares = self._memory.shares
-        return self.fits(cost) and not (shares and shares[-1] > _MOST_KEPT)
+        return not (shares and shares[-1] > _MOST_KEPT)
 
-    def problem(self, cost: Cost, marginals: Marginals, epsilon: float) -> TileProblem:
-        """Bring a cost into blocks."""
+    def problem(self, given: LinearProblem) -> TileProblem:
+        """Bring a linear problem into blocks."""
+        cost = given.cost
         assert isinstance(cost, FactoredCost)
         if self._memory.orders is None:
             orders = block_orders(cost, (self.width, self.width))
             self._memory.orders = orders[::-1] if self._swapped else orders
         orders = self._memory.orders
-        return tile_problem(cost, marginals, epsilon, orders[::-1] if self._swapped else orders)
+        orders = orders[::-1] if self._swapped else orders
+        return tile_problem(cost, given.marginals, given.epsilon, orders)
 
     def lists(self, problem: TileProblem, u: Tensor, v: Tensor, slack: float = 0.0) -> TileLists:
         """Choose the tiles of known potentials."""
