@@ -91,6 +91,10 @@ class TiledProblem(PreparedProblem):
             return self.whole.apply(potentials, values)
         return self._apply(potentials, values)
 
+    def dense(self, potentials: Potentials) -> Tensor:
+        """Build the plan as a matrix, shape (n, m), which no tile can be left out of."""
+        return self.whole.dense(potentials)
+
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, exactly.
 
