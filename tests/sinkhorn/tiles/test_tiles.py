@@ -219,8 +219,7 @@ def test_a_second_level_that_does_not_help_is_given_up(
         k = torch.arange(len(row_mass), dtype=torch.float64, device=row_mass.device)
         return torch.cos(k + next(turns))
 
-    module = make.kind.__module__
-    monkeypatch.setattr(f"{module}.block_scaling", worse)
+    monkeypatch.setattr("torchgw._sinkhorn.tiles.sweeper.block_scaling", worse)
     cost, marginals, _ = make.to(curve_cost(60, 50))
     prepared = make((60, 50), 16).prepare(LinearProblem(cost, marginals, 1e-2))
     assert sinkhorn(prepared, None, max_iter=200, tol=1e-8).converged

@@ -13,26 +13,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.anderson import Anderson
-from torchgw._sinkhorn.contract import Sweep, Sweeper
+from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.cost import exp_
-from torchgw._sinkhorn.eager import EagerBackend, usable_sums
-from torchgw._sinkhorn.softmin import checked
-from torchgw._sinkhorn.tiles.block_scaling import block_scaling
+from torchgw._sinkhorn.eager import usable_sums
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
+from torchgw._sinkhorn.tiles.sweeper import Engine
 from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Potentials
 
-__all__ = ["LINEAR", "Stagnation", "TiledEagerProblem"]
-
-# Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
-LINEAR = 2.0
-
-# Rises of the error after which the second level is given up: where blocks hold many clusters, or
-# points have hardly a partner, scaling whole blocks does not help, and over-relaxation does.
-_MOST_RISES = 2
+__all__ = ["TiledEagerProblem"]
 
 # A block of rows, its kept blocks of columns, and the sums over the rows, (columns, width).
 Part = tuple[int, Tensor, Tensor]
@@ -49,8 +40,15 @@ class TiledEagerProblem(TiledProblem):
         """The problem in blocks."""
         return self.tiling.problem(self.problem)
 
-    def _tiled_sweeper(self, start: Potentials) -> Sweeper:
-        return _TiledSweeper(self, start)
+    def _engine(self, start: Potentials) -> Engine:
+        return _EagerEngine(self, start)
+
+    def _all_tiles(self, start: Potentials) -> Sweeper:
+        if not self.tiling.storable:
+            return super()._all_tiles(start)
+        # hundreds of iterations follow, each of which would make all entries again
+        problem = self.problem._replace(cost=self.problem.cost.dense())
+        return self.backend.whole.prepare(problem).sweeper(start)
 
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
@@ -142,139 +140,90 @@ class _Walk:
         return exp_(exponent)
 
 
-class Stagnation:
-    """Tells when an iteration has stopped getting better."""
+class _EagerEngine:
+    """Computes the kernel anew tile by tile, in float64 potentials of points in blocks."""
 
-    def __init__(self) -> None:
-        self._last, self._rises = float("inf"), 0
-
-    def after(self, error: float) -> bool:
-        """Return whether it has, given the next error."""
-        self._rises += error >= self._last
-        self._last = error
-        return self._rises >= _MOST_RISES
-
-
-class _TiledSweeper:
-    """Recomputes the kernel tile by tile; scales whole blocks between iterations.
-
-    Where that stops getting better it goes on with one level over all tiles.
-    """
+    slack = SLACK
 
     def __init__(self, prepared: TiledEagerProblem, start: Potentials) -> None:
-        self._prepared = prepared
-        self._plain: Sweeper | None = None
-        self._stagnation = Stagnation()
-        self.problem = prepared.tiles
-        self.rows, self.columns = self.problem.rows, self.problem.columns
-        self.acceleration = Anderson()
-        self._choose(*self.problem.exponents(start))
+        self.tiling, self.tiles = prepared.tiling, prepared.tiles
+        self.rows, self.columns = self.tiles.rows, self.tiles.columns
+        self.used = self.columns.weight > 0
+        self.begin(start)
+        self.choose()
 
-    @property
-    def two_level(self) -> bool:
-        """Whether blocks are still scaled."""
-        return self._plain is None
+    def begin(self, start: Potentials) -> None:
+        self.u, self.v = self.tiles.exponents(start)
 
-    def _choose(self, u: Tensor, v: Tensor) -> None:
-        """Choose the tiles near some potentials."""
-        self.chosen = u, v
-        self.lists = self._prepared.tiling.lists(self.problem, u, v, SLACK)
+    def choose(self) -> None:
+        self.chosen = self.u, self.v
+        self.lists = self.tiling.lists(self.tiles, self.u, self.v, SLACK)
 
-    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run iterations, each followed by a scaling of whole blocks, without relaxation."""
-        if self._plain is not None:
-            return self._plain(start, count, relaxation)
-        given, problem = self._prepared.problem, self.problem
-        u, v = problem.exponents(start)
-        ok = torch.ones((), dtype=torch.bool, device=u.device)
-        for _ in range(count):
-            if self._rise(u, v) > SLACK:
-                self._choose(u, v)
-            row_sum, parts = self._half_step(u, v)
-            u = u - row_sum.double().log()
-            if SLACK < self._rise(u, v) < torch.inf:
-                # sums over too few tiles: their potentials are too large, and keep enough of them
-                self._choose(u, v)
-                row_sum, parts = self._half_step(u, v)
-                u = u - row_sum.double().log()
-            column_sum = self._column_sum(parts)
-            plain = v - column_sum.double().log()
-            ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
-            ok = ok & (self._rise(u, torch.maximum(v, plain)) <= SLACK)
-            before, after = Potentials(u, v), Potentials(u, plain)
-            scaling = self._block_scaling(parts)
-            scaled = v - self._column_sum(parts, scaling).double().log()
-            u = u + scaling[:, None] * (self.rows.weight > 0)
-            scaled = torch.where(torch.isfinite(scaled), scaled, plain)
-            if scaling.abs().max() > LINEAR:
-                self.acceleration = Anderson()
-                v = scaled
-            else:
-                v = self._extrapolate(v, scaled)
-        f, g = problem.potentials(*before)
-        g_next = problem.potentials(*after).g
-        check = checked(ok, g, g_next, given.marginals.b, given.epsilon)
-        state = problem.potentials(u, v)
-        if self._stagnation.after(float(check[1])):
-            # hundreds of iterations follow, each of which would make all entries again
-            if self._prepared.tiling.storable:
-                given = given._replace(cost=given.cost.dense())
-            self._plain = EagerBackend().prepare(given).sweeper(state)
-        return Sweep(f, g, g_next, state, check)
-
-    def _extrapolate(self, v: Tensor, image: Tensor) -> Tensor:
-        """Return the next potentials of the columns, from those before and what followed."""
-        used = self.columns.weight > 0
-        point, image_used = (torch.where(used, x, 0.0) for x in (v, image))
-        return torch.where(used, self.acceleration.next(point, image_used), image)
-
-    def _rise(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return how far the potentials have risen since the tiles were chosen, if it matters."""
+    def rise(self, v: Tensor) -> Tensor:
         if self.lists.share == 1:
-            return torch.zeros_like(u[0, 0])
+            return torch.zeros_like(v[0, 0])
         rises = [
             (now - before).masked_fill_(side.weight == 0, -torch.inf).amax()
             for now, before, side in zip(
-                (u, v), self.chosen, (self.rows, self.columns), strict=True
+                (self.u, v), self.chosen, (self.rows, self.columns), strict=True
             )
         ]
         return rises[0] + rises[1]
 
-    def _half_step(self, u: Tensor, v: Tensor) -> tuple[Tensor, list[Part]]:
-        """Return the row sums of E diag(b), and by block what the new rows add to each column.
+    def update_rows(self) -> None:
+        """Take the half-step from v to u, and keep what its rows add to each column.
 
         Sums of points without mass are one, so that they stay where they are.
         """
         rows, columns = self.rows, self.columns
         u, v = (
-            torch.where(side.weight > 0, x, -torch.inf).to(self.problem.dtype)
-            for side, x in ((rows, u), (columns, v))
+            torch.where(side.weight > 0, x, -torch.inf).to(self.tiles.dtype)
+            for side, x in ((rows, self.u), (columns, self.v))
         )
-        row_sum = torch.ones_like(rows.weight)
-        parts = []
+        self._row_sum = torch.ones_like(rows.weight)
+        self._parts: list[Part] = []
         for block, kept in _blocks(self.lists):
-            exponent = self.problem.products(block, kept).add_(v[kept].flatten())
+            exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
             kernel = exp_(exponent.add_(u[block, :, None]))
             total = torch.mv(kernel, columns.weight[kept].flatten())
             used = rows.weight[block] > 0
-            row_sum[block] = torch.where(used, total, 1.0)
+            self._row_sum[block] = torch.where(used, total, 1.0)
             step = torch.where(used, rows.weight[block] / total, 0.0)
-            parts.append((block, kept, torch.mv(kernel.T, step).view(len(kept), -1)))
-        return row_sum, parts
+            self._parts.append((block, kept, torch.mv(kernel.T, step).view(len(kept), -1)))
+        self.u = self.u - self._row_sum.double().log()
 
-    def _column_sum(self, parts: list[Part], scaling: Tensor | None = None) -> Tensor:
-        """Return the column sums of E diag(a), with the rows of whole blocks scaled."""
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        self._column_sum = self._column_sums()
+        self._after = self.v - self._column_sum.double().log()
+        return self.v, self._after
+
+    def usable(self) -> Tensor:
+        return usable_sums(self._row_sum) & usable_sums(self._column_sum)
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, columns = (side.weight.sum(1).double() for side in (self.rows, self.columns))
+        masses = rows.new_zeros(len(rows), len(columns))
+        for block, kept, sums in self._parts:
+            masses[block, kept] = (sums * self.columns.weight[kept]).sum(1).double()
+        return masses, rows, columns
+
+    def scale_rows(self, scaling: Tensor) -> Tensor:
+        scaled = self.v - self._column_sums(scaling).double().log()
+        self.u = self.u + scaling[:, None] * (self.rows.weight > 0)
+        return torch.where(torch.isfinite(scaled), scaled, self._after)
+
+    def move_columns(self, v: Tensor) -> None:
+        self.v = v
+
+    def f(self, u: Tensor) -> Tensor:
+        return self.rows.order.join(u) * self.tiles.epsilon + self.tiles.row
+
+    def g(self, v: Tensor) -> Tensor:
+        return self.columns.order.join(v) * self.tiles.epsilon + self.tiles.column
+
+    def _column_sums(self, scaling: Tensor | None = None) -> Tensor:
+        """Add up the column sums of diag(a) E, with the rows of whole blocks scaled."""
         result = torch.zeros_like(self.columns.weight)
-        for block, kept, sums in parts:
+        for block, kept, sums in self._parts:
             result.index_add_(0, kept, sums if scaling is None else sums * scaling[block].exp())
         return result.masked_fill_(self.columns.weight == 0, 1.0)
-
-    def _block_scaling(self, parts: list[Part]) -> Tensor:
-        masses = self.lists.start.new_zeros(
-            len(self.rows.weight), len(self.columns.weight), dtype=torch.float64
-        )
-        for block, kept, sums in parts:
-            masses[block, kept] = (sums * self.columns.weight[kept]).sum(1).double()
-        return block_scaling(
-            masses, self.rows.weight.sum(1).double(), self.columns.weight.sum(1).double()
-        )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweeper
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._sinkhorn.tiles.bounds import skipped_share
+from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._typing import Potentials
 
@@ -76,7 +77,7 @@ class TiledProblem(PreparedProblem):
         """Make sweeps over the tiles that matter near ``start``; relaxed ones over all tiles."""
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
-        return self._tiled_sweeper(start)
+        return TwoLevelSweeper(self._engine(start), self.problem, self._all_tiles)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         """Compute the half-step."""
@@ -126,9 +127,13 @@ class TiledProblem(PreparedProblem):
         """Take the problem with rows of mass one each."""
         return type(self)(self.problem.conditional, self.backend)
 
+    def _all_tiles(self, start: Potentials) -> Sweeper:
+        """Make sweeps over all tiles."""
+        return self.whole.sweeper(start)
+
     @abstractmethod
-    def _tiled_sweeper(self, start: Potentials) -> Sweeper:
-        """Make sweeps over the tiles that matter near ``start``."""
+    def _engine(self, start: Potentials) -> Engine:
+        """Make an engine, whose tiles are chosen near ``start``."""
 
     @abstractmethod
     def _softmin(self, g: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Streamed Sinkhorn over the tiles that matter, by the Triton kernels.
-
-Bounds, lists and the two levels are as in :mod:`torchgw._sinkhorn.tiles.eager`; kernels walk over
-lists.
-"""
+"""Streamed Sinkhorn over the tiles that matter, by the Triton kernels, which walk over lists."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.anderson import Anderson
-from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.kernels import read_off
 from torchgw._sinkhorn.kernels.operands import (
@@ -28,11 +22,10 @@ from torchgw._sinkhorn.kernels.softmin import Groups, half_step_, log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._sinkhorn.softmin import checked
-from torchgw._sinkhorn.tiles.block_scaling import block_scaling, grouped
+from torchgw._sinkhorn.tiles.block_scaling import grouped
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.eager import LINEAR, Stagnation
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
+from torchgw._sinkhorn.tiles.sweeper import Engine
 from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._typing import Marginals, Potentials
 
@@ -86,8 +79,8 @@ class TiledTritonProblem(TiledProblem):
         self._chosen = _Chosen.near(self, potentials, slack)
         return self._chosen
 
-    def _tiled_sweeper(self, start: Potentials) -> Sweeper:
-        return _TiledSweeper(self, start)
+    def _engine(self, start: Potentials) -> Engine:
+        return _TritonEngine(self, start)
 
     def _softmin(self, g: Tensor) -> Tensor:
         cost, (_, b), epsilon, _ = self.problem
@@ -188,122 +181,104 @@ class _Chosen(NamedTuple):
         return float(rises[0] + rises[1]) <= self.slack
 
 
-class _TiledSweeper:
-    """Sweeps by two half-steps over lists, whole blocks scaled between iterations.
+class _TritonEngine:
+    """Scales one kernel, made near where its tiles were chosen, by base-2 log-scalings."""
 
-    Where that stops getting better it goes on with one level over all tiles.
-    """
+    slack = SLACK * _LOG2E
 
     def __init__(self, prepared: TiledTritonProblem, start: Potentials) -> None:
         self._prepared = prepared
         self._workspace: Workspace | None = None
-        self._plain: Sweeper | None = None
-        self._stagnation = Stagnation()
-        self.acceleration = Anderson()
-        self._choose(start)
+        # where the iteration stands, as long as it has not moved since it was told
+        self._at: Potentials | None = start
+        self.choose()
 
-    @property
-    def two_level(self) -> bool:
-        """Whether blocks are still scaled."""
-        return self._plain is None
+    def begin(self, start: Potentials) -> None:
+        self._at = start
+        self.work.read(Potentials(start.f[self.rows.point], start.g[self.columns.point]))
+        begin_(self.work.vectors)
 
-    def _choose(self, start: Potentials) -> None:
-        """Choose the tiles near some potentials, and make a kernel there."""
-        chosen = self._prepared.choose(start, SLACK)
+    def choose(self) -> None:
+        """Choose the tiles near where the iteration stands, and make a kernel there."""
+        at = self._at or Potentials(self.f(self.u), self.g(self.v))
+        chosen = self._prepared.choose(at, SLACK)
         cost, tiles, width = chosen.cost, chosen.tiles, self._prepared.tiling.width
         self.rows, self.columns = tiles.rows.order, tiles.columns.order
         self.cost, self.other = cost, cost.transpose()
         self.walk, self.across = chosen.walk, chosen.across
         self.marginals = chosen.marginals
+        self.used = chosen.marginals.b > 0
         self.skipping = len(chosen.walk.tiles) < self.rows.blocks * self.columns.blocks
         if self._workspace is None:
             self._workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
-        work = self._workspace
-        work.prepare(chosen.plan(start), STRICT, (cost.row, cost.column))
+        self.work.prepare(chosen.plan(at), STRICT, (cost.row, cost.column))
         n, m = cost.shape
         most = min(_MOST_GROUPS, _GROUP_BYTES // (m * cost.dtype.itemsize))
         self.group = width * math.ceil(self.rows.blocks / max(most, 1))
         count = math.ceil(n / self.group)
         self.sums = torch.zeros(count, m, dtype=cost.dtype, device=cost.first.device)
-        self.masses = (
-            grouped(chosen.marginals.a, self.group),
-            grouped(chosen.marginals.b, width),
-        )
+        self._sides = grouped(self.marginals.a, self.group), grouped(self.marginals.b, width)
+        self.begin(at)
 
-    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run iterations, each followed by a scaling of whole blocks, without relaxation."""
-        if self._plain is not None:
-            return self._plain(start, count, relaxation)
-        work = self._workspace
-        assert work is not None
-        ordered = Potentials(start.f[self.rows.point], start.g[self.columns.point])
-        work.read(ordered)
-        vectors = work.vectors
-        begin_(vectors)
-        live = vectors.scalings[1]
-        f, g = (live[part] for part in work.sides)
-        if self._rise(f, g) > SLACK * _LOG2E:
-            self._choose(start)
-            return self(start, count, relaxation)
-        ok = torch.ones((), dtype=torch.bool, device=live.device)
-        for turn in range(count):
-            half_step_(self.cost, work.f, work.g, work.plain[0], vectors.bad, walk=self.walk)
-            if SLACK * _LOG2E < float(self._rise(f, g)) < math.inf:
-                # sums over too few tiles: their potentials are too large, and keep enough of them
-                reached = Potentials(self._potential(f, 0), self._potential(g, 1))
-                self._choose(reached)
-                return self(reached, count - turn, relaxation)
-            before = g.clone()
-            self.sums.zero_()
-            half_step_(
-                self.other, work.g, work.f, work.plain[1], vectors.bad, walk=self.across,
-                groups=Groups(self.sums, self.group),
-            )  # fmt: skip
-            ok = ok & (self._rise(f, torch.maximum(before, g)) <= SLACK * _LOG2E)
-            read = f.clone(), before, g.clone()
-            self._correct(f, g, before)
-            torch.exp2(live, out=vectors.feed).mul_(vectors.weight)
-        return self._sweep(read, (f, g), ok & (vectors.bad == 0).reshape(()))
+    @property
+    def work(self) -> Workspace:
+        assert self._workspace is not None
+        return self._workspace
 
-    def _correct(self, f: Tensor, g: Tensor, before: Tensor) -> None:
-        """Scale whole blocks, let a half-step over the columns follow, and extrapolate it."""
-        feed = torch.exp2(before) * self.marginals.b.to(g.dtype)
+    @property
+    def u(self) -> Tensor:
+        return self.work.vectors.scalings[1][self.work.sides[0]]
+
+    @property
+    def v(self) -> Tensor:
+        return self.work.vectors.scalings[1][self.work.sides[1]]
+
+    def rise(self, v: Tensor) -> Tensor:
+        return self.u.amax() + v.amax() if self.skipping else torch.zeros_like(v[0])
+
+    def update_rows(self) -> None:
+        work = self.work
+        self._at = None
+        half_step_(self.cost, work.f, work.g, work.plain[0], work.vectors.bad, walk=self.walk)
+
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        # the half-step writes in place
+        work, before = self.work, self.v.clone()
+        self.sums.zero_()
+        half_step_(
+            self.other, work.g, work.f, work.plain[1], work.vectors.bad, walk=self.across,
+            groups=Groups(self.sums, self.group),
+        )  # fmt: skip
+        self._feed = torch.exp2(before) * self.marginals.b.to(before.dtype)
+        return before, self.v.clone()
+
+    def usable(self) -> Tensor:
+        return (self.work.vectors.bad == 0).reshape(())
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
         width = self._prepared.tiling.width
-        rows = max(1, _CHUNK_BYTES // (len(feed) * feed.element_size()))
+        rows = max(1, _CHUNK_BYTES // (len(self._feed) * self._feed.element_size()))
         masses = torch.cat(
-            [grouped((part * feed).T, width).T.double() for part in self.sums.split(rows)]
+            [grouped((part * self._feed).T, width).T.double() for part in self.sums.split(rows)]
         )
-        scaling = block_scaling(masses, *self.masses)
-        factor = scaling.exp().to(g.dtype)
-        sums = factor @ self.sums
-        scaled = torch.where((sums > 0) & (feed > 0), -sums.log2(), g)
-        step = (scaling * _LOG2E).to(f.dtype).repeat_interleave(self.group)[: len(f)]
-        f.add_(torch.where(self.marginals.a > 0, step, 0.0))
-        if scaling.abs().max() > LINEAR:
-            self.acceleration = Anderson()
-        else:
-            scaled = self.acceleration.next(before, scaled)
-        g.copy_(scaled)
+        return (masses, *self._sides)
 
-    def _rise(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return how far the potentials have risen since the tiles were chosen, in bits."""
-        return u.amax() + v.amax() if self.skipping else torch.zeros_like(u[0])
+    def scale_rows(self, scaling: Tensor) -> Tensor:
+        u, sums = self.u, scaling.exp().to(self.sums.dtype) @ self.sums
+        scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
+        step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self.group)[: len(u)]
+        u.add_(torch.where(self.marginals.a > 0, step, 0.0))
+        return scaled
 
-    def _potential(self, scaling: Tensor, side: int) -> Tensor:
-        """Return log-scalings as potentials, in cost units and in the order of the points."""
-        work = self._workspace
-        assert work is not None
-        order, vectors = (self.rows, self.columns)[side], work.vectors
-        return (scaling / vectors.scale + vectors.origin[work.sides[side]])[order.place]
+    def move_columns(self, v: Tensor) -> None:
+        vectors = self.work.vectors
+        self.v.copy_(v)
+        torch.exp2(vectors.scalings[1], out=vectors.feed).mul_(vectors.weight)
 
-    def _sweep(
-        self, read: tuple[Tensor, Tensor, Tensor], state: tuple[Tensor, Tensor], ok: Tensor
-    ) -> Sweep:
-        """Return what a sweep led to."""
-        f, g, g_next = (self._potential(read[i], side) for i, side in enumerate((0, 1, 1)))
-        going_on = Potentials(self._potential(state[0], 0), self._potential(state[1], 1))
-        problem = self._prepared.problem
-        check = checked(ok, g, g_next, problem.marginals.b, problem.epsilon)
-        if self._stagnation.after(float(check[1])):
-            self._plain = self._prepared.whole.sweeper(going_on)
-        return Sweep(f, g, g_next, going_on, check)
+    def f(self, u: Tensor) -> Tensor:
+        vectors, side = self.work.vectors, self.work.sides[0]
+        return (u / vectors.scale + vectors.origin[side])[self.rows.place]
+
+    def g(self, v: Tensor) -> Tensor:
+        vectors, side = self.work.vectors, self.work.sides[1]
+        return (v / vectors.scale + vectors.origin[side])[self.columns.place]
