@@ -27,6 +27,10 @@ class EagerBackend:
 
     name = "eager"
 
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype) -> None:
+        """Say why PyTorch cannot run here: it always can."""
+
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
         """Prepare a linear problem, whose sweeps take one exponential per entry or none."""
         return EagerProblem(problem, self)

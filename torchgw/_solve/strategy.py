@@ -19,7 +19,7 @@ from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import loss_spread
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import BackendName, choose_backend
+from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
@@ -315,6 +315,6 @@ def why_no_tiles(
         return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
     if not isinstance(backend, str):
         return "the backend is an object of your own. Pass backend='auto' or 'eager'."
-    if backend == "compile":
-        return "compiled half-steps have no form that skips. Pass backend='auto' or 'eager'."
+    if not skips_tiles(backend):
+        return f"backend={backend!r} has no form that skips. Pass backend='auto' or 'eager'."
     return None
