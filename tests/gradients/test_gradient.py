@@ -15,8 +15,8 @@ from torchgw._gradients.anchors import places
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import SampledGradient
-from torchgw._plans.pairs import Anchors, PairPlan
-from torchgw._plans.stored import StoredPlan
+from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import ProductCross
 from torchgw._problem.losses import LOSSES

@@ -21,6 +21,7 @@ from torchgw._derivatives.unrolled import unroll
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.contract import Plan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
@@ -107,7 +108,7 @@ class DifferentiablePlan(TransportPlan):
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Return row sums (n,) and column sums (m,), float64; each call has a graph of its own."""
-        return self._row_and_column_sums()
+        return Plan.marginals(self)
 
     def _product(self, table: Tensor) -> Tensor:
         """Return the product with values of shape (m, c)."""

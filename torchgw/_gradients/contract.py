@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._plans.pairs import PairPlan
-from torchgw._plans.stored import StoredPlan
+from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import sums
 from torchgw._problem.problem import Problem
@@ -54,8 +53,6 @@ class QuadraticValue(NamedTuple):
 
 # Each gradient's own: a plan, its encoding, or anchors; None stands for the product plan.
 Coupling = Any
-# What a coupling can be taken of.
-Plan = TransportPlan | StoredPlan | PairPlan
 
 
 class Gradient(Protocol):

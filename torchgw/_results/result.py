@@ -32,7 +32,9 @@ class GWResult:
     Attributes
     ----------
     lazy_plan : TransportPlan, shape (n, m)
-        The plan as an operator; nothing of its size is stored.
+        The plan as an operator; nothing of its size is stored. :func:`torchgw.load` returns its
+        largest entries, without the cost, where that was a stored matrix and the result was not
+        saved with ``dense=True``.
     potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. Those in ``lazy_plan``
         belong to its reduced cost, which leaves out the terms of rows and columns alone. Of the

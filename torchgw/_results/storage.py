@@ -173,7 +173,7 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         }
     if isinstance(value, Status):
         return "Status", {"name": value.name}
-    if isinstance(value, TransportPlan):
+    if isinstance(value, (TransportPlan, SparsePlan)):
         return _plan_parts(value, dense)
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
@@ -191,7 +191,7 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
+def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dict[str, Any]]:
     rest = {
         "potentials": plan.potentials,
         "marginals": plan.weights,

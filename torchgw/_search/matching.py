@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw._plans.pairs import Anchors, PairPlan
+from torchgw._plans.given import PairPlan
+from torchgw._plans.pairs import Anchors
 from torchgw._problem.problem import Problem
 from torchgw._search.starts import distance_quantiles
 from torchgw.distances.base import DistanceProvider

@@ -11,9 +11,9 @@ from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._gradients.contract import Coupling, Plan
 from torchgw._gradients.relaxed import RelaxedCoupling
-from torchgw._plans.pairs import Anchors, PairPlan
-from torchgw._plans.stored import StoredPlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.matching import match_points
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima
@@ -108,7 +108,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return Guess(None, _potentials(init, shape, device), 0.0)
     plan = getattr(init, "lazy_plan", init)
-    if isinstance(plan, TransportPlan):
+    if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
         return Guess(plan, plan.potentials, 0.0)
     if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):

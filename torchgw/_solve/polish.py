@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.contract import Gradient
+from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
-from torchgw._plans.stored import StoredPlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import Relaxation
 from torchgw._sinkhorn.cost import DenseCost

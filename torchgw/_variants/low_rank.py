@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_index, as_points_of, as_values
-from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
+from torchgw._errors import NumericalError
+from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
 from torchgw._results.storage import stored
 from torchgw._sinkhorn.cost import Cost, DenseCost
-from torchgw._tensors.memory import check_fits
 from torchgw._typing import Marginals
 
 __all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
@@ -53,7 +52,7 @@ class Factorisation(NamedTuple):
 
 @stored
 @dataclass(frozen=True, repr=False, eq=False)
-class LowRankPlan:
+class LowRankPlan(Plan):
     """P = Q diag(1/g) R', shape (n, m), of rank r.
 
     Attributes
@@ -68,64 +67,40 @@ class LowRankPlan:
     R: Tensor
     g: Tensor
 
+    _unmapped = (
+        "of weight zero are in no group of this plan, so they are mapped nowhere. Leave them out."
+    )
+
     @property
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
         return len(self.Q), len(self.R)
 
     @property
+    def device(self) -> torch.device:
+        """Where the plan computes."""
+        return self.Q.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the entries."""
+        return self.Q.dtype
+
+    @property
     def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
         return LowRankPlan(self.R, self.Q, self.g)
 
-    def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values for values of shape (m,) or (m, c)."""
-        values = as_values("values", values, self.Q.device).to(self.Q.dtype)
-        if values.ndim not in (1, 2) or len(values) != len(self.R):
-            raise InvalidInputError(
-                f"`plan @ values` needs values of shape ({len(self.R)},) or ({len(self.R)}, c); "
-                f"got {tuple(values.shape)}. Use `plan.T @ values` to map the other way."
-            )
-        inner = self.R.T @ values
-        product: Tensor = self.Q @ (inner / (self.g if values.ndim == 1 else self.g[:, None]))
-        return product
-
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Return the masses actually moved, row sums (n,) and column sums (m,)."""
-        ones = self.Q.new_ones
-        return self @ ones(len(self.R)), self.T @ ones(len(self.Q))
-
-    def barycentric(self, points: Any) -> Tensor:
-        """Map each source point to the plan-weighted mean of target points, shape (n, d).
-
-        Raises
-        ------
-        UnsupportedError
-            If a source point has weight zero: it is in no group.
-        """
-        points = as_points_of("points", points, len(self.R), self.Q.device).to(self.Q.dtype)
-        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
-        empty = int((sums[:, -1] == 0).sum())
-        if empty:
-            raise UnsupportedError(
-                f"{empty} points of weight zero are in no group of this plan, so they are mapped "
-                "nowhere. Leave them out."
-            )
-        return sums[:, :-1] / sums[:, -1:]
-
-    def rows(self, index: Any) -> Tensor:
-        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = as_index(index, len(self.Q), self.Q.device)
-        return (self.Q[index] / self.g) @ self.R.T
-
-    def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
-        check_fits(self.shape, self.Q.dtype, self.Q.device, "`plan @ V`, `rows` or `barycentric`")
-        return (self.Q / self.g) @ self.R.T
-
     def __repr__(self) -> str:
         """Say what the plan is."""
         return f"LowRankPlan(shape={self.shape}, rank={len(self.g)}, {self.Q.device})"
+
+    def _product(self, table: Tensor) -> Tensor:
+        table = table.to(self.dtype)
+        return self.Q @ ((self.R.T @ table) / self.g[:, None])
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        return (self.Q[index] / self.g) @ self.R.T
 
 
 @dataclass(frozen=True)
