@@ -34,27 +34,20 @@ __all__ = ["TritonBackend"]
 
 
 class TritonBackend:
-    """Triton kernels, on a CUDA device or under Triton's interpreter.
+    """Triton kernels, on a CUDA device or under Triton's interpreter."""
 
-    Parameters
-    ----------
-    precision : {"fp16x3", "float32"}
-        Of the products of float32 factors; float64 costs are always computed in float64.
-    plan : SweepPlan, optional
-        Launch shape of the one-read dense iteration, which is then used at any width; for
-        measurements and tests.
-    graphs : bool
-        Whether sweeps over small matrices are replayed as CUDA graphs.
-    least_entries : int
-        A single half-step over factors with fewer entries (n * m) is left to PyTorch operations.
-    """
+    # The precision is that of products of float32 factors; float64 costs are always computed in
+    # float64. A shape is that of the launch of the one-read dense iteration, which is then used at
+    # any width; for measurements and tests. Without graphs sweeps over small matrices are launched
+    # one by one. A single half-step over factors with fewer than least_entries (n * m) is left to
+    # PyTorch operations.
 
     name = "triton"
 
     def __init__(
         self,
         precision: ProductPrecision = "fp16x3",
-        plan: stored.SweepPlan | None = None,
+        plan: stored.SweepShape | None = None,
         graphs: bool = True,
         least_entries: int = 0,
     ) -> None:
@@ -87,15 +80,7 @@ class TritonBackend:
 
 
 class TritonProblem(PreparedProblem):
-    """A problem that the kernels solve and read.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-    backend : TritonBackend
-    turned : TritonProblem, optional
-        The same with source and target exchanged, which has the operands of both.
-    """
+    """A problem that the kernels solve and read."""
 
     backend: TritonBackend
 
@@ -139,7 +124,7 @@ class TritonProblem(PreparedProblem):
         """Make sweeps that read a matrix once per iteration, where a row of it fits on chip."""
         cost, tau, backend = self.problem.cost, self.problem.tau, self.backend
         if isinstance(cost, DenseCost) and (backend.plan or stored.fits(cost)):
-            shape = backend.plan or stored.sweep_plan(cost)
+            shape = backend.plan or stored.sweep_shape(cost)
             return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
         return factored_sweeper(self._kernel_plan(start), tau)
 

@@ -15,7 +15,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.contract import Sweep
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import softmin
-from torchgw._sinkhorn.kernels.stored import SweepPlan
+from torchgw._sinkhorn.kernels.stored import SweepShape
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 
@@ -84,7 +84,7 @@ def dense() -> None:
 
 def dense_steps(case: Problem) -> None:
     backend, exact = TritonBackend(), EagerBackend()
-    case.time(f"default {plan_text(stored.sweep_plan(case.cost))}", backend)
+    case.time(f"default {plan_text(stored.sweep_shape(case.cost))}", backend)
     measure(
         case.group,
         "sweeper made and 10 iterations",
@@ -127,14 +127,14 @@ def graphs() -> None:
                 )
 
 
-def plan_text(plan: SweepPlan) -> str:
+def plan_text(plan: SweepShape) -> str:
     return " ".join(f"{name}={value}" for name, value in plan._asdict().items())
 
 
-_WIDE = SweepPlan(width=2048, warps=16, programs=132, ahead=16, held=True)
-_MIDDLE = SweepPlan(width=1024, warps=8, programs=264, ahead=16, held=True)
-_SMALL = SweepPlan(width=512, warps=4, programs=264, ahead=16, held=True)
-_DOUBLE = SweepPlan(width=1024, warps=16, programs=132, ahead=4, held=True)
+_WIDE = SweepShape(width=2048, warps=16, programs=132, ahead=16, held=True)
+_MIDDLE = SweepShape(width=1024, warps=8, programs=264, ahead=16, held=True)
+_SMALL = SweepShape(width=512, warps=4, programs=264, ahead=16, held=True)
+_DOUBLE = SweepShape(width=1024, warps=16, programs=132, ahead=4, held=True)
 # The default first; then what came next to it, or fails it most instructively.
 PLANS = {
     (10001, 12001, torch.float32): [

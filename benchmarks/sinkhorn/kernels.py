@@ -35,7 +35,7 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._sinkhorn.kernels.softmin import (
     Rule,
-    Side,
+    KernelSide,
     half_step_,
     log_sum_exp,
     softmin_blocks,
@@ -53,10 +53,10 @@ def exact_rows(
     return softmin(part, marginals.log_b.double(), g.double(), epsilon, axis=1)
 
 
-def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
+def side(potential: torch.Tensor, weight: torch.Tensor) -> KernelSide:
     """Return a side at the start of a sweep, all scalings one."""
     start = padded(potential, -float("inf"))
-    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
+    return KernelSide(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
 
 
 def streamed() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -21,22 +22,38 @@ from torchgw._boundary.plans import (
     check_threshold,
 )
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._plans.autograd import exactly
 from torchgw._plans.pairs import Anchors
+from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "exactly"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # Entries of one block of rows, where a plan is read row by row.
 _BLOCK_ENTRIES = 2**22
 
 
+def exactly(method: Method) -> Method:
+    """Keep autocast, which would round products of exponents, out of a method of a plan."""
+
+    @functools.wraps(method)
+    def run(plan: Any, *args: Any, **options: Any) -> Any:
+        kind = plan.device.type
+        if not torch.is_autocast_enabled(kind):
+            return method(plan, *args, **options)
+        with torch.autocast(kind, enabled=False):
+            return method(plan, *args, **options)
+
+    return run  # type: ignore[return-value]
+
+
 class Plan(ABC):
     """A coupling of n source and m target points, as an operator, shape (n, m).
 
-    A kind of plan supplies its shape, device, dtype and transpose, and products with a table;
-    everything else follows from these, and is overridden where it can be had at less.
+    A kind of plan supplies its shape, its transpose and products with a table; everything else
+    follows from these, and is overridden where it can be had at less.
     """
 
     # NumPy leaves ``values @ plan`` to the plan
@@ -50,14 +67,18 @@ class Plan(ABC):
         """(n, m)."""
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """Where the plan computes."""
+        return self._like().device
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Dtype of the entries."""
+        return self._like().dtype
+
+    @abstractmethod
+    def _like(self) -> Tensor | Cost | Plan:
+        """Return something that has the device and the dtype of the plan."""
 
     @property
     @abstractmethod
@@ -182,17 +203,9 @@ class Plan(ABC):
 
     @exactly
     def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
-        """Draw pairs whose source points are at places of the cumulative mass along an order.
-
-        Parameters
-        ----------
-        places : Tensor, shape (s,)
-            In [0, 1). Uniform ones make the pairs a sample of the plan.
-        order : Tensor of int64, shape (n,)
-            A permutation of the source points.
-        generator : torch.Generator
-            Draws the targets, independently given their sources.
-        """
+        """Draw pairs whose source points are at places of the cumulative mass along an order."""
+        # Uniform places (s,) in [0, 1) make the pairs a sample of the plan. The order is a
+        # permutation of the source points; targets are independent given their sources.
         source = order[categories_at(self._row_masses()[order], places)]
         return Anchors(source, self._partners(source, generator))
 

@@ -24,13 +24,7 @@ class _GivenPlan(Plan):
 
 
 class StoredPlan(_GivenPlan):
-    """A matrix, as the user gives one or polishing meets one.
-
-    Parameters
-    ----------
-    matrix : Tensor, shape (n, m)
-        Non-negative.
-    """
+    """A matrix (n, m), as the user gives one or polishing meets one."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -40,15 +34,8 @@ class StoredPlan(_GivenPlan):
         """(n, m)."""
         return self.matrix.shape[0], self.matrix.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the matrix lies."""
-        return self.matrix.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the matrix."""
-        return self.matrix.dtype
+    def _like(self) -> Tensor:
+        return self.matrix
 
     @property
     def T(self) -> StoredPlan:  # noqa: N802 - the name of every array library
@@ -73,17 +60,7 @@ class StoredPlan(_GivenPlan):
 
 
 class PairPlan(_GivenPlan):
-    """A few pairs of points, as a matching or an optimum of a coarse problem has them.
-
-    Parameters
-    ----------
-    pairs : Anchors
-        Source and target points, (p,) each; a pair that occurs twice has both masses.
-    mass : Tensor, shape (p,)
-        Non-negative, of total one.
-    shape : tuple of int
-        (n, m).
-    """
+    """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
 
     def __init__(self, pairs: Anchors, mass: Tensor, shape: tuple[int, int]) -> None:
         self.pairs = pairs
@@ -95,15 +72,8 @@ class PairPlan(_GivenPlan):
         """(n, m)."""
         return self._shape
 
-    @property
-    def device(self) -> torch.device:
-        """Where the pairs lie."""
-        return self.mass.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the masses."""
-        return self.mass.dtype
+    def _like(self) -> Tensor:
+        return self.mass
 
     @property
     def T(self) -> PairPlan:  # noqa: N802 - the name of every array library

@@ -36,15 +36,8 @@ class RoundedPlan(Plan):
         """(n, m)."""
         return self.scaled.shape
 
-    @property
-    def device(self) -> torch.device:
-        """Where the plan computes."""
-        return self.scaled.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the entries."""
-        return self.scaled.dtype
+    def _like(self) -> Plan:
+        return self.scaled
 
     @property
     def T(self) -> RoundedPlan:  # noqa: N802 - the name of every array library
@@ -90,28 +83,11 @@ def round_plan(plan: Any, a: Tensor, b: Tensor) -> RoundedPlan:
 
 
 def round_to_marginals(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Move a plan to exact marginals: shrink rows, then columns, and spread the rest.
-
-    A plan that misses its marginals may have a value below the optimum, so values are compared
-    after this.
-
-    Parameters
-    ----------
-    plan : Tensor, shape (..., n, m)
-        Non-negative.
-    a, b : Tensor, shapes (..., n) and (..., m)
-        Non-negative, of equal sums.
-
-    Returns
-    -------
-    Tensor, shape (..., n, m)
-        At an L1 distance of at most twice the marginal errors of ``plan`` [1]_.
-
-    References
-    ----------
-    .. [1] J. Altschuler, J. Weed, P. Rigollet. Near-linear time approximation algorithms for
-       optimal transport via Sinkhorn iteration. NeurIPS 2017, Algorithm 2.
-    """
+    """Move plans (..., n, m) to exact marginals: shrink rows, then columns, and spread the rest."""
+    # At an L1 distance of at most twice the marginal errors: J. Altschuler, J. Weed, P. Rigollet.
+    # Near-linear time approximation algorithms for optimal transport via Sinkhorn iteration.
+    # NeurIPS 2017, Algorithm 2. A plan that misses its marginals may have a value below the
+    # optimum, so values are compared after this.
     tiny = torch.finfo(plan.dtype).tiny
     plan = plan * (a / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0)[..., :, None]
     plan = plan * (b / plan.sum(-2).clamp_min(tiny)).clamp_max(1.0)[..., None, :]

@@ -104,15 +104,8 @@ class SparsePlan(DualPlan):
         """(n, m)."""
         return self.entries.shape[0], self.entries.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the plan computes."""
-        return self.entries.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the entries."""
-        return self.entries.dtype
+    def _like(self) -> Tensor:
+        return self.entries
 
     @property
     def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library

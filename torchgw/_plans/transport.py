@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.plans import as_mass, as_points_of, check_entries, check_equal_masses
-from torchgw._plans.autograd import differentiable_product, exactly
-from torchgw._plans.contract import Plan
+from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -115,7 +114,7 @@ class TransportPlan(DualPlan):
     def of(
         cls, prepared: PreparedProblem, potentials: Potentials, masses: Marginals | None = None
     ) -> TransportPlan:
-        """Return a plan of a problem that is prepared already, whose operands serve again."""
+        """Make a plan of a problem that is prepared already, whose operands serve again."""
         plan = TransportPlan.__new__(TransportPlan)
         plan.prepared = prepared
         plan.potentials = potentials
@@ -123,7 +122,7 @@ class TransportPlan(DualPlan):
         return plan
 
     def released(self) -> TransportPlan:
-        """Return the same plan without what its reads have prepared, as large as its factors."""
+        """Copy the plan without what its reads have prepared, as large as its factors."""
         plan = self.replaced(self.potentials, self.weights, self.masses)
         plan._sums = self._sums
         return plan
@@ -158,15 +157,8 @@ class TransportPlan(DualPlan):
         """(n, m)."""
         return self.cost.shape
 
-    @property
-    def device(self) -> torch.device:
-        """Where the plan computes."""
-        return self.cost.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the entries."""
-        return self.cost.dtype
+    def _like(self) -> Cost:
+        return self.cost
 
     @property
     def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
@@ -251,7 +243,8 @@ class TransportPlan(DualPlan):
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
         if table.requires_grad and torch.is_grad_enabled():
-            return differentiable_product(self, table)
+            product: Tensor = _Product.apply(self, table)  # type: ignore[no-untyped-call]
+            return product
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
@@ -262,3 +255,17 @@ class TransportPlan(DualPlan):
 
     def _partners(self, source: Tensor, generator: torch.Generator) -> Tensor:
         return self.prepared.draw(self.potentials, source, generator)
+
+
+class _Product(torch.autograd.Function):
+    """plan @ values for a plan that is constant; its derivative is streamed likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: TransportPlan, values: Tensor) -> Tensor:
+        ctx.plan = plan
+        product: Tensor = plan @ values
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return None, ctx.plan.T @ upstream[0]

@@ -22,18 +22,13 @@ _CONTRACTIONS = 3
 
 
 class Anderson:
-    """Choose where to linearise next from the last few couplings and what they led to.
+    """Chooses where to linearise next, from the last few couplings and what they led to."""
 
-    For a map x -> T(x) with residuals r_k = T(x_k) - x_k the next point is sum_k w_k T(x_k), where
-    the weights sum to one and minimise |sum_k w_k r_k| [1]_. Near a fixed point this removes the
-    slow modes of plain iteration. A point may leave the transport polytope; that is harmless where
-    it is used, because the cost is linear in the coupling.
-
-    References
-    ----------
-    .. [1] H. Walker, P. Ni. Anderson acceleration for fixed-point iterations. SIAM Journal on
-       Numerical Analysis 2011.
-    """
+    # For a map x -> T(x) with residuals r_k = T(x_k) - x_k the next point is sum_k w_k T(x_k),
+    # where the weights sum to one and minimise |sum_k w_k r_k|: H. Walker, P. Ni. Anderson
+    # acceleration for fixed-point iterations. SIAM Journal on Numerical Analysis 2011. Near a fixed
+    # point this removes the slow modes of plain iteration. A point may leave the transport
+    # polytope; that is harmless where it is used, because the cost is linear in the coupling.
 
     def __init__(self) -> None:
         # the last images and residuals, a row each in no order; made once they are needed
@@ -46,7 +41,7 @@ class Anderson:
         self._norm = float("inf")
 
     def next(self, point: Tensor, image: Tensor) -> Tensor:
-        """Return the next point, given the last one and its image."""
+        """Find the next point, given the last one and its image."""
         residual = (image - point).flatten()
         if self._count == 0:
             previous, self._norm = self._norm, float(residual.norm())

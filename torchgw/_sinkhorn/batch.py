@@ -46,23 +46,12 @@ def solve_batch(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Run over-relaxed Sinkhorn iterations of all problems, each with its own epsilon.
-
-    Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
-    bounded, so that none overflows. A plain iteration comes last. Nothing is read from the device.
-
-    Parameters
-    ----------
-    costs : Tensor, shape (B, s, t), float32
-    marginals : Marginals, shapes (s,) and (t,)
-        Positive.
-    g : Tensor, shape (B, 1, t)
-        Where to start, cost units.
-    epsilon : Tensor, shape (B,)
-    iterations : int
-    relaxation : float
-        At least 1; each scaling moves so many times as far, in logarithms.
-    """
+    """Run over-relaxed Sinkhorn iterations of many problems (B, s, t), each at its own epsilon."""
+    # The marginals (s,) and (t,) are positive; g (B, 1, t) is where to start, in cost units; a
+    # relaxation of at least 1 says how many times as far each scaling moves, in logarithms.
+    # Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
+    # bounded, so that none overflows. A plain iteration comes last. Nothing is read from the
+    # device.
     a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
     epsilon = epsilon[:, None, None].to(costs.dtype)
     exponent = (g - costs).div_(epsilon)

@@ -95,16 +95,9 @@ def choose_backend(
     dtype: torch.dtype,
     tiling: Tiling | None = None,
 ) -> Backend:
-    """Return the backend asked for, or for "auto" the first in order that can run.
-
-    A backend that is given as an object is taken as it is. With a ``tiling`` it is the form of it
-    that skips tiles, where there is one.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If a backend was asked for by name and cannot run; the message gives the reason.
-    """
+    """Find the backend asked for, or for "auto" the first in order that can run."""
+    # An object is taken as it is. With a tiling it is the form of the backend that skips tiles, if
+    # there is one. One that was asked for by name and cannot run is an error, with the reason.
     if not isinstance(name, str):
         return name
     if name != "auto":
@@ -139,7 +132,7 @@ def batch_solver(backend: Backend) -> BatchSolver:
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
-    """Return every backend with the reason why it cannot run on a device, ``None`` if it can."""
+    """List every backend with the reason why it cannot run on a device, ``None`` if it can."""
     return {name: _why_not(name, device, torch.float32) for name in _BUILT_IN}
 
 

@@ -89,16 +89,7 @@ class PreparedProblem:
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         """Compute the half-step of :func:`torchgw.backends.softmin`, without ``tau``.
 
-        Parameters
-        ----------
-        potential : Tensor, shape (m,) for axis 1, (n,) for axis 0
-            g or f.
-        axis : {0, 1}
-            The axis that is summed over.
-
-        Returns
-        -------
-        Tensor, shape (n,) for axis 1, (m,) for axis 0
+        From g (m,) for axis 1, summing over columns, (n,); from f (n,) for axis 0, (m,).
         """
         cost, marginals, epsilon, _ = self.problem
         log_weight = marginals.log_b if axis == 1 else marginals.log_a
@@ -122,14 +113,9 @@ class PreparedProblem:
         return SoftminSweeper(self)
 
     def sweep(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run full iterations; the first sweep makes what all share, such as a kernel.
+        """Run full iterations as :func:`torchgw.backends.softmin_sweep`.
 
-        Parameters
-        ----------
-        start : Potentials
-        count : int
-        relaxation : float
-            As in :func:`torchgw.backends.softmin_sweep`, which this must equal.
+        The first sweep makes what all of them share, such as a kernel, near its start.
         """
         if self._sweeper is None:
             self._sweeper = self.sweeper(start)

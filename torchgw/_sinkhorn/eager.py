@@ -37,11 +37,10 @@ class EagerBackend:
 
 
 class EagerProblem(PreparedProblem):
-    """A problem whose sweeps take one exponential per entry and iteration, or none if C is stored.
+    """A problem whose sweeps take one exponential per entry, or none if the cost is stored."""
 
-    With warm potentials E_ij = exp((f_i + g_j - C_ij) / epsilon) needs no running maximum: an
-    iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
-    """
+    # With warm potentials E_ij = exp((f_i + g_j - C_ij) / epsilon) needs no running maximum: an
+    # iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
 
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps that scale one kernel of a stored cost, or compute it anew from factors."""

@@ -52,41 +52,19 @@ def sinkhorn(
     check_every: int = 10,
     min_iter: int = 0,
 ) -> SinkhornResult:
-    """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met.
-
-    Sinkhorn's iteration is block Gauss-Seidel on the dual, so over-relaxation turns a rate of
-    1 - s into about 1 - 2 sqrt(s) once the factor fits the rate [1]_ [2]_. The factor follows the
-    observed rate and falls back to one (plain Sinkhorn) whenever the error grows.
-
-    The device is read from once every ``check_every`` iterations only.
-
-    Parameters
-    ----------
-    prepared : PreparedProblem
-        With ``tau`` below one the error is the distance to the fixed point, up to the mass of the
-        plan.
-    start : Potentials or None
-        Warm start in cost units; ``None`` begins with an exact half-step each way.
-    max_iter : int
-        Full iterations at most; one is a row and a column update.
-    tol : float
-        Stop when the L1 column error, sum_j |q_j - b_j|, is at most this, or at most what rounding
-        in the dtype of the cost leaves of it, or has risen five times.
-    check_every : int
-    min_iter : int
-        Full iterations at least, unless the error rises.
-
-    Returns
-    -------
-    SinkhornResult
-        ``error`` is non-finite when the cost or the potentials were.
-
-    References
-    ----------
-    .. [1] D. Young. Iterative solution of large linear systems. Academic Press 1971.
-    .. [2] A. Thibault, L. Chizat, C. Dossal, N. Papadakis. Overrelaxed Sinkhorn-Knopp algorithm for
-       regularized optimal transport. Algorithms 2021.
-    """
+    """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met."""
+    # Stops when the L1 column error, sum_j |q_j - b_j|, is at most tol, or at most what rounding in
+    # the dtype of the cost leaves of it, or has risen five times; but for a rising error not before
+    # min_iter full iterations, each a row and a column update. Without a start it begins with an
+    # exact half-step each way. With tau below one the error is the distance to the fixed point, up
+    # to the mass of the plan; it is non-finite when the cost or the potentials were. The device is
+    # read from once every check_every iterations only.
+    # Sinkhorn's iteration is block Gauss-Seidel on the dual, so over-relaxation turns a rate of 1 -
+    # s into about 1 - 2 sqrt(s) once the factor fits the rate: D. Young. Iterative solution of
+    # large linear systems. Academic Press 1971; A. Thibault, L. Chizat, C. Dossal, N. Papadakis.
+    # Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport. Algorithms 2021. The
+    # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
+    # grows.
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
@@ -120,12 +98,10 @@ def sinkhorn(
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:
-    """Return the factor that fits an error that fell to a share ``reduction`` in ``count`` steps.
-
-    Young's relation (rate + factor - 1)^2 = rate * factor^2 * plain_rate between the rate under a
-    factor and that of plain iterations gives plain_rate, and that the best factor
-    2 / (1 + sqrt(1 - plain_rate)).
-    """
+    """Fit the factor to an error that fell to a share ``reduction`` in ``count`` steps."""
+    # Young's relation (rate + factor - 1)^2 = rate * factor^2 * plain_rate between the rate under a
+    # factor and that of plain iterations gives plain_rate, and that the best factor 2 / (1 + sqrt(1
+    # - plain_rate)).
     if reduction == 0:
         return factor
     if reduction >= 1:
@@ -138,11 +114,9 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
 
 
 def read(sweep: Sweep, problem: LinearProblem) -> tuple[bool, float]:
-    """Return whether a sweep is usable, and its column error, in one read of the device.
-
-    Relaxed potentials settle to their constants slowly, at a rate of tau[0] * tau[1]. Constants
-    change the mass of the plan and nothing else, so the error is then taken without them.
-    """
+    """Tell whether a sweep is usable, and its column error, in one read of the device."""
+    # Relaxed potentials settle to their constants slowly, at a rate of tau[0] * tau[1]. Constants
+    # change the mass of the plan and nothing else, so the error is then taken without them.
     check = sweep.check
     if problem.tau != STRICT:
         b = problem.marginals.b

@@ -53,28 +53,17 @@ def partial_sinkhorn(
     max_iter: int,
     tol: float,
 ) -> SinkhornResult:
-    """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass.
-
-    Dual coordinate ascent in closed form, which is Dykstra's method with the projections of [1]_ in
-    another order: P = a x b exp((f + g + level - C) / epsilon) with f, g <= 0, and
-
-        f = min(0, softmin(g) - level)    with the level at which the rows carry the mass
-
-    and the same for g. Each half-step moves the mass exactly, and meets one of the bounds exactly.
-    Softmins of a stored cost scale one kernel for as long as the potentials stay near those that it
-    was made from.
-
-    Returns
-    -------
-    SinkhornResult
-        ``potentials.f`` contains the level; ``error`` is the L1 distance between the columns'
-        masses and those after their next half-step.
-
-    References
-    ----------
-    .. [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
-       for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
-    """
+    """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
+    # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.
+    # Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections for
+    # regularized transportation problems. SIAM Journal on Scientific Computing 2015, in another
+    # order: P = a x b exp((f + g + level - C) / epsilon) with f, g <= 0, and f = min(0, softmin(g)
+    # - level) with the level at which the rows carry the mass, and the same for g. Each half-step
+    # moves the mass exactly, and meets one of the bounds exactly. The potential f that comes back
+    # contains the level; the error is the L1 distance between the columns' masses and those after
+    # their next half-step.
+    # Softmins of a stored cost scale one kernel for as long as the potentials stay near those that
+    # it was made from.
     cost, marginals, epsilon, _ = prepared.problem
     storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
@@ -126,11 +115,10 @@ def _iterate(
 
 
 class _Kernel:
-    """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it.
+    """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it."""
 
-    Sums of points that carry next to nothing underflow. Their softmins are then too small, and
-    still far above the level, which is all that counts.
-    """
+    # Sums of points that carry next to nothing underflow. Their softmins are then too small, and
+    # still far above the level, which is all that counts.
 
     def __init__(self, plan: EntropicPlan) -> None:
         self.origin, self.epsilon = plan.potentials, plan.epsilon
@@ -165,24 +153,10 @@ def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) 
 
 
 def level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tensor:
-    """Find the level h with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass.
-
-    Points with s_i <= h are full. In the order of s the level follows from how many are:
-    exp(h / epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i /
-    epsilon), and the right number is the least whose level lies below the next point.
-
-    Parameters
-    ----------
-    softmin : Tensor, shape (n,), cost units
-    weight : Tensor, shape (n,)
-        Of sum one.
-    mass : float in (0, 1)
-    epsilon : float
-
-    Returns
-    -------
-    Tensor, shape ()
-    """
+    """Find the level h, (), with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass, in (0, 1)."""
+    # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
+    # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
+    # and the right number is the least whose level lies below the next point.
     exponent = torch.where(weight > 0, softmin.double() / epsilon, torch.inf)
     ordered, order = exponent.sort()
     sizes = weight.double()[order]

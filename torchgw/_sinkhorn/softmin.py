@@ -60,11 +60,9 @@ def softmin(cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, a
 
 
 def checked(ok: Tensor, g: Tensor, g_next: Tensor, b: Tensor, epsilon: float) -> Tensor:
-    """Join whether a sweep is usable and its column error into its check, (2,) float64.
-
-    The column mass of the plan (f, g) is q_j = b_j exp((g_j - g_next_j) / epsilon), so the error
-    sum_j |q_j - b_j| needs no plan.
-    """
+    """Join whether a sweep is usable and its column error into its check, (2,) float64."""
+    # The column mass of the plan (f, g) is q_j = b_j exp((g_j - g_next_j) / epsilon), so the error
+    # sum_j |q_j - b_j| needs no plan.
     change = (g - g_next).double().div_(epsilon)
     error = torch.dot(b.double(), change.expm1_().abs_())
     return torch.stack([ok.to(torch.float64), error])

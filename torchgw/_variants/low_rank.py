@@ -76,15 +76,8 @@ class LowRankPlan(Plan):
         """(n, m)."""
         return len(self.Q), len(self.R)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the plan computes."""
-        return self.Q.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the entries."""
-        return self.Q.dtype
+    def _like(self) -> Tensor:
+        return self.Q
 
     @property
     def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library

@@ -23,7 +23,7 @@ from kernel_cases import (
 
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.kernels.operands import Blocks, operands, padded
-from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_, log_sum_exp
+from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_, log_sum_exp
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import softmin
 from torchgw._triton_sinkhorn import TritonBackend
@@ -48,10 +48,10 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
+def side(potential: torch.Tensor, weight: torch.Tensor) -> KernelSide:
     """Return a side at the start of a sweep, all scalings one."""
     start = padded(potential, -float("inf"))
-    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
+    return KernelSide(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
 
 
 @pytest.mark.parametrize(

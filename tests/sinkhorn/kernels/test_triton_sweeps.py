@@ -24,7 +24,7 @@ from kernel_cases import (
 from torchgw._sinkhorn.contract import Sweep, softmin_sweep
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.kernels import stored
-from torchgw._sinkhorn.kernels.stored import SweepPlan
+from torchgw._sinkhorn.kernels.stored import SweepShape
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import checked, softmin
 from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
@@ -142,7 +142,7 @@ def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
     assert float((sweep.f - balanced.f)[used[0]].abs().max()) > 0.01
 
 
-PLAN = SweepPlan(width=64, warps=4, programs=4, ahead=0, held=True)
+PLAN = SweepShape(width=64, warps=4, programs=4, ahead=0, held=True)
 PLANS = {
     "held": PLAN,
     "one tile": PLAN._replace(width=256),

@@ -37,7 +37,7 @@ def walk_range(
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     BLOCK_N: tl.constexpr,
 ):
-    """Return where this program's walk over tiles begins and ends, in columns."""
+    """Find where this program's walk over tiles begins and ends, in columns."""
     if WALK == 0:
         begin = tl.program_id(1) * width
         return begin, tl.minimum(begin + width, m)
@@ -52,7 +52,7 @@ def walk_column(
     position,  # of a walk, a multiple of BLOCK_M
     WALK: tl.constexpr,
 ):
-    """Return the first column of the tile at a position of the walk."""
+    """Find the first column of the tile at a position of the walk."""
     if WALK == 0:
         return position
     else:  # noqa: RET505
@@ -119,7 +119,7 @@ def exponents(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Return S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
+    """Compute S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
     if RANK == 0:
         at = first + rows.to(tl.int64)[:, None] * stride_n
         at += columns.to(tl.int64)[None, :] * stride_m

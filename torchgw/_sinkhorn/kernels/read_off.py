@@ -41,7 +41,7 @@ def _dot_bfloat16(
     total,  # [BLOCK_N, BLOCK_C] float32
     EMULATE: tl.constexpr,
 ):
-    """Return total + left . right."""
+    """Compute total + left . right."""
     if EMULATE:
         return tl.dot(left.to(tl.float32), right.to(tl.float32).T, total, input_precision="ieee")
     else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
@@ -122,11 +122,9 @@ def _log_exponential(
     draw,  # [BLOCK_N] number of the draw
     columns,  # [BLOCK_M]
 ):
-    """Return log2 of standard exponential variables, [BLOCK_N, BLOCK_M], a function of the seed.
-
-    The smallest of E_j / p_j is at j with probability p_j. What decides is the resolution of E near
-    zero: 2^-33, where a 24-bit uniform number would give ties among a million columns.
-    """
+    """Draw log2 of standard exponential variables, [BLOCK_N, BLOCK_M], from the seed."""
+    # The smallest of E_j / p_j is at j with probability p_j. What decides is the resolution of E
+    # near zero: 2^-33, where a 24-bit uniform number would give ties among a million columns.
     zero = (draw[:, None] * 0 + columns[None, :] * 0).to(tl.uint32)
     word, _, _, _ = tl.philox(
         tl.cast(seed, tl.uint64), zero + columns[None, :].to(tl.uint32),
@@ -236,16 +234,14 @@ def apply(
 
 
 def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
-    """Return the tiles of a product: exponents, their two parts and the sums share registers."""
+    """Choose the tiles of a product: exponents, their two parts and the sums share registers."""
     narrow = cost.dtype == torch.float32 and 0 < cost.rank <= 32 and 1 < block_c <= 32
     return Blocks(128 if narrow and walk.width else 64, 64, 4, 2)
 
 
 def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor, Tensor]:
-    """Find the k largest entries of each row: values (n, k), and columns (n, k) in int64.
-
-    One pass over the plan for each of the k; of equal entries the lowest column comes first.
-    """
+    """Find the k largest entries of each row: values (n, k), and columns (n, k) in int64."""
+    # One pass over the plan for each of the k; of equal entries the lowest column comes first.
     bias, scores, columns = plan.columns(), [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
@@ -257,10 +253,8 @@ def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor,
 
 
 def sample(plan: KernelPlan, rows: Tensor, seed: Tensor) -> Tensor:
-    """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64.
-
-    The draw is a function of ``seed``, shape () in int64, and of the place in ``rows`` only.
-    """
+    """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64."""
+    # The draw is a function of the seed, shape () in int64, and of the place in rows only.
     return _best(plan.cost, plan.columns(), rows=rows.contiguous(), seed=seed)[1]
 
 
@@ -274,7 +268,7 @@ def _best(
     walk: Walk | None = None,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest exponent of each row and its column."""
+    """Find the largest exponent of each row and its column."""
     n, m = cost.shape
     count = n if rows is None else len(rows)
     walk = walk or whole(bias.device)
@@ -298,7 +292,7 @@ def _best(
 
 
 def _split_bfloat16(table: Tensor) -> Tensor:
-    """Return two bfloat16 parts, (2, channels, pitch), whose sum is the table to 2^-18."""
+    """Split a table into two bfloat16 parts, (2, channels, pitch), that sum to it to 2^-18."""
     parts = torch.empty((2, *table.shape), dtype=torch.bfloat16, device=table.device)
     for part in parts:
         part.copy_(table)

@@ -39,7 +39,7 @@ from torchgw._tensors.launch import launch
 __all__ = [
     "Groups",
     "Rule",
-    "Side",
+    "KernelSide",
     "half_step_",
     "log_sum_exp",
     "rescaled",
@@ -59,7 +59,7 @@ class Rule(NamedTuple):
     control: Tensor  # (2,) tau, w
 
 
-class Side(NamedTuple):
+class KernelSide(NamedTuple):
     """One side of the problem during a sweep, in exponent units."""
 
     start: Tensor  # (n, padded with -inf) p of (T2), -inf too where the weight is zero
@@ -77,17 +77,15 @@ class Groups(NamedTuple):
 
 @triton.jit
 def rescaled(log_sum, old, shift, tau, relaxation):
-    """Return the log-scaling that follows from a sum, as Rule says."""
+    """Compute the log-scaling that follows from a sum, as Rule says."""
     return old + relaxation * ((shift - tau * log_sum) - old)
 
 
 @triton.jit
 def usable(log_sum, scaling):
-    """Whether a sum kept its digits, and an update stays near the kernel's own potentials.
-
-    2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
-    leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
-    """
+    """Whether a sum kept its digits, and an update stays near the kernel's own potentials."""
+    # 2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
+    # leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
     return (tl.abs(log_sum) < 83.0) & (tl.abs(scaling) < 29.0)
 
 
@@ -216,18 +214,10 @@ def log_sum_exp(
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Return log2 sum_j exp2(S_ij + bias_j), shape (n,), following the maximum.
-
-    Parameters
-    ----------
-    cost : Operands, shape (n, m)
-    bias : Tensor, shape (m, padded with -inf)
-        Column potential plus base-2 log weight, exponent units.
-    walk : Walk, optional
-        The tiles to sum over; all unless given.
-    blocks, splits : optional
-        Overrides of the tables, for measurements and tests.
-    """
+    """Compute log2 sum_j exp2(S_ij + bias_j), shape (n,), following the maximum."""
+    # The bias is the column potential plus base-2 log weight in exponents, (m, padded with -inf);
+    # the sum is over the tiles of the walk, all unless given. blocks and splits override the
+    # tables, for measurements and tests.
     n, m = cost.shape
     walk = walk or whole(bias.device)
     blocks = walk.fit(blocks or softmin_blocks(cost))
@@ -250,8 +240,8 @@ def log_sum_exp(
 
 def half_step_(
     cost: Operands,
-    rows: Side,
-    columns: Side,
+    rows: KernelSide,
+    columns: KernelSide,
     rule: Rule,
     bad: Tensor,
     *,
@@ -260,11 +250,9 @@ def half_step_(
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> None:
-    """Update the scalings of the rows from the sums of E diag(columns.feed), (T2).
-
-    ``bad``, shape (1,), int32, is set to one if a sum or a scaling is not ``usable``. With a
-    ``walk`` the sums are over its tiles, and ``groups`` may take them by group of columns.
-    """
+    """Update the scalings of the rows from the sums of E diag(columns.feed), (T2)."""
+    # bad, shape (1,), int32, is set to one if a sum or a scaling is not usable. With a walk the
+    # sums are over its tiles, and groups may take them by group of columns.
     n, m = cost.shape
     walk = walk or whole(bad.device)
     groups = groups or Groups(rows.feed, 0)
@@ -288,11 +276,10 @@ def half_step_(
 
 
 def softmin_blocks(cost: Operands) -> Blocks:
-    """Return the tile of a half-step; measurements are in OPTIMIZATION_LOG.md.
-
-    A matrix is read along its contiguous axis. Factored tiles keep exponents in registers: 64 per
-    thread leave room for 16 warps on a multiprocessor, which hide the products behind exponentials.
-    """
+    """Choose the tile of a half-step; measurements are in OPTIMIZATION_LOG.md."""
+    # A matrix is read along its contiguous axis. Factored tiles keep exponents in registers: 64 per
+    # thread leave room for 16 warps on a multiprocessor, which hide the products behind
+    # exponentials.
     if cost.rank == 0:
         return Blocks(4, 1024, 4, 1) if cost.strides[1] == 1 else Blocks(128, 32, 4, 1)
     if cost.precision == "float64":

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Sweep
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
-from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_
-from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepPlan
+from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
+from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
 from torchgw._sinkhorn.problem import STRICT, EntropicPlan
 from torchgw._tensors.cuda_graphs import Idle, capture
@@ -22,7 +22,7 @@ from torchgw._typing import Potentials
 __all__ = ["TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
 
 # Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
-Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
+Iteration = Callable[[KernelSide, KernelSide, tuple[Rule, Rule], Tensor, int], None]
 
 # Bytes of a kernel up to which sweeps are replayed as graphs. Reading as much takes as long as the
 # two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
@@ -63,7 +63,7 @@ class Workspace:
         whole = slice(0, split), slice(split, length)
         _, _, _, start, weight, feed, (_, after), *_ = self.vectors
         self.f, self.g = (
-            Side(start[both], weight[part], after[part], feed[both])
+            KernelSide(start[both], weight[part], after[part], feed[both])
             for both, part in zip(whole, self.sides, strict=True)
         )
         self.relaxed, self.plain = (
@@ -99,11 +99,9 @@ class Workspace:
             self._factors.fill_(relaxation)
 
     def iterate(self, step: Iteration, relaxed: int, plain: bool) -> None:
-        """Run relaxed iterations and a plain one from ``given``; write ``result``.
-
-        The next sweep goes on from what the last one led to if that one is ``plain`` too, or from
-        before it: it is only read off then.
-        """
+        """Run relaxed iterations and a plain one from ``given``; write ``result``."""
+        # The next sweep goes on from what the last one led to if that one is plain too, or from
+        # before it: it is only read off then.
         vectors = self.vectors
         begin_(vectors)
         for turn in range(relaxed):
@@ -153,7 +151,9 @@ def factored_sweeper(start: KernelPlan, tau: tuple[float, float]) -> TritonSweep
     workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
     workspace.prepare(start, tau, None if cost.rank == 0 else (cost.row, cost.column))
 
-    def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
+    def step(
+        f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
+    ) -> None:
         half_step_(cost, f, g, rules[0], bad)
         half_step_(other, g, f, rules[1], bad)
 
@@ -161,7 +161,7 @@ def factored_sweeper(start: KernelPlan, tau: tuple[float, float]) -> TritonSweep
 
 
 def dense_sweeper(
-    start: EntropicPlan, tau: tuple[float, float], shape: SweepPlan, *, graphs: bool = True
+    start: EntropicPlan, tau: tuple[float, float], shape: SweepShape, *, graphs: bool = True
 ) -> TritonSweeper:
     """Make sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
     cost, device = start.cost, start.device
@@ -182,7 +182,7 @@ def dense_sweeper(
 class _Replay:
     """A workspace, its kernel, and graphs of sweeps on them."""
 
-    def __init__(self, cost: DenseCost, shape: SweepPlan) -> None:
+    def __init__(self, cost: DenseCost, shape: SweepShape) -> None:
         self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
         self.kernel = StoredKernel(cost, shape)
         # by number of relaxed iterations, and what comes next; None once one has run without

@@ -30,10 +30,9 @@ Part = tuple[int, Tensor, Tensor]
 
 
 class TiledEagerProblem(TiledProblem):
-    """A problem whose tiles are computed by PyTorch operations.
+    """A problem whose tiles are computed by PyTorch operations."""
 
-    Tiles are chosen anew for each pass: on a CPU that takes less than the tiles of a margin.
-    """
+    # Tiles are chosen anew for each pass: on a CPU that takes less than the tiles of a margin.
 
     @cached_property
     def tiles(self) -> TileProblem:
@@ -171,10 +170,8 @@ class _EagerEngine:
         return rises[0] + rises[1]
 
     def update_rows(self) -> None:
-        """Take the half-step from v to u, and keep what its rows add to each column.
-
-        Sums of points without mass are one, so that they stay where they are.
-        """
+        """Take the half-step from v to u, and keep what its rows add to each column."""
+        # Sums of points without mass are one, so that they stay where they are.
         rows, columns = self.rows, self.columns
         u, v = (
             torch.where(side.weight > 0, x, -torch.inf).to(self.tiles.dtype)

@@ -18,16 +18,7 @@ __all__ = ["TiledBackend", "TiledProblem"]
 
 
 class TiledBackend:
-    """A backend that skips tiles of the costs that a tiling fits.
-
-    Parameters
-    ----------
-    whole : Backend
-        Takes the costs that the tiling does not fit, and all tiles where skipping does not pay.
-    kind : type
-        Of the problems of which tiles are skipped.
-    tiling : Tiling
-    """
+    """A backend that skips tiles of costs that a tiling fits, and leaves others to ``whole``."""
 
     def __init__(self, whole: Backend, kind: type[TiledProblem], tiling: Tiling) -> None:
         self.name = whole.name
@@ -48,11 +39,10 @@ class TiledBackend:
 
 
 class TiledProblem(PreparedProblem):
-    """A problem in blocks of points, of which tiles are skipped.
+    """A problem in blocks of points, of which tiles are skipped."""
 
-    Sweeps choose tiles once for many passes. A single pass chooses its own where that pays; the
-    others go over all tiles, ``whole``.
-    """
+    # Sweeps choose tiles once for many passes. A single pass chooses its own where that pays; the
+    # others go over all tiles, by the problem that whole has prepared.
 
     backend: TiledBackend
 
@@ -97,11 +87,9 @@ class TiledProblem(PreparedProblem):
         return self.whole.dense(potentials)
 
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k largest entries of each row, exactly.
-
-        A row whose k-th entry is not larger than what a skipped tile may hold is searched as a
-        whole.
-        """
+        """Find the k largest entries of each row, exactly."""
+        # A row whose k-th entry is not larger than what a skipped tile may hold is searched as a
+        # whole.
         if not self.tiling.pays():
             return self.whole.topk(potentials, k)
         cost, (a, b), epsilon, _ = self.problem
@@ -117,10 +105,8 @@ class TiledProblem(PreparedProblem):
         return values * a.to(values.dtype)[:, None], index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one column from each of ``rows``, shape (s,).
-
-        Rows of few blocks: their lists may save less than rows of other points would cost.
-        """
+        """Draw one column from each of ``rows``, shape (s,)."""
+        # Rows of few blocks: their lists may save less than rows of other points would cost.
         return self.whole.draw(potentials, rows, generator)
 
     def _conditional(self) -> TiledProblem:

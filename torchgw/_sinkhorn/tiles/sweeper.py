@@ -83,17 +83,9 @@ class Engine(Protocol):
 
 
 class TwoLevelSweeper:
-    """Runs iterations over tiles, each followed by a scaling of whole blocks.
+    """Runs iterations over tiles, each followed by a scaling of whole blocks."""
 
-    Where that stops getting better it goes on with one level over all tiles.
-
-    Parameters
-    ----------
-    engine : Engine
-    problem : LinearProblem
-    all_tiles : callable
-        Makes the sweeps over all tiles that follow some potentials.
-    """
+    # Where that stops getting better it goes on with one level over all tiles.
 
     def __init__(
         self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]

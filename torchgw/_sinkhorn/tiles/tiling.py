@@ -57,20 +57,12 @@ class _Memory:
 
 
 class Tiling:
-    """The blocks of one problem; those of a transposed cost are ``tiling.T``.
+    """The blocks of one problem; those of a transposed cost are ``tiling.T``."""
 
-    The order of the points is made at the first cost and kept: any order is right, a good one skips
-    more.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        (n, m). Costs of another shape, as those of a subsample, are left alone.
-    width : int
-        Points of a block.
-    storable : bool, optional
-        Whether sweeps on a CPU that end up with all tiles may store the cost.
-    """
+    # The order of the points is made at the first cost and kept: any order is right, a good one
+    # skips more. Costs of another shape, as those of a subsample, are left alone. A width is that
+    # of a block, in points; storable says whether sweeps on a CPU that end up with all tiles may
+    # store the cost.
 
     def __init__(
         self, shape: tuple[int, int], width: int = _WIDTH, *, storable: bool = False
@@ -83,7 +75,7 @@ class Tiling:
 
     @classmethod
     def of(cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False) -> Tiling:
-        """Return the tiling of a problem, with the width that suits its size and device."""
+        """Choose the width of blocks that suits the size and the device of a problem."""
         width = _WIDTH
         while max(shape) > width * _MOST_BLOCKS:
             width *= 2
@@ -103,11 +95,9 @@ class Tiling:
         return isinstance(cost, FactoredCost) and cost.shape == self.shape
 
     def pays(self) -> bool:
-        """Whether tiles should be chosen for a single pass.
-
-        Not where the tiles chosen last were most of all: the choice then costs more than it saves.
-        Sweeps choose once for many passes, and gain a second level.
-        """
+        """Whether tiles should be chosen for a single pass."""
+        # Not where the tiles chosen last were most of all: the choice then costs more than it
+        # saves. Sweeps choose once for many passes, and gain a second level.
         shares = self._memory.shares
         return not (shares and shares[-1] > _MOST_KEPT)
 
@@ -132,14 +122,14 @@ class Tiling:
         return self.record(problem, problem.keep(u, v, 0.0))
 
     def record(self, problem: TileProblem, kept: Tensor) -> TileLists:
-        """Return the lists of a table of kept tiles, and remember their share."""
+        """Make the lists of a table of kept tiles, and remember their share."""
         lists = TileLists.of(kept, self.width)
         self._memory.shares.append(lists.share)
         self._memory.bound = max(self._memory.bound, skipped_share(problem.dtype))
         return lists
 
     def report(self) -> TileReport | None:
-        """Return what was skipped, or ``None`` if there was nothing to choose."""
+        """Say what was skipped, or nothing if there was nothing to choose."""
         shares = self._memory.shares
         if not shares:
             return None

@@ -41,11 +41,10 @@ _CHUNK_BYTES = 2**26
 
 
 class TiledTritonProblem(TiledProblem):
-    """A problem whose tiles the Triton kernels walk over.
+    """A problem whose tiles the Triton kernels walk over."""
 
-    The tiles that sweeps have chosen serve what is read off the plan that follows, and so does the
-    cost in the order of the blocks: choosing takes as long as a half-step.
-    """
+    # The tiles that sweeps have chosen serve what is read off the plan that follows, and so does
+    # the cost in the order of the blocks: choosing takes as long as a half-step.
 
     def __init__(
         self,
@@ -64,10 +63,8 @@ class TiledTritonProblem(TiledProblem):
         return self._turned or TiledTritonProblem(self.problem.T, self.backend.T, self)
 
     def choose(self, potentials: Potentials, slack: float = 0.0) -> _Chosen:
-        """Choose the tiles that matter near some potentials, or take those chosen last if right.
-
-        With a ``slack`` they are chosen anew, for potentials that rise by so much together.
-        """
+        """Choose the tiles that matter near some potentials, or take those chosen last if right."""
+        # With a slack they are chosen anew, for potentials that rise by so much together.
         if self._turned is not None:
             return self._turned.choose(Potentials(*potentials[::-1]), slack).T
         last = self._chosen
