@@ -113,13 +113,13 @@ class KernelPlan(NamedTuple):
     potentials: Potentials  # cost units
     epsilon: float
 
-    def rows(self) -> Tensor:
+    def row_potential(self) -> Tensor:
         """Compute the potential of the rows, (n,) exponents; -inf empties a row without mass."""
         potential = self.potentials.f - self.cost.row
         potential = torch.where(self.marginals.a > 0, potential, -torch.inf)
         return (potential * scale_of(self.epsilon)).to(self.cost.dtype)
 
-    def columns(self) -> Tensor:
+    def column_bias(self) -> Tensor:
         """Compute potential plus log weight of the columns, (m, padded with -inf) exponents."""
         potential = (self.potentials.g - self.cost.column) * scale_of(self.epsilon)
         kind = self.cost.dtype

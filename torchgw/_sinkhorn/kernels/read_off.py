@@ -210,7 +210,7 @@ def apply(
     """Compute plan @ values, shape (n, c), for values of shape (m, c)."""
     cost = plan.cost
     (n, m), c = cost.shape, values.shape[1]
-    own, bias = plan.rows(), plan.columns()
+    own, bias = plan.row_potential(), plan.column_bias()
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
@@ -242,20 +242,20 @@ def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
 def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor, Tensor]:
     """Find the k largest entries of each row: values (n, k), and columns (n, k) in int64."""
     # One pass over the plan for each of the k; of equal entries the lowest column comes first.
-    bias, scores, columns = plan.columns(), [], []
+    bias, scores, columns = plan.column_bias(), [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
         previous = _best(plan.cost, bias, previous=previous, walk=walk)
         scores.append(previous[0])
         columns.append(previous[1])
-    values = torch.exp2(torch.stack(scores, 1) + plan.rows()[:, None])
+    values = torch.exp2(torch.stack(scores, 1) + plan.row_potential()[:, None])
     return values * plan.marginals.a[:, None].to(values.dtype), torch.stack(columns, 1)
 
 
 def sample(plan: KernelPlan, rows: Tensor, seed: Tensor) -> Tensor:
     """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64."""
     # The draw is a function of the seed, shape () in int64, and of the place in rows only.
-    return _best(plan.cost, plan.columns(), rows=rows.contiguous(), seed=seed)[1]
+    return _best(plan.cost, plan.column_bias(), rows=rows.contiguous(), seed=seed)[1]
 
 
 def _best(
@@ -338,7 +338,7 @@ def _dense_kernel(
 def dense(plan: KernelPlan) -> Tensor:
     """Build the plan as a matrix, shape (n, m)."""
     cost, (n, m) = plan.cost, plan.cost.shape
-    own, bias = plan.rows(), plan.columns()
+    own, bias = plan.row_potential(), plan.column_bias()
     out = own.new_empty((n, m))
     # a matrix is read and written along its rows; products want square tiles
     blocks = Blocks(8, 256, 4, 1) if cost.rank == 0 else Blocks(64, 64, 4, 2)

@@ -184,98 +184,98 @@ class _TritonEngine:
     slack = SLACK * _LOG2E
 
     def __init__(self, prepared: TiledTritonProblem, start: Potentials) -> None:
+        problem = prepared.problem
+        (n, m), dtype, device = problem.cost.shape, problem.cost.dtype, problem.cost.device
         self._prepared = prepared
-        self._workspace: Workspace | None = None
+        self._width = prepared.tiling.width
+        self._work = Workspace((n, m), dtype, device)
+        most = min(_MOST_GROUPS, _GROUP_BYTES // (m * dtype.itemsize))
+        self._group = self._width * math.ceil(math.ceil(n / self._width) / max(most, 1))
+        self._sums = torch.zeros(math.ceil(n / self._group), m, dtype=dtype, device=device)
         # where the iteration stands, as long as it has not moved since it was told
         self._at: Potentials | None = start
+        self._tiles: _Chosen | None = None
         self.choose()
+
+    @property
+    def _chosen(self) -> _Chosen:
+        assert self._tiles is not None
+        return self._tiles
 
     def begin(self, start: Potentials) -> None:
         self._at = start
-        self.work.read(Potentials(start.f[self.rows.point], start.g[self.columns.point]))
-        begin_(self.work.vectors)
+        self._work.read(self._chosen.plan(start).potentials)
+        begin_(self._work.vectors)
 
     def choose(self) -> None:
         """Choose the tiles near where the iteration stands, and make a kernel there."""
         at = self._at or Potentials(self.f(self.u), self.g(self.v))
-        chosen = self._prepared.choose(at, SLACK)
-        cost, tiles, width = chosen.cost, chosen.tiles, self._prepared.tiling.width
-        self.rows, self.columns = tiles.rows.order, tiles.columns.order
-        self.cost, self.other = cost, cost.transpose()
-        self.walk, self.across = chosen.walk, chosen.across
-        self.marginals = chosen.marginals
-        self.used = chosen.marginals.b > 0
-        self.skipping = len(chosen.walk.tiles) < self.rows.blocks * self.columns.blocks
-        if self._workspace is None:
-            self._workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
-        self.work.prepare(chosen.plan(at), STRICT, (cost.row, cost.column))
-        n, m = cost.shape
-        most = min(_MOST_GROUPS, _GROUP_BYTES // (m * cost.dtype.itemsize))
-        self.group = width * math.ceil(self.rows.blocks / max(most, 1))
-        count = math.ceil(n / self.group)
-        self.sums = torch.zeros(count, m, dtype=cost.dtype, device=cost.first.device)
-        self._sides = grouped(self.marginals.a, self.group), grouped(self.marginals.b, width)
+        # the old ones go before the new ones come
+        self._tiles = None
+        self._tiles = chosen = self._prepared.choose(at, SLACK)
+        a, b = chosen.marginals
+        self.used = b > 0
+        self._masses = grouped(a, self._group), grouped(b, self._width)
+        tiles = chosen.tiles.rows.order.blocks * chosen.tiles.columns.order.blocks
+        self._skipping = len(chosen.walk.tiles) < tiles
+        self._work.prepare(chosen.plan(at), STRICT, (chosen.cost.row, chosen.cost.column))
         self.begin(at)
 
     @property
-    def work(self) -> Workspace:
-        assert self._workspace is not None
-        return self._workspace
-
-    @property
     def u(self) -> Tensor:
-        return self.work.vectors.scalings[1][self.work.sides[0]]
+        return self._work.vectors.scalings[1][self._work.sides[0]]
 
     @property
     def v(self) -> Tensor:
-        return self.work.vectors.scalings[1][self.work.sides[1]]
+        return self._work.vectors.scalings[1][self._work.sides[1]]
 
     def rise(self, v: Tensor) -> Tensor:
-        return self.u.amax() + v.amax() if self.skipping else torch.zeros_like(v[0])
+        return self.u.amax() + v.amax() if self._skipping else torch.zeros_like(v[0])
 
     def update_rows(self) -> None:
-        work = self.work
+        work, chosen = self._work, self._chosen
         self._at = None
-        half_step_(self.cost, work.f, work.g, work.plain[0], work.vectors.bad, walk=self.walk)
+        half_step_(chosen.cost, work.f, work.g, work.plain[0], work.vectors.bad, walk=chosen.walk)
 
     def update_columns(self) -> tuple[Tensor, Tensor]:
+        work, chosen = self._work, self._chosen
         # the half-step writes in place
-        work, before = self.work, self.v.clone()
-        self.sums.zero_()
+        before = self.v.clone()
+        self._sums.zero_()
         half_step_(
-            self.other, work.g, work.f, work.plain[1], work.vectors.bad, walk=self.across,
-            groups=Groups(self.sums, self.group),
+            chosen.cost.transpose(), work.g, work.f, work.plain[1], work.vectors.bad,
+            walk=chosen.across, groups=Groups(self._sums, self._group),
         )  # fmt: skip
-        self._feed = torch.exp2(before) * self.marginals.b.to(before.dtype)
+        self._feed = torch.exp2(before) * chosen.marginals.b.to(before.dtype)
         return before, self.v.clone()
 
     def usable(self) -> Tensor:
-        return (self.work.vectors.bad == 0).reshape(())
+        return (self._work.vectors.bad == 0).reshape(())
 
     def masses(self) -> tuple[Tensor, Tensor, Tensor]:
-        width = self._prepared.tiling.width
         rows = max(1, _CHUNK_BYTES // (len(self._feed) * self._feed.element_size()))
-        masses = torch.cat(
-            [grouped((part * self._feed).T, width).T.double() for part in self.sums.split(rows)]
-        )
-        return (masses, *self._sides)
+        masses = [
+            grouped((part * self._feed).T, self._width).T.double()
+            for part in self._sums.split(rows)
+        ]
+        return (torch.cat(masses), *self._masses)
 
     def scale_rows(self, scaling: Tensor) -> Tensor:
-        u, sums = self.u, scaling.exp().to(self.sums.dtype) @ self.sums
+        u, sums = self.u, scaling.exp().to(self._sums.dtype) @ self._sums
         scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
-        step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self.group)[: len(u)]
-        u.add_(torch.where(self.marginals.a > 0, step, 0.0))
+        step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self._group)[: len(u)]
+        u.add_(torch.where(self._chosen.marginals.a > 0, step, 0.0))
         return scaled
 
     def move_columns(self, v: Tensor) -> None:
-        vectors = self.work.vectors
+        vectors = self._work.vectors
         self.v.copy_(v)
         torch.exp2(vectors.scalings[1], out=vectors.feed).mul_(vectors.weight)
 
     def f(self, u: Tensor) -> Tensor:
-        vectors, side = self.work.vectors, self.work.sides[0]
-        return (u / vectors.scale + vectors.origin[side])[self.rows.place]
+        vectors, side = self._work.vectors, self._work.sides[0]
+        return (u / vectors.scale + vectors.origin[side])[self._chosen.tiles.rows.order.place]
 
     def g(self, v: Tensor) -> Tensor:
-        vectors, side = self.work.vectors, self.work.sides[1]
-        return (v / vectors.scale + vectors.origin[side])[self.columns.place]
+        vectors, side = self._work.vectors, self._work.sides[1]
+        return (v / vectors.scale + vectors.origin[side])[self._chosen.tiles.columns.order.place]
