@@ -51,20 +51,20 @@ class Sweep(NamedTuple):
 class Sweeper(Protocol):
     """Sweeps of one linear problem that share a kernel, or whatever else is made near their start.
 
-    A sweeper of ``two_level`` also removes slow errors, between its iterations, by a small problem
-    of its own. It needs no over-relaxation, and few iterations.
+    One of two levels also removes slow errors, between its iterations, by a small problem of its
+    own. It needs no over-relaxation, and few iterations.
     """
 
     @property
     def two_level(self) -> bool:
-        """Whether it does."""
+        """Whether it has two levels."""
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run ``count`` full iterations from ``start``: :func:`torchgw.backends.softmin_sweep`."""
 
 
 class PreparedProblem:
-    """A linear problem, ready to be solved and its plans to be read.
+    """A linear problem that is ready to be solved, and whose plans can be read.
 
     What is made of the cost (operands, tiles) is made when it is first needed and lives as long as
     this. ``EntropicPlan`` says what a plan is; potentials are given in cost units.
@@ -89,7 +89,8 @@ class PreparedProblem:
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         """Compute the half-step of :func:`torchgw.backends.softmin`, without ``tau``.
 
-        From g (m,) for axis 1, summing over columns, (n,); from f (n,) for axis 0, (m,).
+        For ``axis=1`` it takes g, shape (m,), and gives (n,); for ``axis=0`` f, shape (n,), and
+        gives (m,).
         """
         cost, marginals, epsilon, _ = self.problem
         log_weight = marginals.log_b if axis == 1 else marginals.log_a
