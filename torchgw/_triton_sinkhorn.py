@@ -47,12 +47,12 @@ class TritonBackend:
     def __init__(
         self,
         precision: ProductPrecision = "fp16x3",
-        plan: stored.SweepShape | None = None,
+        shape: stored.SweepShape | None = None,
         graphs: bool = True,
         least_entries: int = 0,
     ) -> None:
         self.precision = precision
-        self.plan = plan
+        self.shape = shape
         self.graphs = graphs
         self.least_entries = least_entries
 
@@ -123,8 +123,8 @@ class TritonProblem(PreparedProblem):
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps that read a matrix once per iteration, where a row of it fits on chip."""
         cost, tau, backend = self.problem.cost, self.problem.tau, self.backend
-        if isinstance(cost, DenseCost) and (backend.plan or stored.fits(cost)):
-            shape = backend.plan or stored.sweep_shape(cost)
+        if isinstance(cost, DenseCost) and (backend.shape or stored.fits(cost)):
+            shape = backend.shape or stored.sweep_shape(cost)
             return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
         return factored_sweeper(self._kernel_plan(start), tau)
 

@@ -101,7 +101,7 @@ def plans() -> None:
     for (n, m, dtype), variants in PLANS.items() if GPU else ():
         case = problem(n, m, dtype)
         for plan in variants:
-            case.time(plan_text(plan), TritonBackend(plan=plan))
+            case.time(plan_text(plan), TritonBackend(shape=plan))
             torch.cuda.empty_cache()
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._variants.solve_low_rank import LowRankResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +18,9 @@ __all__ = ["as_scale", "check_result", "columns_of", "new_axes", "new_pair", "pr
 
 
 def check_result(result: Any, part: str = "lazy_plan") -> None:
-    """Refuse what has no plan of an alignment; a plan of low rank has no partners to draw."""
+    """Refuse what has no plan of an alignment; a plan of low rank has groups, not partners."""
     known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
-    if not known:
+    if not known or isinstance(result, LowRankResult):
         raise InvalidTypeError(
             f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
         )

@@ -163,7 +163,7 @@ def test_dense_plans(name: str, n: int, m: int, device: torch.device, dtype: tor
     cost = DenseCost(frame[:n, :m])
     marginals = weights(n, m, device, dtype)
     start = warm(cost, marginals)
-    sweep = prepare(cost, marginals, plan=PLANS[name]).sweep(start, 2)
+    sweep = prepare(cost, marginals, shape=PLANS[name]).sweep(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, dtype)
 
 

@@ -1,8 +1,7 @@
 """What one reads off a plan that is never stored, in Triton: products, best partners, samples.
 
-Each operation walks over tiles of exponents (T1) of
-:mod:`torchgw._sinkhorn.kernels.exponents`, for stored and
-for factored costs alike. The other direction is that of the transposed cost.
+Each operation walks over tiles of exponents (T1) of :mod:`torchgw._sinkhorn.kernels.exponents`, for
+stored and for factored costs alike. The other direction is that of the transposed cost.
 """
 
 from __future__ import annotations

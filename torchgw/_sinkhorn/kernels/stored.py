@@ -2,10 +2,9 @@
 """A full Sinkhorn iteration that reads a stored kernel once, in Triton.
 
 The kernel E of :mod:`torchgw._sinkhorn.kernels.softmin` (T2) is made once from a cost matrix. A
-program then
-holds a row of it on chip: its sum gives the new row scaling, and the rescaled row is added to
-column sums that stay in registers over all rows of the program. A small second kernel adds the
-column sums of the programs in a fixed order and gives the new column scalings.
+program then holds a row of it on chip: its sum gives the new row scaling, and the rescaled row is
+added to column sums that stay in registers over all rows of the program. A small second kernel adds
+the column sums of the programs in a fixed order and gives the new column scalings.
 """
 
 from __future__ import annotations
@@ -228,11 +227,11 @@ def sweep_shape(cost: DenseCost) -> SweepShape:
 class StoredKernel:
     """The kernel E of a matrix, and the iteration over it."""
 
-    def __init__(self, cost: DenseCost, plan: SweepShape) -> None:
-        self.plan = plan
+    def __init__(self, cost: DenseCost, shape: SweepShape) -> None:
+        self.shape = shape
         n, m = cost.shape
         self.matrix = cost.matrix.new_empty((n, _pitch(m)))
-        self._partial = cost.matrix.new_empty((plan.programs, _pitch(m)))
+        self._partial = cost.matrix.new_empty((shape.programs, _pitch(m)))
 
     def store(self, cost: DenseCost, f: KernelSide, g: KernelSide, scale: Tensor) -> None:
         """Make E from a cost of the same shape and the potentials where the sweeps begin."""
@@ -247,19 +246,19 @@ class StoredKernel:
         self, f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
     ) -> None:
         """Update both sides; every other turn begins with the rows that the cache still holds."""
-        plan, (n, pitch), m = self.plan, self.matrix.shape, len(g.weight)
-        tiles = triton.cdiv(pitch, plan.width)
+        shape, (n, pitch), m = self.shape, self.matrix.shape, len(g.weight)
+        tiles = triton.cdiv(pitch, shape.width)
         launch(
-            _sweep_kernel, (plan.programs,),
+            _sweep_kernel, (shape.programs,),
             self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
-            n, pitch, WIDTH=plan.width, TILES=tiles, AHEAD=min(plan.ahead, tiles), HELD=plan.held,
-            BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, plan.width, plan.warps, 1)),
+            n, pitch, WIDTH=shape.width, TILES=tiles, AHEAD=min(shape.ahead, tiles),
+            HELD=shape.held, BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
-        rows = min(512, triton.next_power_of_2(plan.programs))
+        rows = min(512, triton.next_power_of_2(shape.programs))
         block = 16 if rows > 256 else 32
         launch(
             _columns_kernel, (triton.cdiv(m, block),),
-            self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, plan.programs, m, pitch,
+            self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, shape.programs, m, pitch,
             ROWS=rows, BLOCK=block, **launch_options(Blocks(rows, block, 8, 1)),
         )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """Streamed Sinkhorn over the tiles that matter, by PyTorch operations.
 
-Tiles and their bounds are in :mod:`torchgw._sinkhorn.tiles.bounds`. The backend brings a problem
-into blocks and
-its results back, so that no caller sees the order.
+Tiles and their bounds are in :mod:`torchgw._sinkhorn.tiles.bounds`. Problems are brought into
+blocks and their results back, so that no caller sees the order.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Part = tuple[int, Tensor, Tensor]
 class TiledEagerProblem(TiledProblem):
     """A problem whose tiles are computed by PyTorch operations."""
 
-    # Tiles are chosen anew for each pass: on a CPU that takes less than the tiles of a margin.
+    # Each product and each draw chooses tiles of its own, without the margin that a sweep's have.
 
     @cached_property
     def tiles(self) -> TileProblem:
