@@ -252,7 +252,8 @@ class StoredKernel:
             _sweep_kernel, (shape.programs,),
             self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
             n, pitch, WIDTH=shape.width, TILES=tiles, AHEAD=min(shape.ahead, tiles),
-            HELD=shape.held, BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, shape.width, shape.warps, 1)),
+            HELD=shape.held, BACKWARDS=turn % 2 == 1,
+            **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
         rows = min(512, triton.next_power_of_2(shape.programs))
         block = 16 if rows > 256 else 32
