@@ -62,9 +62,8 @@ class SparsePlan(DualPlan):
                 for place, size in zip(places, self.shape, strict=True)
             )
         )
-        self.potentials = potentials
-        self._weights = marginals
-        self._epsilon = epsilon
+        self.potentials, self.weights, self.epsilon = potentials, marginals, epsilon
+        self.backend = EagerBackend()
 
     @classmethod
     def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
@@ -83,21 +82,6 @@ class SparsePlan(DualPlan):
             "This plan was stored by its largest entries, without its cost. Save the result with "
             "`result.save(path, dense=True)`."
         )
-
-    @property
-    def weights(self) -> Marginals:
-        """The weights a, b of the problem that the plan solves."""
-        return self._weights
-
-    @property
-    def epsilon(self) -> float:
-        """Entropic regularisation of that problem."""
-        return self._epsilon
-
-    @property
-    def backend(self) -> EagerBackend:
-        """PyTorch operations, which compute the plan of other points."""
-        return EagerBackend()
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -25,24 +25,12 @@ class DualPlan(Plan):
     """A plan that has potentials: a solve can go on from it, and it extends to other points."""
 
     potentials: Potentials  # cost units
+    weights: Marginals  # a, b of the problem that the plan solves
+    epsilon: float  # entropic regularisation of that problem
     masses: Marginals  # row and column sums, by which rows are drawn
+    backend: Backend  # computes the plan of other points
     # marginals, once they have been asked for
     _sums: tuple[Tensor, Tensor] | None = None
-
-    @property
-    @abstractmethod
-    def weights(self) -> Marginals:
-        """The weights a, b of the problem that the plan solves."""
-
-    @property
-    @abstractmethod
-    def epsilon(self) -> float:
-        """Entropic regularisation of that problem."""
-
-    @property
-    @abstractmethod
-    def backend(self) -> Backend:
-        """What computes the plan of other points."""
 
     @abstractmethod
     def replaced(
@@ -106,9 +94,14 @@ class TransportPlan(DualPlan):
         masses: Marginals | None = None,
     ) -> None:
         problem = LinearProblem(cost, marginals, epsilon)
-        self.prepared = (backend or EagerBackend()).prepare(problem)
-        self.potentials = potentials
-        self.masses = masses or marginals
+        self._set((backend or EagerBackend()).prepare(problem), potentials, masses)
+
+    def _set(
+        self, prepared: PreparedProblem, potentials: Potentials, masses: Marginals | None
+    ) -> None:
+        self.prepared, self.backend = prepared, prepared.backend
+        self.cost, self.weights, self.epsilon, _ = prepared.problem
+        self.potentials, self.masses = potentials, masses or self.weights
 
     @classmethod
     def of(
@@ -116,9 +109,7 @@ class TransportPlan(DualPlan):
     ) -> TransportPlan:
         """Make a plan of a problem that is prepared already, whose operands serve again."""
         plan = TransportPlan.__new__(TransportPlan)
-        plan.prepared = prepared
-        plan.potentials = potentials
-        plan.masses = masses or prepared.problem.marginals
+        plan._set(prepared, potentials, masses)
         return plan
 
     def released(self) -> TransportPlan:
@@ -131,26 +122,6 @@ class TransportPlan(DualPlan):
         """Leave behind what reads have prepared, for pickle and deepcopy."""
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts
-
-    @property
-    def cost(self) -> Cost:
-        """The cost C of the formula, (n, m)."""
-        return self.prepared.problem.cost
-
-    @property
-    def weights(self) -> Marginals:
-        """The weights a, b of the formula."""
-        return self.prepared.problem.marginals
-
-    @property
-    def epsilon(self) -> float:
-        """Entropic regularisation of the formula."""
-        return self.prepared.problem.epsilon
-
-    @property
-    def backend(self) -> Backend:
-        """What computes the products."""
-        return self.prepared.backend
 
     @property
     def shape(self) -> tuple[int, int]:
