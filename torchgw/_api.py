@@ -30,7 +30,8 @@ from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.result import GWResult, make_result
-from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.choose import BackendName
+from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import (
     Differentiable,
     Options,

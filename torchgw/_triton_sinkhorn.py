@@ -8,179 +8,144 @@ iteration that reads its kernel once in ``stored``, sweeps of both in ``sweeps``
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.batch import BatchPlans, solve_batch
-from torchgw._sinkhorn.contract import Sweeper
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.kernels import batch, read_off, stored
+from torchgw._sinkhorn.contract import PreparedProblem, Sweeper
+from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.kernels import read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
+    KernelPlan,
     Operands,
     ProductPrecision,
     interpreted,
     operands,
+    padded,
     scale_of,
 )
-from torchgw._sinkhorn.kernels.softmin import log_sum_exp, padded
-from torchgw._sinkhorn.kernels.sweeps import Linear, dense_sweeper, factored_sweeper
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.kernels.softmin import log_sum_exp
+from torchgw._sinkhorn.kernels.sweeps import dense_sweeper, factored_sweeper
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
 
 
 class TritonBackend:
-    """Triton kernels, on a CUDA device or under Triton's interpreter.
+    """Triton kernels, on a CUDA device or under Triton's interpreter."""
 
-    Parameters
-    ----------
-    precision : {"fp16x3", "tf32x3", "tf32", "float32"}
-        Of the products of float32 factors; float64 costs are always computed in float64.
-    poly : {0, 4, 8}
-        One of so many exponentials is computed on the multiply-add units.
-    plan : SweepPlan, optional
-        Launch shape of the one-read dense iteration, which is then used at any width; for
-        measurements and tests.
-    graphs : bool
-        Whether sweeps over small matrices are replayed as CUDA graphs.
-    least_entries : int
-        A single half-step over factors with fewer entries (n * m) is left to PyTorch operations.
-    """
+    # The precision is that of products of float32 factors; float64 costs are always computed in
+    # float64. A shape is that of the launch of the one-read dense iteration, which is then used at
+    # any width; for measurements and tests. Without graphs sweeps over small matrices are launched
+    # one by one. A single half-step over factors with fewer than least_entries (n * m) is left to
+    # PyTorch operations.
 
     name = "triton"
 
     def __init__(
         self,
         precision: ProductPrecision = "fp16x3",
-        poly: int = 0,
-        plan: stored.SweepPlan | None = None,
+        shape: stored.SweepShape | None = None,
         graphs: bool = True,
         least_entries: int = 0,
     ) -> None:
         self.precision = precision
-        self.poly = poly
-        self.plan = plan
+        self.shape = shape
         self.graphs = graphs
         self.least_entries = least_entries
 
     @staticmethod
     @cache
     def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why the kernels cannot run here, found by one small probe, or ``None``."""
+        """Say why the kernels cannot run here, found by one small probe, or nothing."""
         if dtype not in (torch.float32, torch.float64):
             return f"the kernels compute in float32 and float64, not {dtype}."
         if device.type != "cuda" and not interpreted():
             return f"the device is {device}, and Triton compiles for CUDA devices."
         cost = FactoredCost(*(torch.ones(size, dtype=dtype, device=device) for size in _PROBE))
-        weight = torch.zeros(8, dtype=dtype, device=device)
+        weight = torch.ones(8, dtype=dtype, device=device)
+        problem = LinearProblem(cost, Marginals(weight, weight), 1.0)
         try:
-            TritonBackend().softmin(cost, weight, weight, 1.0, axis=1)
+            TritonBackend().prepare(problem).softmin(weight, axis=1)
         except Exception as error:  # noqa: BLE001 - a missing compiler has no exception of its own
             reason = str(error).strip().splitlines() or [type(error).__name__]
             return f"Triton failed on an 8 x 8 probe: {reason[-1]}"
         return None
 
-    def softmin(
-        self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
-    ) -> Tensor:
-        """Compute :func:`torchgw._sinkhorn.softmin.softmin`."""
-        if isinstance(cost, FactoredCost) and cost.shape[0] * cost.shape[1] < self.least_entries:
-            return softmin(cost, log_weight, potential, epsilon, axis)
+    def prepare(self, problem: LinearProblem) -> TritonProblem:
+        """Prepare a linear problem, whose operands are made when a kernel first needs them."""
+        return TritonProblem(problem, self)
+
+
+class TritonProblem(PreparedProblem):
+    """A problem that the kernels solve and read."""
+
+    backend: TritonBackend
+
+    def __init__(
+        self, problem: LinearProblem, backend: TritonBackend, turned: TritonProblem | None = None
+    ) -> None:
+        super().__init__(problem, backend)
+        self._turned = turned
+
+    @property
+    def T(self) -> TritonProblem:  # noqa: N802 - the name of every array library
+        """The problem with source and target exchanged."""
+        return self._turned or TritonProblem(self.problem.T, self.backend, self)
+
+    @cached_property
+    def _operands(self) -> Operands:
+        """The cost as the kernels read it."""
+        if self._turned is not None:
+            return self._turned._operands.transpose()
+        return operands(self.problem.cost, self.problem.epsilon, self.backend.precision)
+
+    def _kernel_plan(self, potentials: Potentials) -> KernelPlan:
+        """Describe the plan of some potentials as the kernels read it."""
+        return KernelPlan(self._operands, self.problem.marginals, potentials, self.problem.epsilon)
+
+    def softmin(self, potential: Tensor, axis: int) -> Tensor:
+        """Compute the half-step, following the maximum."""
+        cost, marginals, epsilon, _ = self.problem
+        n, m = cost.shape
+        if isinstance(cost, FactoredCost) and n * m < self.backend.least_entries:
+            return super().softmin(potential, axis)
+        parts = self._operands if axis == 1 else self._operands.transpose()
+        log_weight = marginals.log_b if axis == 1 else marginals.log_a
         scale = scale_of(epsilon)
-        parts = operands(cost, epsilon, self.precision)
-        if axis == 0:
-            parts = parts.transpose()
         bias = (potential - parts.column) * scale + log_weight * math.log2(math.e)
         bias = padded(bias.to(parts.dtype), -math.inf)
-        log_sum = log_sum_exp(parts, bias, poly=self._poly(parts)).to(potential.dtype)
+        log_sum = log_sum_exp(parts, bias).to(potential.dtype)
         return (parts.row - log_sum / scale).to(potential.dtype)
 
-    def sweeper(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        *,
-        tau: tuple[float, float] = (1.0, 1.0),
-    ) -> Sweeper:
-        """Prepare full iterations, reading a matrix once per iteration where a row fits on chip.
+    def sweeper(self, start: Potentials) -> Sweeper:
+        """Make sweeps that read a matrix once per iteration, where a row of it fits on chip."""
+        cost, tau, backend = self.problem.cost, self.problem.tau, self.backend
+        if isinstance(cost, DenseCost) and (backend.shape or stored.fits(cost)):
+            shape = backend.shape or stored.sweep_shape(cost)
+            return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
+        return factored_sweeper(self._kernel_plan(start), tau)
 
-        With ``tau`` below one the plain iteration is f = tau[0] * softmin(g),
-        g = tau[1] * softmin(f): the potentials of marginals relaxed by a KL term.
-        """
-        problem = Linear(marginals, start, epsilon, tau)
-        if isinstance(cost, DenseCost) and (self.plan or stored.fits(cost)):
-            plan = self.plan or stored.sweep_plan(cost)
-            return dense_sweeper(cost, problem, plan, graphs=self.graphs)
-        parts = operands(cost, epsilon, self.precision)
-        return factored_sweeper(parts, problem, self._poly(parts))
+    def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
+        """Compute plan @ values, shape (n, c), without the plan."""
+        return read_off.apply(self._kernel_plan(potentials), values)
 
-    def transposed(self) -> TritonBackend:
-        """Return this backend, to which all costs are alike."""
-        return self
+    def dense(self, potentials: Potentials) -> Tensor:
+        """Build the plan as a matrix, shape (n, m), in one pass."""
+        return read_off.dense(self._kernel_plan(potentials))
 
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, on chip where problems fit."""
-        solve = batch.solve_batch if batch.fits(costs.shape) else solve_batch
-        return solve(costs, marginals, g, epsilon, iterations, relaxation)
-
-    def apply(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        values: Tensor,
-    ) -> Tensor:
-        """Return plan @ values, shape (n, c), without the plan."""
-        parts = operands(cost, epsilon, self.precision)
-        return read_off.apply(parts, marginals, potentials, scale_of(epsilon), values)
-
-    def dense(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
-    ) -> Tensor:
-        """Return the plan as a matrix, shape (n, m), in one pass."""
-        parts = operands(cost, epsilon, self.precision)
-        return read_off.dense(parts, marginals, potentials, scale_of(epsilon))
-
-    def topk(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the k largest entries of each row, by a pass each while that is faster."""
+    def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k largest entries of each row, by a pass each while that is faster."""
         if k > read_off.MOST_PASSES:
-            return EagerBackend().topk(cost, marginals, potentials, epsilon, k)
-        parts = operands(cost, epsilon, self.precision)
-        return read_off.topk(parts, marginals, potentials, scale_of(epsilon), k)
+            return super().topk(potentials, k)
+        return read_off.topk(self._kernel_plan(potentials), k)
 
-    def draw(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        rows: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each row, shape (s,); the generator gives the seed."""
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
-        parts = operands(cost, epsilon, self.precision)
-        return read_off.sample(parts, marginals, potentials, scale_of(epsilon), rows, seed)
-
-    def _poly(self, cost: Operands) -> int:
-        return self.poly if cost.dtype == torch.float32 and not interpreted() else 0
+        return read_off.sample(self._kernel_plan(potentials), rows, seed)
 
 
 # Shapes of a FactoredCost: left, right, row, column.

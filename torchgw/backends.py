@@ -1,16 +1,26 @@
 """What a backend of one's own is made from; ``solve(..., backend=object)`` takes it."""
 
-from torchgw._sinkhorn.contract import Backend, Sweep, Sweeper
+from torchgw._sinkhorn.contract import (
+    Backend,
+    PreparedProblem,
+    SoftminSweeper,
+    Sweep,
+    Sweeper,
+    softmin_sweep,
+)
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.softmin import LinearProblem, SoftminSweeper, softmin, softmin_sweep
+from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.softmin import softmin
 
 __all__ = [
     "Backend",
     "DenseCost",
     "EagerBackend",
+    "EntropicPlan",
     "FactoredCost",
     "LinearProblem",
+    "PreparedProblem",
     "SoftminSweeper",
     "Sweep",
     "Sweeper",

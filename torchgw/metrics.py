@@ -14,7 +14,7 @@ from torchgw._errors import InvalidInputError
 
 __all__ = ["foscttm", "label_accuracy", "transfer_labels"]
 
-# Elements of one block of distances.
+# Elements of one block of distances. [L316]
 _BLOCK_ELEMENTS = 2**24
 
 

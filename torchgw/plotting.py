@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ __all__ = [
     "plot_points",
 ]
 
-# Rows or columns of the largest picture of a plan.
+# Rows or columns of the largest picture of a plan. [L317]
 _LARGEST_PICTURE = 4_000
-# Points whose distances give the first coordinate of a side.
+# Points whose distances give the first coordinate of a side. [L318]
 _SCALING_POINTS = 200
 
 
@@ -328,9 +329,9 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
 
 
 def _check_result(result: Any, part: str = "lazy_plan") -> None:
-    """Refuse what is no alignment; a plan of low rank has no partners to draw."""
+    """Refuse what is no alignment; a plan of low rank has groups, not partners."""
     known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
-    if not known:
+    if not known or isinstance(result, LowRankResult):
         raise InvalidTypeError(
             f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
         )

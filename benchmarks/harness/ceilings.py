@@ -15,7 +15,8 @@ from benchmarks.harness.report import seconds
 from torchgw import BackendUnavailableError
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Ceilings", "compare_widths", "measure_ceilings"]
@@ -114,15 +115,12 @@ def compare_widths(device: torch.device, widths: tuple[int, ...] | None = None) 
     )
     for width in widths or _WIDTHS[device.type]:
         factors = [(f"rank {rank}", _problem(width, rank, device)) for rank in _RANKS]
-        for label, (cost, marginals, start, epsilon) in [
-            ("dense", (factors[0][1][0].dense(), *factors[0][1][1:])),
-            *factors,
-        ]:
+        first, origin = factors[0][1]
+        dense = first._replace(cost=first.cost.dense()), origin
+        for label, (problem, start) in [("dense", dense), *factors]:
             for step in ("rows", "columns", "iteration"):
                 times = {
-                    name: median_seconds(
-                        _step(backend, step, cost, marginals, start, epsilon), device
-                    )
+                    name: median_seconds(_step(backend, step, problem, start), device)
                     for name, backend in backends.items()
                 }
                 best = min(times.values())
@@ -138,30 +136,22 @@ def _per_step(time_s: float, step: str) -> str:
     return seconds(time_s / (_SWEEP if step == "iteration" else 1))
 
 
-def _problem(
-    width: int, rank: int, device: torch.device
-) -> tuple[FactoredCost, Marginals, Potentials, float]:
+def _problem(width: int, rank: int, device: torch.device) -> tuple[LinearProblem, Potentials]:
     generator = torch.Generator().manual_seed(rank)
     x, y = (torch.randn(width, rank, generator=generator).to(device) for _ in range(2))
     cost = FactoredCost(2.0 * x, y, x.square().sum(1), y.square().sum(1))
     uniform = torch.full((width,), 1 / width, device=device)
     marginals, epsilon = Marginals(uniform, uniform), 0.2 * rank**0.5
     exact = choose_backend("eager", device, torch.float32)
-    f = exact.softmin(cost, marginals.log_b, torch.zeros_like(uniform), epsilon, axis=1)
-    g = exact.softmin(cost, marginals.log_a, f, epsilon, axis=0)
-    return cost, marginals, Potentials(f, g), epsilon
+    problem = LinearProblem(cost, marginals, epsilon)
+    return problem, exact.prepare(problem).half_steps(torch.zeros_like(uniform))
 
 
 def _step(
-    backend: Backend,
-    step: str,
-    cost: Cost,
-    marginals: Marginals,
-    start: Potentials,
-    epsilon: float,
+    backend: Backend, step: str, problem: LinearProblem, start: Potentials
 ) -> Callable[[], object]:
     if step == "rows":
-        return lambda: backend.softmin(cost, marginals.log_b, start.g, epsilon, axis=1)
+        return lambda: backend.prepare(problem).softmin(start.g, axis=1)
     if step == "columns":
-        return lambda: backend.softmin(cost, marginals.log_a, start.f, epsilon, axis=0)
-    return lambda: backend.sweeper(cost, marginals, start, epsilon)(start, _SWEEP, 1.0)
+        return lambda: backend.prepare(problem).softmin(start.f, axis=0)
+    return lambda: backend.prepare(problem).sweep(start, _SWEEP)

@@ -26,10 +26,10 @@ from torchgw._gradients import dense, factored, sampled
 from torchgw._plans import transport
 from torchgw._problem import preparation, providers
 from torchgw._sinkhorn import loop
-from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.eager import EagerProblem
 from torchgw._solve import evaluation, inner, strategy
 from torchgw._solve import loop as outer_loop
 from torchgw._solve import step as steps
@@ -80,17 +80,17 @@ def pass_over(cost: Cost, *, exponentials: bool = True) -> Work:
 
 
 def _softmin_work(arguments: dict[str, Any]) -> Work:
-    return pass_over(arguments["cost"])
+    return pass_over(arguments["self"].problem.cost)
 
 
 def _sweeper_work(arguments: dict[str, Any]) -> Work:
     """Return the work of preparing sweeps: one kernel, if it is stored."""
-    cost = arguments["cost"]
+    cost = arguments["self"].problem.cost
     return pass_over(cost) if isinstance(cost, DenseCost) else Work()
 
 
 def _apply_work(arguments: dict[str, Any]) -> Work:
-    cost, values = arguments["cost"], arguments["values"]
+    cost, values = arguments["self"].problem.cost, arguments["values"]
     n, m = cost.shape
     return pass_over(cost).plus(Work(values.nbytes, 2.0 * n * m * values.shape[1]))
 
@@ -124,12 +124,12 @@ _TARGETS = (
     Target(sampled.SampledGradient, "linearise", "cost"),
     Target(FactoredCost, "dense", "cost"),
     Target(inner, "sinkhorn", "Sinkhorn"),
-    Target(EagerBackend, "softmin", "Sinkhorn", _softmin_work),
-    Target(EagerBackend, "sweeper", "Sinkhorn", _sweeper_work),
-    Target(EagerBackend, "apply", "apply", _apply_work),
-    Target(EagerBackend, "dense", "apply"),
-    Target(CompiledBackend, "softmin", "Sinkhorn", _softmin_work),
-    Target(CompiledBackend, "sweeper", "Sinkhorn", _sweeper_work),
+    Target(EagerProblem, "softmin", "Sinkhorn", _softmin_work),
+    Target(EagerProblem, "sweeper", "Sinkhorn", _sweeper_work),
+    Target(EagerProblem, "apply", "apply", _apply_work),
+    Target(EagerProblem, "dense", "apply"),
+    Target(CompiledProblem, "softmin", "Sinkhorn", _softmin_work),
+    Target(CompiledProblem, "sweeper", "Sinkhorn", _sweeper_work),
     Target(transport.TransportPlan, "sample", "sampling"),
     Target(transport.TransportPlan, "to_dense", "apply"),
     Target(loop, "read", "checks"),
@@ -148,14 +148,14 @@ def targets() -> tuple[Target, ...]:
     """Return every function to label, the Triton backend's where Triton is installed."""
     if find_spec("triton") is None:
         return _TARGETS
-    from torchgw._triton_sinkhorn import TritonBackend
+    from torchgw._triton_sinkhorn import TritonProblem
 
     return (
         *_TARGETS,
-        Target(TritonBackend, "softmin", "Sinkhorn", _softmin_work),
-        Target(TritonBackend, "sweeper", "Sinkhorn", _sweeper_work),
-        Target(TritonBackend, "apply", "apply", _apply_work),
-        Target(TritonBackend, "dense", "apply"),
+        Target(TritonProblem, "softmin", "Sinkhorn", _softmin_work),
+        Target(TritonProblem, "sweeper", "Sinkhorn", _sweeper_work),
+        Target(TritonProblem, "apply", "apply", _apply_work),
+        Target(TritonProblem, "dense", "apply"),
     )
 
 
@@ -243,7 +243,7 @@ def _wrap(function: Callable[..., Any], target: Target, clock: Clock) -> Callabl
             with clock.counted():
                 result = function(*args, **kwargs)
         if target.attribute == "sweeper":
-            return _LabelledSweeper(result, arguments["cost"], target.phase, clock)
+            return _LabelledSweeper(result, arguments["self"].problem.cost, target.phase, clock)
         return result
 
     return run

@@ -13,8 +13,9 @@ from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.contract import Sweep
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import softmin
-from torchgw._sinkhorn.kernels.stored import SweepPlan
+from torchgw._sinkhorn.kernels.stored import SweepShape
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 
@@ -29,22 +30,24 @@ class Problem(NamedTuple):
     """A stored cost, and three iterations on it in float64."""
 
     group: str
-    cost: DenseCost
-    marginals: Marginals
+    linear: LinearProblem
     start: Potentials
-    epsilon: float
     reference: Sweep
+
+    @property
+    def cost(self) -> DenseCost:
+        return self.linear.cost
 
     def error(self, sweep: Sweep) -> float:
         """Return the largest error of a sweep of three iterations."""
         if not bool(sweep.check[0]):
             return float("nan")
         pairs = zip(sweep[:3], self.reference[:3], strict=True)
-        return max(float((x.double() - y).abs().max()) for x, y in pairs) / self.epsilon
+        return max(float((x.double() - y).abs().max()) for x, y in pairs) / self.linear.epsilon
 
     def time(self, name: str, backend: object, count: int = COUNT) -> None:
         """Gate and time one sweep; what all sweeps share is prepared before."""
-        sweeper = backend.sweeper(self.cost, self.marginals, self.start, self.epsilon)
+        sweeper = backend.prepare(self.linear).sweeper(self.start)
         measure(
             self.group,
             f"{count} iterations, {name}",
@@ -62,13 +65,12 @@ def problem(n: int, m: int, dtype: torch.dtype) -> Problem:
     zero = torch.zeros(m, device=DEVICE, dtype=torch.float64)
     exact = EagerBackend()
     wide = Marginals(*(part.double() for part in marginals))
-    f = exact.softmin(factors, wide.log_b, zero, epsilon, axis=1)
-    start = Potentials(f, exact.softmin(factors, wide.log_a, f, epsilon, axis=0))
+    start = exact.prepare(LinearProblem(factors, wide, epsilon)).half_steps(zero)
     # float32 entries differ from the float64 ones by rounding, which epsilon amplifies
-    reference = exact.sweeper(cost.to(torch.float64), wide, start, epsilon)(start, 3, 1.0)
+    reference = exact.prepare(LinearProblem(cost.to(torch.float64), wide, epsilon)).sweep(start, 3)
     start = Potentials(*(part.to(dtype) for part in start))
     group = f"dense {n}x{m} f{dtype.itemsize * 8}"
-    return Problem(group, cost, marginals, start, epsilon, reference)
+    return Problem(group, LinearProblem(cost, marginals, epsilon), start, reference)
 
 
 def dense() -> None:
@@ -82,13 +84,11 @@ def dense() -> None:
 
 def dense_steps(case: Problem) -> None:
     backend, exact = TritonBackend(), EagerBackend()
-    case.time(f"default {plan_text(stored.sweep_plan(case.cost))}", backend)
+    case.time(f"default {plan_text(stored.sweep_shape(case.cost))}", backend)
     measure(
         case.group,
         "sweeper made and 10 iterations",
-        lambda: backend.sweeper(case.cost, case.marginals, case.start, case.epsilon)(
-            case.start, 10
-        ),
+        lambda: backend.prepare(case.linear).sweep(case.start, 10),
         lambda: 0.0,
         limit=0.0,
     )
@@ -101,7 +101,7 @@ def plans() -> None:
     for (n, m, dtype), variants in PLANS.items() if GPU else ():
         case = problem(n, m, dtype)
         for plan in variants:
-            case.time(plan_text(plan), TritonBackend(plan=plan))
+            case.time(plan_text(plan), TritonBackend(shape=plan))
             torch.cuda.empty_cache()
 
 
@@ -119,22 +119,22 @@ def graphs() -> None:
                 measure(
                     case.group,
                     f"sweeper made, {name}",
-                    lambda backend=backend, case=case: backend.sweeper(
-                        case.cost, case.marginals, case.start, case.epsilon
+                    lambda backend=backend, case=case: backend.prepare(case.linear).sweeper(
+                        case.start
                     ),
                     lambda: 0.0,
                     limit=0.0,
                 )
 
 
-def plan_text(plan: SweepPlan) -> str:
+def plan_text(plan: SweepShape) -> str:
     return " ".join(f"{name}={value}" for name, value in plan._asdict().items())
 
 
-_WIDE = SweepPlan(width=2048, warps=16, programs=132, ahead=16, held=True)
-_MIDDLE = SweepPlan(width=1024, warps=8, programs=264, ahead=16, held=True)
-_SMALL = SweepPlan(width=512, warps=4, programs=264, ahead=16, held=True)
-_DOUBLE = SweepPlan(width=1024, warps=16, programs=132, ahead=4, held=True)
+_WIDE = SweepShape(width=2048, warps=16, programs=132, ahead=16, held=True)
+_MIDDLE = SweepShape(width=1024, warps=8, programs=264, ahead=16, held=True)
+_SMALL = SweepShape(width=512, warps=4, programs=264, ahead=16, held=True)
+_DOUBLE = SweepShape(width=1024, warps=16, programs=132, ahead=4, held=True)
 # The default first; then what came next to it, or fails it most instructively.
 PLANS = {
     (10001, 12001, torch.float32): [
@@ -162,7 +162,7 @@ PLANS = {
 
 def softmins(case: Problem) -> None:
     """Time one dense half-step on each axis, and beside it eager and compiled PyTorch."""
-    cost, marginals, start, epsilon = case.cost, case.marginals, case.start, case.epsilon
+    (cost, marginals, epsilon, _), start = case.linear, case.start
     # torch.compile takes its time for every dtype and layout: once is enough
     compiled = [CompiledBackend()] if case.group == "dense 10001x12001 f32" else []
     backends = [TritonBackend(), *compiled, EagerBackend()]
@@ -174,7 +174,7 @@ def softmins(case: Problem) -> None:
         for backend in backends if GPU else backends[:1]:
 
             def run(backend: object = backend) -> torch.Tensor:
-                return backend.softmin(cost, weight, potential, epsilon, axis)  # noqa: B023
+                return backend.prepare(case.linear).softmin(potential, axis)  # noqa: B023
 
             measure(
                 case.group,

@@ -15,7 +15,6 @@ import traceback
 import torch
 
 from benchmarks.harness.variants import (
-    COARSE,
     DEVICE,
     EXACT,
     GPU,
@@ -32,14 +31,14 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.softmin import softmin
-from torchgw._sinkhorn.kernels.operands import Blocks, operands, scale_of
+from torchgw._sinkhorn.kernels.operands import Blocks, KernelPlan, operands, padded, scale_of
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._sinkhorn.kernels.softmin import (
     Rule,
-    Side,
+    KernelSide,
     half_step_,
     log_sum_exp,
-    padded,
     softmin_blocks,
 )
 from torchgw._typing import Marginals, Potentials
@@ -55,29 +54,30 @@ def exact_rows(
     return softmin(part, marginals.log_b.double(), g.double(), epsilon, axis=1)
 
 
-def side(potential: torch.Tensor, weight: torch.Tensor) -> Side:
+def side(potential: torch.Tensor, weight: torch.Tensor) -> KernelSide:
     """Return a side at the start of a sweep, all scalings one."""
     start = padded(potential, -float("inf"))
-    return Side(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
+    return KernelSide(start, weight, torch.zeros_like(weight), padded(weight, 0.0))
 
 
 def streamed() -> None:
     """Time a half-step at 100,000 points."""
     n = 100_000 if GPU else 200
-    backend = TritonBackend("tf32x3")
+    backend = TritonBackend()
     for rank in (16, 64, 32, 128):
         cost, epsilon = factored(n, n, rank, torch.float32)
         marginals = weights(n, n, torch.float32)
         zero = torch.zeros(n, device=DEVICE)
-        f = backend.softmin(cost, marginals.log_b, zero, epsilon, axis=1)
-        g = backend.softmin(cost, marginals.log_a, f, epsilon, axis=0)
-        f = backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+        linear = LinearProblem(cost, marginals, epsilon)
+        prepared = backend.prepare(linear)
+        g = prepared.half_steps(zero).g
+        f = prepared.softmin(g, axis=1)
         rows = some_rows(n)
         expected = exact_rows(cost, marginals, g, epsilon, rows)
         scale, floor = scale_of(epsilon), half_step_floor(n, n, rank)
         plain = Rule(torch.zeros_like(zero), zero.new_ones(2))
         bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        for precision, stable, poly, blocks in half_step_variants(rank):
+        for precision, stable, blocks in half_step_variants(rank):
             parts = operands(cost, epsilon, precision)
             blocks = blocks or softmin_blocks(parts)
             own = side((f - parts.row) * scale, marginals.a)
@@ -87,9 +87,9 @@ def streamed() -> None:
 
             def run() -> torch.Tensor:
                 if stable:  # noqa: B023
-                    half_step_(parts, own, other, plain, bad, poly=poly, blocks=blocks)  # noqa: B023
+                    half_step_(parts, own, other, plain, bad, blocks=blocks)  # noqa: B023
                     return own.start[:n] + own.scaling  # noqa: B023
-                return -log_sum_exp(parts, bias, poly=poly, blocks=blocks)  # noqa: B023
+                return -log_sum_exp(parts, bias, blocks=blocks)  # noqa: B023
 
             def error() -> float:
                 if bool(bad):  # noqa: B023
@@ -99,16 +99,16 @@ def streamed() -> None:
 
             measure(
                 f"half-step R{rank}",
-                f"{precision} {'stable' if stable else 'online'} poly{poly} {tuple(blocks)}",
+                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}",
                 run,
                 error,
-                limit=COARSE if precision == "tf32" else EXACT,
+                limit=EXACT,
                 floor=floor,
             )
         measure(
             f"half-step R{rank}",
-            "TritonBackend.softmin, preparation included",
-            lambda: TritonBackend().softmin(cost, marginals.log_b, g, epsilon, axis=1),  # noqa: B023
+            "softmin, preparation included",
+            lambda: backend.prepare(linear).softmin(g, axis=1),  # noqa: B023
             lambda: 0.0,
             limit=0.0,
             floor=floor,
@@ -116,24 +116,19 @@ def streamed() -> None:
 
 
 def half_step_variants(rank: int) -> list[tuple]:
-    """Return (precision, stable, poly, blocks or None) to time at one rank."""
+    """Return (precision, stable, blocks or None) to time at one rank."""
     variants = [
-        (precision, stable, 0, None)
-        for precision in ("fp16x3", "tf32x3", "tf32")
-        for stable in (True, False)
+        (precision, stable, None) for precision in ("fp16x3", "float32") for stable in (True, False)
     ]
     if rank == 32:
-        return variants[:4]
+        return variants
     shapes = [
         Blocks(64, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 8, 2), Blocks(64, 64, 4, 2),
     ]  # fmt: skip
     if rank == 128:
         shapes += [Blocks(128, 128, 8, 3), Blocks(128, 64, 4, 3), Blocks(128, 256, 8, 2)]
-        return [("fp16x3", True, 0, blocks) for blocks in shapes]
-    variants += [("fp16x3", True, 0, blocks) for blocks in shapes]
-    if GPU:
-        variants += [("fp16x3", True, 8, shapes[0])]
-    return variants
+        return [("fp16x3", True, blocks) for blocks in shapes]
+    return variants + [("fp16x3", True, blocks) for blocks in shapes]
 
 
 def read_off() -> None:
@@ -141,16 +136,15 @@ def read_off() -> None:
     n = 100_000 if GPU else 150
     cost, epsilon = factored(n, n, 16, torch.float32)
     marginals = weights(n, n, torch.float32)
-    backend = TritonBackend()
     g = torch.zeros(n, device=DEVICE)
-    f = backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+    f = TritonBackend().prepare(LinearProblem(cost, marginals, epsilon)).softmin(g, axis=1)
     potentials = Potentials(f, g)
     rows = some_rows(n)
     part = cost.rows(rows).to(torch.float64)
     block = part.exponent(f[rows].double(), g.double(), epsilon).exp_()
     block *= marginals.a[rows, None].double() * marginals.b.double()
     generator = torch.Generator(DEVICE).manual_seed(0)
-    scale = scale_of(epsilon)
+    read = KernelPlan(operands(cost, epsilon), marginals, potentials, epsilon)
     for channels in (1, 16, 64, 256):
         # of one sign, so that a bias of the sums shows
         values = torch.rand(n, channels, generator=generator, device=DEVICE)
@@ -160,12 +154,9 @@ def read_off() -> None:
         if GPU and channels > 1:
             shapes += [Blocks(64, 32, 4, 2), Blocks(128, 64, 4, 2)]
         for blocks in shapes:
-            parts = operands(cost, epsilon)
 
             def run() -> torch.Tensor:
-                return read_off_module.apply(
-                    parts, marginals, potentials, scale, values, blocks=blocks  # noqa: B023
-                )  # fmt: skip
+                return read_off_module.apply(read, values, blocks=blocks)  # noqa: B023
 
             def error() -> float:
                 return float(((run()[rows].double() - expected).abs() / size).max())  # noqa: B023
@@ -174,19 +165,18 @@ def read_off() -> None:
                 "plan 100k R16", f"apply c={channels} {blocks and tuple(blocks)}", run, error,
                 limit=EXACT, floor=half_step_floor(n, n, 16 + channels),
             )  # fmt: skip
-    parts = operands(cost, epsilon)
     best = block.argmax(1)
 
     def argmax_error() -> float:
-        _, columns = read_off_module.topk(parts, marginals, potentials, scale, 1)
+        _, columns = read_off_module.topk(read, 1)
         return float((1 - block.gather(1, columns[rows]) / block.gather(1, best[:, None])).max())
 
     measure("plan 100k R16", "topk 1",
-            lambda: read_off_module.topk(parts, marginals, potentials, scale, 1),
+            lambda: read_off_module.topk(read, 1),
             argmax_error, limit=EXACT)  # fmt: skip
     for k in (5, 10):
         measure("plan 100k R16", f"topk {k}",
-                lambda k=k: read_off_module.topk(parts, marginals, potentials, scale, k),
+                lambda k=k: read_off_module.topk(read, k),
                 lambda: 0.0, limit=0.0)  # fmt: skip
     if GPU:
         plan = TransportPlan(cost, potentials, marginals, epsilon)
@@ -197,7 +187,7 @@ def read_off() -> None:
                 lambda: 0.0, limit=0.0)  # fmt: skip
     chosen = torch.randint(0, n, (1000,), generator=generator, device=DEVICE)
     measure("plan 100k R16", "sample 1000 rows",
-            lambda: read_off_module.sample(parts, marginals, potentials, scale, chosen, 3),
+            lambda: read_off_module.sample(read, chosen, torch.tensor(3, device=DEVICE)),
             lambda: 0.0, limit=0.0)  # fmt: skip
 
 
@@ -217,10 +207,11 @@ def float64() -> None:
     g = torch.zeros(n, device=DEVICE, dtype=torch.float64)
     rows = some_rows(n)
     expected = exact_rows(cost, marginals, g, epsilon, rows)
+    linear = LinearProblem(cost, marginals, epsilon)
     for backend in (TritonBackend(), EagerBackend()):
 
         def run(backend: object = backend) -> torch.Tensor:
-            return backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+            return backend.prepare(linear).softmin(g, axis=1)
 
         measure("float64 20k R16", backend.name, run,
                 lambda run=run: float((run()[rows] - expected).abs().max() / epsilon),

@@ -19,7 +19,7 @@ from benchmarks.harness.registry import (
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
@@ -92,6 +92,7 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
     assert not isinstance(problem, GWProblem)
     factors, marginals, epsilon = linear_problem(problem, device)
     backend = choose_backend(backend_name, device, factors.dtype)
+    linear = LinearProblem(factors, marginals, epsilon)
     zero = Potentials(torch.zeros_like(marginals.a), torch.zeros_like(marginals.b))
     if isinstance(problem, SinkhornProblem):
         cost = factors.dense()
@@ -100,7 +101,7 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
         def call(seed: int) -> Solved:
             del seed
             inner = sinkhorn(
-                LinearProblem(cost, marginals, epsilon, backend),
+                backend.prepare(LinearProblem(cost, marginals, epsilon)),
                 None,
                 max_iter=count,
                 tol=0.0,
@@ -114,8 +115,9 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
         del seed
         f, g = zero
         for _ in range(problem.half_steps // 2):
-            f = backend.softmin(factors, marginals.log_b, g, epsilon, axis=1)
-            g = backend.softmin(factors, marginals.log_a, f, epsilon, axis=0)
+            # each half-step prepares its own operands, as the others' do
+            f = backend.prepare(linear).softmin(g, axis=1)
+            g = backend.prepare(linear).softmin(f, axis=0)
         return Solved(factors, marginals, Potentials(f, g), epsilon)
 
     info = _solved_info(backend.name, "half-steps, preparation included")

@@ -22,8 +22,6 @@ _VARIANTS = (
     ("mixed, fp16x3", "mixed", "fp16x3"),
     ("float32, fp16x3", "float32", "fp16x3"),
     ("float32, float32", "float32", "float32"),
-    ("float32, tf32x3", "float32", "tf32x3"),
-    ("float32, tf32", "float32", "tf32"),
 )
 
 

@@ -17,7 +17,8 @@ from benchmarks.harness.measure import synchronize
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem, softmin
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.softmin import softmin
 from torchgw._sinkhorn.tiles.bounds import skipped_share
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._typing import Marginals
@@ -102,12 +103,11 @@ def measure(
     tiling = Tiling.of(cost.shape, device)
     tiled = choose_backend("auto", device, torch.float32, tiling)
     whole = choose_backend("auto", device, torch.float32)
-    solved = sinkhorn(LinearProblem(cost, marginals, epsilon, tiled), None, max_iter=60, tol=1e-4)
+    linear = LinearProblem(cost, marginals, epsilon)
+    solved = sinkhorn(tiled.prepare(linear), None, max_iter=60, tol=1e-4)
     counts = [f"{solved.n_iters} ({solved.error:.0e})"]
     if plain:
-        other = sinkhorn(
-            LinearProblem(cost, marginals, epsilon, whole), None, max_iter=200, tol=1e-4
-        )
+        other = sinkhorn(whole.prepare(linear), None, max_iter=200, tol=1e-4)
         counts.append(f"{other.n_iters} ({other.error:.0e})")
     f, g = solved.potentials
     rows = torch.arange(0, n, max(1, n // _CHECKED), device=device)
@@ -118,15 +118,15 @@ def measure(
     for backend in (tiled, whole):
 
         def half_step(backend=backend) -> Tensor:
-            return backend.softmin(cost, marginals.log_b, g, epsilon, axis=1)
+            return backend.prepare(linear).softmin(g, axis=1)
 
         def product(backend=backend) -> Tensor:
-            return backend.apply(cost, marginals, solved.potentials, epsilon, ones)
+            return backend.prepare(linear).apply(solved.potentials, ones)
 
         errors.append(float((half_step()[rows] - exact).abs().max()) / epsilon)
         times.append(median_ms(half_step, device, 3))
         products.append(median_ms(product, device, 3))
-    problem = tiling.problem(cost, marginals, epsilon)
+    problem = tiling.problem(linear)
     kept = float(problem.keep(*problem.exponents(solved.potentials), 0.0).double().mean())
     print(
         f"| {kind} | {epsilon:g} | {kept:.4f} | {times[0]:.1f}, {times[1]:.1f} | "

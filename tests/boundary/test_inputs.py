@@ -683,7 +683,7 @@ def test_a_backend_has_all_of_the_contract():
     parts = {name for name in parts if not name.startswith("_")}
     for left_out in sorted(parts):
         backend = types.SimpleNamespace(**dict.fromkeys(parts - {left_out}))
-        with pytest.raises(InvalidInputError, match=rf"SimpleNamespace has no {left_out}\. Sub"):
+        with pytest.raises(InvalidInputError, match=rf"SimpleNamespace has no {left_out}\. Give"):
             solve(X, Y, backend=backend)
 
 

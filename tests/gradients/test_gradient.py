@@ -15,8 +15,8 @@ from torchgw._gradients.anchors import places
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import SampledGradient
-from torchgw._plans.pairs import Anchors, PairPlan
-from torchgw._plans.stored import StoredPlan
+from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import ProductCross
 from torchgw._problem.losses import LOSSES
@@ -24,7 +24,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance
@@ -61,7 +61,7 @@ def plan():
     cost = torch.from_numpy(RNG.normal(size=(24, 19)))
     start = Potentials(*map(torch.zeros_like, MARGINALS))
     solved = sinkhorn(
-        LinearProblem(DenseCost(cost), MARGINALS, 0.5, EagerBackend()),
+        EagerBackend().prepare(LinearProblem(DenseCost(cost), MARGINALS, 0.5)),
         start,
         max_iter=500,
         tol=1e-14,

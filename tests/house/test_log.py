@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torchgw"
 LOG = (ROOT / "OPTIMIZATION_LOG.md").read_text(encoding="utf-8")
 
+# Numbers that nobody tuned: versions of formats, exit codes, shapes of a trial, names for one.
+NOT_TUNED = re.compile(r"_VERSION|EXIT_\w+|_PROBE|STRICT")
 CITATION = re.compile(r"\[(L\d+(?:, L\d+)*)\]")
 
 
@@ -31,6 +33,18 @@ def places(cell):
 
 LEDGER = {row[0]: row for row in map(cells, re.findall(r"^\| L\d+ .*$", LOG, flags=re.M))}
 ENVIRONMENTS = set(re.findall(r"^\| (E\d) \|", LOG, flags=re.M))
+
+
+def is_number(node):
+    """Whether an expression is made of numbers alone: a number, a tuple or a dict of numbers."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float)
+    if isinstance(node, ast.UnaryOp):
+        return is_number(node.operand)
+    if isinstance(node, ast.BinOp):
+        return is_number(node.left) and is_number(node.right)
+    parts = node.elts if isinstance(node, ast.Tuple) else getattr(node, "values", [])
+    return bool(parts) and all(map(is_number, parts))
 
 
 def constants(path):
@@ -95,6 +109,19 @@ def test_what_is_kept_is_there():
                 if file not in CONSTANTS or not known >= set(names):
                     gone.append((row[0], file, sorted(set(names) - known)))
     assert not gone
+
+
+@pytest.mark.parametrize("file", [file for file, found in CONSTANTS.items() if found])
+def test_tuned_constants_cite_a_row_that_names_them(file):
+    named = {}
+    for number, row in LEDGER.items():
+        for place, names in places(row[4]):
+            for name in names if place == file else ():
+                named.setdefault(name, set()).add(number)
+    for name, value, cited in CONSTANTS[file]:
+        assert cited <= set(LEDGER), f"{name} cites what is not in the ledger: {cited}"
+        if is_number(value) and not NOT_TUNED.fullmatch(name):
+            assert cited & named.get(name, set()), f"{name} cites no row that names it: {cited}"
 
 
 @pytest.mark.parametrize("file", list(CONSTANTS))

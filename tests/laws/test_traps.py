@@ -28,13 +28,14 @@ from torchgw import (
 from torchgw._boundary.graphs import as_graph
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import _why_not, choose_backend
-from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.compiled import CompiledBackend, CompiledProblem
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._solve.stopping import MovingAverage
 from torchgw._tensors.draws import sample_categories
-from torchgw._typing import Potentials
+from torchgw._typing import Marginals, Potentials
 from torchgw.distances import (
     CallableDistance,
     DijkstraDistance,
@@ -98,25 +99,20 @@ def test_the_scale_of_potentials_is_that_of_the_cost():
     problem = linear_problem(20, 15, 3)
     zero = Potentials(*map(torch.zeros_like, problem.marginals))
     options = {"max_iter": 5000, "tol": 1e-13}
-    backend = EagerBackend()
-    cost = problem.cost("dense")
-    coarse = sinkhorn(
-        LinearProblem(cost, problem.marginals, 1.0, backend), zero, **options
-    ).potentials
-    scaled = sinkhorn(
-        LinearProblem(cost._replace(matrix=1000 * cost.matrix), problem.marginals, 1000.0, backend),
-        zero,
-        **options,
-    )
+    given = LinearProblem(problem.cost("dense"), problem.marginals, 1.0)
+    large = LinearProblem(DenseCost(1000 * given.cost.matrix), problem.marginals, 1000.0)
+
+    def solved(linear, start, **options):
+        return sinkhorn(EagerBackend().prepare(linear), start, **options)
+
+    coarse = solved(given, zero, **options).potentials
+    scaled = solved(large, zero, **options)
     torch.testing.assert_close(scaled.potentials.f, 1000 * coarse.f, rtol=1e-8, atol=1e-8)
     # a start at another epsilon is near, in cost units only
     few = {**options, "max_iter": 10, "tol": 1e-300}
-    units = sinkhorn(LinearProblem(cost, problem.marginals, 0.9, backend), coarse, **few)
+    near = given._replace(epsilon=0.9)
     ratios = Potentials(*(part / 1.0 * 0.3 for part in coarse))
-    assert (
-        units.error
-        < sinkhorn(LinearProblem(cost, problem.marginals, 0.9, backend), ratios, **few).error
-    )
+    assert solved(near, coarse, **few).error < solved(near, ratios, **few).error
 
 
 # -- what is reported -------------------------------------------------------------------------
@@ -198,7 +194,9 @@ def test_an_error_inside_a_backend_reaches_the_user(monkeypatch, error, backend,
     def fail(*args, **kwargs):
         raise error("the kernel is broken")
 
-    kind = type(choose_backend(backend, CPU, torch.float64))
+    unit = torch.ones(2, dtype=torch.float64)
+    problem = LinearProblem(DenseCost(torch.outer(unit, unit)), Marginals(unit / 2, unit / 2), 1.0)
+    kind = type(choose_backend(backend, CPU, torch.float64).prepare(problem))
     monkeypatch.setattr(kind, primitive, fail)
     with pytest.raises(error, match="the kernel is broken"):
         solve("factored", backend=backend)
@@ -230,13 +228,13 @@ def test_the_compiled_path_is_called_when_asked_for(monkeypatch):
     if (reason := CompiledBackend.why_not(CPU, torch.float64)) is not None:
         pytest.skip(reason)
     calls = []
-    softmin = CompiledBackend.softmin
+    softmin = CompiledProblem.softmin
 
     def count(self, *args, **kwargs):
         calls.append(1)
         return softmin(self, *args, **kwargs)
 
-    monkeypatch.setattr(CompiledBackend, "softmin", count)
+    monkeypatch.setattr(CompiledProblem, "softmin", count)
     options = {"D_X": D_X, "D_Y": D_Y, "epsilon": 0.5}
     compiled = torchgw.solve(backend="compile", **options)
     assert compiled.backend == "compile"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import reference
@@ -9,14 +11,20 @@ import scipy.sparse
 import torch
 from problems import linear_problem
 
-from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan
-from torchgw._plans.stored import StoredPlan
+from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
+from torchgw._derivatives.attach import DifferentiablePlan
+from torchgw._plans.contract import Plan
+from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._sinkhorn import softmin as softmin_module
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors import memory
 from torchgw._typing import Potentials
+from torchgw._variants.low_rank import LowRankPlan
 
 EPSILON = 0.5
 
@@ -29,7 +37,7 @@ def pair(request, monkeypatch):
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     solved = sinkhorn(
-        LinearProblem(cost, problem.marginals, EPSILON, EagerBackend()),
+        EagerBackend().prepare(LinearProblem(cost, problem.marginals, EPSILON)),
         start,
         max_iter=500,
         tol=1e-12,
@@ -132,6 +140,90 @@ def test_sample_follows_the_plan(pair):
     assert table[matrix == 0].sum() == 0
     again = plan.sample(count, torch.Generator().manual_seed(0))
     assert torch.equal(again.target, drawn.target)
+
+
+def plans(plan, matrix):
+    """The same coupling as each kind of plan, and as the transpose of each."""
+    table = torch.from_numpy(matrix)
+    source, target = table.nonzero().T
+    entries = sparse_tensor(torch.stack([source, target]), table[source, target], plan.shape)
+    kinds = {
+        "transport": plan,
+        "sparse": SparsePlan(entries, plan.potentials, plan.weights, plan.epsilon),
+        "rounded": plan.rounded(),
+        "stored": StoredPlan(table),
+        "pairs": PairPlan(Anchors(source, target), table[source, target], plan.shape),
+        "low rank": LowRankPlan(table, torch.eye(20).double(), torch.ones(20).double()),
+        "differentiable": DifferentiablePlan(plan, lambda t, v: (plan.T if t else plan) @ v),
+    }
+    turned = {f"{name}, turned twice": kind.T.T for name, kind in kinds.items()}
+    return {**kinds, **turned}
+
+
+KINDS = ["transport", "sparse", "rounded", "stored", "pairs", "low rank", "differentiable"]
+
+
+@pytest.mark.parametrize("turned", ["", ", turned twice"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plan_reads_like_its_matrix(pair, kind, turned):
+    plan, matrix = pair
+    read = plans(plan, matrix)[kind + turned]
+    assert isinstance(read, Plan)
+    assert read.shape == matrix.shape
+    assert read.device == plan.device
+    assert read.dtype == torch.float64
+    # the columns of a solved plan miss their weights by up to 1e-12, which rounding moves
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
+    v, u = np.random.default_rng(0).normal(size=(20, 2)), np.arange(31.0)
+    tensors = torch.from_numpy(v), torch.from_numpy(u)
+    close(read @ tensors[0], matrix @ v)
+    close(read @ tensors[0][:, 0], matrix @ v[:, 0])
+    close(read.T @ tensors[1], matrix.T @ u)
+    close(tensors[1] @ read, u @ matrix)
+    close(u @ read, u @ matrix)
+    close(read.push(tensors[1]), u @ matrix)
+    close(read.pull(tensors[0]), matrix @ v)
+    close(read.rows([3, -1, 3]), matrix[[3, -1, 3]])
+    close(read.stored(), matrix)
+    close(read.to_dense(), matrix)
+    for got, expected in zip(read.marginals(), (matrix.sum(1), matrix.sum(0)), strict=True):
+        close(got, expected)
+    values, columns = read.topk(3)
+    close(values, -np.sort(-matrix, axis=1)[:, :3])
+    filled, reached = matrix.sum(1) > 0, matrix.sum(0) > 0
+    close(np.take_along_axis(matrix, columns.numpy(), 1)[filled], values[filled])
+    np.testing.assert_array_equal(read.argmax()[filled], matrix.argmax(1)[filled])
+    np.testing.assert_array_equal(read.argmax(axis=0)[reached], matrix.argmax(0)[reached])
+    close(read.to_sparse(k=20).toarray(), matrix)
+    close(read.to_sparse(threshold=0.0).toarray(), matrix)
+    generator = torch.Generator().manual_seed(0)
+    places, order = torch.linspace(0, 0.999, 1000, dtype=torch.float64), torch.arange(31)
+    for drawn in (read.sample(1000, generator), read.sample_at(places, order, generator)):
+        assert (matrix[drawn.source.numpy(), drawn.target.numpy()] > 0).all()
+    share = torch.bincount(drawn.source, minlength=31) / 1000
+    # at even steps of the cumulative mass
+    close(share, matrix.sum(1), atol=2e-3)
+    expected = matrix[filled] @ v / matrix[filled].sum(1, keepdims=True)
+    if kind in ("transport", "differentiable"):
+        # points of weight zero have a conditional plan
+        close(read.barycentric(v)[filled], expected)
+    else:
+        with pytest.raises(UnsupportedError, match=f"{(~filled).sum()} points .* mapped nowhere"):
+            read.barycentric(v)
+        whole = read.T.barycentric(np.ones((31, 1))) if reached.all() else None
+        assert whole is None or float((whole - 1).abs().max()) < 1e-9
+
+
+def test_what_a_sparse_plan_has_lost(pair):
+    sparse = plans(*pair)["sparse"]
+    assert not isinstance(sparse, TransportPlan)
+    for ask in (lambda: sparse.cost, sparse.rounded):
+        with pytest.raises(UnsupportedError, match=r"largest entries.*dense=True"):
+            ask()
+    # but it extends to other points
+    cost = DenseCost(torch.rand(4, 20, dtype=torch.float64))
+    extended = sparse.extend(cost)
+    torch.testing.assert_close(extended.to_dense(), pair[0].extend(cost).to_dense())
 
 
 def test_stored_plan_reads_like_the_implicit_one(pair):

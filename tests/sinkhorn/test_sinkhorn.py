@@ -9,10 +9,11 @@ import torch
 from problems import linear_problem
 
 from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.eager import EagerBackend, EagerProblem
 from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 CPU = torch.device("cpu")
@@ -40,9 +41,10 @@ def backend(request):
 def test_softmin_equals_reference(backend, kind, dtype, n, m, rank, zeros, epsilon):
     problem = linear_problem(n, m, rank, zero_weights=zeros)
     cost = problem.cost(kind, dtype)
+    given = LinearProblem(cost, problem.marginals, epsilon)
     (a, b), (f, g) = problem.marginals, problem.potentials
     for axis, weight, potential in ((1, b, g), (0, a, f)):
-        got = backend.softmin(cost, weight.log(), potential, epsilon, axis)
+        got = backend.prepare(given).softmin(potential, axis)
         expected = reference.softmin(
             problem.dense.matrix.numpy(), weight.numpy(), potential.numpy(), epsilon, axis
         )
@@ -55,13 +57,10 @@ def test_softmin_equals_reference(backend, kind, dtype, n, m, rank, zeros, epsil
 @pytest.mark.parametrize("zeros", [False, True])
 def test_sweep_equals_its_softmins(kind, relaxation, zeros):
     problem = linear_problem(20, 26, 3, zero_weights=zeros)
-    cost, backend = problem.cost(kind), EagerBackend()
-    f = backend.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
-    start = Potentials(f, problem.potentials.g)
-    expected = softmin_sweep(
-        LinearProblem(cost, problem.marginals, 1.0, backend), start, 4, relaxation
-    )
-    got = backend.sweeper(cost, problem.marginals, start, 1.0)(start, 4, relaxation)
+    prepared = EagerBackend().prepare(LinearProblem(problem.cost(kind), problem.marginals, 1.0))
+    start = Potentials(prepared.softmin_rows(problem.potentials.g), problem.potentials.g)
+    expected = softmin_sweep(prepared, start, 4, relaxation)
+    got = prepared.sweep(start, 4, relaxation)
     assert bool(got.check[0])
     a, b = problem.marginals
     # a point of zero weight takes no part in a sweep: its potential is found at the end
@@ -85,7 +84,7 @@ def test_plain_sweep_is_reference_sinkhorn(kind):
     )
     cost = problem.cost(kind)
     start = Potentials(torch.from_numpy(f), problem.potentials.g)
-    got = EagerBackend().sweeper(cost, problem.marginals, start, 0.7)(start, 5, 1.0)
+    got = EagerBackend().prepare(LinearProblem(cost, problem.marginals, 0.7)).sweep(start, 5, 1.0)
     for mine, other in zip(got[:3], (f, g, g_next), strict=True):
         np.testing.assert_allclose(mine.numpy(), other, atol=1e-11)
 
@@ -96,7 +95,7 @@ def test_marginals_and_reported_error(backend, kind, epsilon):
     problem = linear_problem(30, 20, 2, zero_weights=True)
     cost = problem.cost(kind)
     result = sinkhorn(
-        LinearProblem(cost, problem.marginals, epsilon, backend),
+        backend.prepare(LinearProblem(cost, problem.marginals, epsilon)),
         Potentials(*map(torch.zeros_like, problem.marginals)),
         max_iter=5000,
         tol=1e-10,
@@ -119,19 +118,14 @@ def test_over_relaxation_pays_at_small_epsilon():
     uniform = Marginals(*(torch.full((60,), 1 / 60, dtype=torch.float64),) * 2)
     start = Potentials(*map(torch.zeros_like, uniform))
 
-    class Plain(EagerBackend):
-        two_level = False
-
-        def sweeper(self, cost, marginals, start, epsilon, **options):
-            self.sweep = super().sweeper(cost, marginals, start, epsilon, **options)
-            return self
-
-        def __call__(self, start, count, relaxation):
-            return self.sweep(start, count, 1.0)
+    class Plain(EagerProblem):
+        def sweep(self, start, count, relaxation=1.0):
+            return super().sweep(start, count, 1.0)
 
     options = {"max_iter": 20_000, "tol": 1e-9}
-    plain = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, Plain()), start, **options)
-    relaxed = sinkhorn(LinearProblem(cost.dense(), uniform, 1e-3, EagerBackend()), start, **options)
+    problem = LinearProblem(cost.dense(), uniform, 1e-3)
+    plain = sinkhorn(Plain(problem, EagerBackend()), start, **options)
+    relaxed = sinkhorn(EagerBackend().prepare(problem), start, **options)
     assert plain.converged
     assert relaxed.converged
     assert relaxed.n_iters < plain.n_iters / 3
@@ -145,14 +139,11 @@ def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
     """The error stays 1/3 for some hundred iterations, which is no rounding."""
     cost = DenseCost(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0]], dtype=torch.float64))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
-    assert sinkhorn(
-        LinearProblem(cost, marginals, epsilon, backend), None, max_iter=2000, tol=1e-8
-    ).converged
+    problem = LinearProblem(cost, marginals, epsilon)
+    assert sinkhorn(backend.prepare(problem), None, max_iter=2000, tol=1e-8).converged
     # what rounding leaves is still noticed
-    assert (
-        sinkhorn(LinearProblem(cost, marginals, 0.1, backend), None, max_iter=2000, tol=0.0).n_iters
-        < 1000
-    )
+    easy = backend.prepare(problem._replace(epsilon=0.1))
+    assert sinkhorn(easy, None, max_iter=2000, tol=0.0).n_iters < 1000
 
 
 def test_a_single_column_that_has_to_change_partners_gets_there(backend):
@@ -160,7 +151,7 @@ def test_a_single_column_that_has_to_change_partners_gets_there(backend):
     near = torch.arange(41) < 21
     cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
-    problem = LinearProblem(cost, marginals, 2e-3, backend)
+    problem = backend.prepare(LinearProblem(cost, marginals, 2e-3))
     assert sinkhorn(problem, None, max_iter=2000, tol=1e-8).converged
 
 
@@ -179,11 +170,11 @@ def test_underflow_of_a_sweep_is_redone_safely():
     cost = problem.cost("dense", torch.float32)
     far = Potentials(problem.potentials.f, problem.potentials.g + torch.arange(12.0) * 100)
     zero = Potentials(*map(torch.zeros_like, problem.marginals))
-    sweep = EagerBackend().sweeper(cost, problem.marginals, far, 0.05)(far, 1, 1.0)
+    sweep = EagerBackend().prepare(LinearProblem(cost, problem.marginals, 0.05)).sweep(far, 1, 1.0)
     assert not bool(sweep.check[0])
     for start in (far, zero):
         result = sinkhorn(
-            LinearProblem(cost, problem.marginals, 0.05, EagerBackend()),
+            EagerBackend().prepare(LinearProblem(cost, problem.marginals, 0.05)),
             start,
             max_iter=3000,
             tol=1e-5,
@@ -201,8 +192,8 @@ def test_compiled_backend_does_not_recompile_for_new_shapes():
     def run(n, m, rank, epsilon):
         problem = linear_problem(n, m, rank)
         for kind in ("dense", "factored"):
-            weight = problem.marginals.log_b
-            backend.softmin(problem.cost(kind), weight, problem.potentials.g, epsilon, axis=1)
+            given = LinearProblem(problem.cost(kind), problem.marginals, epsilon)
+            backend.prepare(given).softmin(problem.potentials.g, axis=1)
 
     run(8, 9, 3, 1.0)
     run(11, 7, 2, 0.5)

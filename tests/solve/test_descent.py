@@ -18,7 +18,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._solve.next_point import Momentum
 from torchgw._solve.status import Status
 from torchgw._solve.step import PlainStep
@@ -62,10 +62,9 @@ def test_the_objective_is_known_an_iteration_later(name, alpha):
     coupling, expected = gradient.start(), []
     for _ in range(4):
         cost = step.linearise(coupling)
-        solved = sinkhorn(
-            LinearProblem(cost, problem.marginals, EPSILON, backend), None, max_iter=3000, tol=1e-13
-        )
-        coupling, told = step.update(cost, solved.potentials, coupling, coupling, EPSILON)
+        prepared = backend.prepare(LinearProblem(cost, problem.marginals, EPSILON))
+        solved = sinkhorn(prepared, None, max_iter=3000, tol=1e-13)
+        coupling, told = step.update(prepared, solved.potentials, coupling, coupling)
         descent.update(Report(*told.tolist()))
         f, g = solved.potentials
         plan = ((f[:, None] + g - cost.dense().matrix) / EPSILON).exp().numpy() / 750

@@ -14,10 +14,11 @@ from problems import linear_problem, random_weights
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.compiled import CompiledBackend
+from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.partial import level, partial_sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Potentials
 
@@ -254,12 +255,11 @@ def test_relaxed_sweeps_equal_their_softmins(kind, tau, relaxation, backend):
     if backend is not EagerBackend and (reason := backend.why_not(device, torch.float64)):
         pytest.skip(reason)
     problem = linear_problem(20, 26, 3, zero_weights=True)
-    cost, ways = problem.cost(kind), backend()
-    f = tau[0] * ways.softmin(cost, problem.marginals.log_b, problem.potentials.g, 1.0, axis=1)
-    start = Potentials(f, problem.potentials.g)
-    linear = LinearProblem(cost, problem.marginals, 1.0, EagerBackend(), tau)
-    expected = softmin_sweep(linear, start, 4, relaxation)
-    got = ways.sweeper(cost, problem.marginals, start, 1.0, tau=tau)(start, 4, relaxation)
+    linear = LinearProblem(problem.cost(kind), problem.marginals, 1.0, tau)
+    prepared = backend().prepare(linear)
+    start = Potentials(prepared.softmin_rows(problem.potentials.g), problem.potentials.g)
+    expected = softmin_sweep(EagerBackend().prepare(linear), start, 4, relaxation)
+    got = prepared.sweep(start, 4, relaxation)
     a, b = problem.marginals
     for mine, other, weight in (
         (got.f, expected.f, a),
@@ -276,7 +276,7 @@ def test_relaxed_sinkhorn_solves_the_relaxed_problem():
     cost, epsilon, rho = problem.dense, 0.5, (0.8, 2.0)
     tau = tuple(weight / (weight + epsilon) for weight in rho)
     result = sinkhorn(
-        LinearProblem(cost, problem.marginals, epsilon, EagerBackend(), tau),
+        EagerBackend().prepare(LinearProblem(cost, problem.marginals, epsilon, tau)),
         None,
         max_iter=3000,
         tol=1e-13,
@@ -329,9 +329,8 @@ def test_a_stored_kernel_gives_the_softmins_of_a_partial_problem(dtype, epsilon,
     generator = torch.Generator().manual_seed(3)
     noise = torch.rand(40, generator=generator, dtype=torch.float64)
     options = {"max_iter": 2000, "tol": 1e-12, "mass": 0.6}
-    plain = partial_sinkhorn(
-        LinearProblem(problem.factored, problem.marginals, epsilon, EagerBackend()), None, **options
-    )
+    given = LinearProblem(problem.factored, problem.marginals, epsilon)
+    plain = partial_sinkhorn(EagerBackend().prepare(given), None, **options)
     assert plain.converged
     f, g = plain.potentials
     start = {
@@ -339,13 +338,11 @@ def test_a_stored_kernel_gives_the_softmins_of_a_partial_problem(dtype, epsilon,
         "near": Potentials(f + epsilon * noise, g),
         "far": Potentials(f + 500 * noise, g - 500 * noise[:1]),
     }[warm]
-    cost = problem.dense.to(dtype)
-    found = partial_sinkhorn(
-        LinearProblem(cost, problem.marginals, epsilon, EagerBackend()), start, **options
-    )
+    stored = EagerBackend().prepare(given._replace(cost=problem.dense.to(dtype)))
+    found = partial_sinkhorn(stored, start, **options)
     assert found.converged
     plans = [
-        EagerBackend().dense(problem.dense, problem.marginals, result.potentials, epsilon)
+        EagerBackend().prepare(given._replace(cost=problem.dense)).dense(result.potentials)
         for result in (plain, found)
     ]
     # float32 exponents of size 10 / epsilon are off by 1e-6 of themselves

@@ -17,7 +17,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._solve import loop
 from torchgw._solve import step as steps
 from torchgw._solve.step import CapturedStep, KeptStep, PlainStep, choose_step
@@ -51,9 +51,8 @@ def make_step(name, device, *, store=True, alpha=1.0, backend="auto", turn=0):
 
 
 def solved(plain, cost):
-    return sinkhorn(
-        LinearProblem(cost, plain.marginals, EPSILON, plain.backend), None, max_iter=50, tol=1e-12
-    ).potentials
+    prepared = plain.backend.prepare(LinearProblem(cost, plain.marginals, EPSILON))
+    return sinkhorn(prepared, None, max_iter=50, tol=1e-12).potentials
 
 
 @pytest.mark.parametrize("store", [True, False])
@@ -62,12 +61,13 @@ def test_epsilon_is_a_unit(name, store):
     plain = make_step(name, "cpu", store=store)
     cost = plain.linearise(plain.gradient.start())
     potentials = solved(plain, cost)
+    prepared = plain.backend.prepare(LinearProblem(cost, plain.marginals, EPSILON))
     previous = plain.update(
-        cost, potentials, plain.gradient.start(), plain.gradient.start(), EPSILON
+        prepared, potentials, plain.gradient.start(), plain.gradient.start()
     ).coupling \
         if name == "sampled" else plain.gradient.start()  # fmt: skip
     state = plain.generator.get_state()
-    expected = plain.update(cost, potentials, previous, previous, EPSILON)
+    expected = plain.update(prepared, potentials, previous, previous)
     plain.generator.set_state(state)
     epsilon = torch.tensor(EPSILON, dtype=torch.float64)
     got = plain.update_in_units(cost, epsilon, potentials, previous, previous)
@@ -164,9 +164,9 @@ def run(step, plain, count=6):
     coupling, seen = plain.gradient.start(), []
     for turn in range(count):
         cost = step.linearise(coupling)
-        coupling, report = step.update(
-            cost, solved(plain, cost), coupling, coupling, EPSILON / (1 + turn)
-        )
+        problem = LinearProblem(cost, plain.marginals, EPSILON / (1 + turn))
+        prepared = plain.backend.prepare(problem)
+        coupling, report = step.update(prepared, solved(plain, cost), coupling, coupling)
         seen.append((coupling, clone(cost), report.clone()))
     return seen
 

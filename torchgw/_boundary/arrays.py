@@ -30,11 +30,12 @@ __all__ = [
     "to_tensor",
 ]
 
-# Relative asymmetry that rounding can explain.
+# Relative asymmetry that rounding can explain. [L264]
 _SYMMETRY_TOLERANCE = 1e-5
-# Relative deviation of a total mass from one that rounding can explain.
+# Relative deviation of a total mass from one that rounding can explain. [L264]
 _MASS_TOLERANCE = 1e-4
 # Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
+# [L264]
 _LARGEST_ENTRY = 1e15
 # Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")

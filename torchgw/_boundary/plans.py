@@ -23,7 +23,7 @@ __all__ = [
     "check_threshold",
 ]
 
-# Relative difference of two masses that rounding can explain.
+# Relative difference of two masses that rounding can explain. [L265]
 _MASS_TOLERANCE = 1e-4
 
 

@@ -21,6 +21,7 @@ from torchgw._derivatives.unrolled import unroll
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.contract import Plan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
@@ -82,13 +83,13 @@ class DifferentiablePlan(TransportPlan):
         *,
         transposed: bool = False,
     ) -> None:
-        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan._backend)
+        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
         self._differentiable = product
         self._transposed = transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self._backend, self.masses)
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts
 
     def __copy__(self) -> DifferentiablePlan:
@@ -102,7 +103,7 @@ class DifferentiablePlan(TransportPlan):
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
-        return self._row_and_column_sums()
+        return Plan.marginals(self)
 
     def _product(self, table: Tensor) -> Tensor:
         """Multiply by values of shape (m, c)."""

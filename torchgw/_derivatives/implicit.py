@@ -29,14 +29,17 @@ __all__ = ["Response", "Upstream", "respond"]
 # A block of rows, (rows, m), of the gradient in the plan of some function of it.
 Upstream = Callable[[slice], Tensor]
 
-# Relative residual of the linear system.
+# Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
 # Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
+# [L244]
 _WORRYING = 1e-4
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
+# [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
+# [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 

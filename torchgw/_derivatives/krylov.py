@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["gmres"]
 
-# Vectors kept before a restart.
+# Vectors kept before a restart. [L243]
 _RESTART = 60
 
 

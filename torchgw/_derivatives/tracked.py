@@ -35,7 +35,7 @@ __all__ = [
     "tracked_inputs",
 ]
 
-# Elements of one (rows, n, d) block of differences of points.
+# Elements of one (rows, n, d) block of differences of points. [L267]
 _BLOCK_ELEMENTS = 2**22
 
 

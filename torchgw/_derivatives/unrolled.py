@@ -12,7 +12,7 @@ from torchgw._plans.transport import TransportPlan
 __all__ = ["unroll"]
 
 # Outer iterations, Sinkhorn iterations in each, and entries of the plan: the graph keeps a few
-# tables of that size for each of them, 2 GB at most.
+# tables of that size for each of them, 2 GB at most. [L268]
 _OUTER = 20
 _INNER = 60
 _MOST_ENTRIES = 50_000

@@ -33,10 +33,10 @@ def cost_rows(known: Linearised, side: int) -> CostRows:
 
 
 # Entries (n * m) up to which the exact gradient by dense products is affordable: three tables of
-# this size and two matrix products of n * m * max(n, m) operations per iteration.
+# this size and two matrix products of n * m * max(n, m) operations per iteration. [L269]
 _DENSE_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # Triples of points (n * m * min(n, m)) up to which a loss that is no sum of products is exact, and
-# the most that may be asked for: a CPU takes 0.1 us for each, in every iteration.
+# the most that may be asked for: a CPU takes 0.1 us for each, in every iteration. [L260]
 _TRIPLES = {"cpu": 10_000_000, "cuda": 2_000_000_000}
 _MOST_TRIPLES = {"cpu": 1_000_000_000, "cuda": 100_000_000_000}
 

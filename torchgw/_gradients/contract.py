@@ -28,8 +28,7 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.means import MeanDistances
-from torchgw._plans.pairs import PairPlan
-from torchgw._plans.stored import StoredPlan
+from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
@@ -60,8 +59,6 @@ class QuadraticValue(NamedTuple):
 
 # Each gradient's own: a plan, its encoding, or anchors; None stands for the product plan.
 Coupling = Any
-# What a coupling can be taken of.
-Plan = TransportPlan | StoredPlan | PairPlan
 
 
 class Linearised(NamedTuple):

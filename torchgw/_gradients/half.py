@@ -13,7 +13,7 @@ from torchgw._sinkhorn.cost import Cost, DenseCost
 __all__ = ["HalfGradient"]
 
 # What the largest entry of a factor is scaled to: below the largest half-precision number, and far
-# from the smallest.
+# from the smallest. [L270]
 _LARGEST = 2.0**13
 
 

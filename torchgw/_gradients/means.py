@@ -29,16 +29,17 @@ __all__ = [
 ]
 
 # Columns of the quadrature of a sum over all points where each column is a shortest-path run.
+# [L111]
 _QUADRATURE_COLUMNS = 96
-# Columns that tell which distances anchors can show, and anchors that it takes.
+# Columns that tell which distances anchors can show, and anchors that it takes. [L256]
 _VISIBLE_COLUMNS = 16
 _FEWEST = 32
 # Levels of a minimum, the columns that means at every level are taken over at most, and how far
-# beyond the largest distance of some columns levels reach.
+# beyond the largest distance of some columns levels reach. [L262, L271]
 _LEVELS = 64
 _LEVEL_COLUMNS = 1024
 _MARGIN = 1.05
-# Distances read at once for these means.
+# Distances read at once for these means. [L271]
 _BLOCK_ELEMENTS = 2**22
 
 

@@ -7,7 +7,7 @@ the terms of rows and columns alone, which follow its own marginals.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,14 @@ from torch import Tensor
 from torchgw._gradients.contract import Coupling, Gradient, Linearised, QuadraticValue
 from torchgw._gradients.means import mean_columns, own_terms
 from torchgw._gradients.sampled import SampledGradient
-from torchgw._plans.pairs import PairPlan
-from torchgw._plans.stored import StoredPlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.contract import Plan
+from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["RelaxedCoupling", "RelaxedGradient", "normalise"]
+
+Kind = TypeVar("Kind", bound=DualPlan)
 
 
 class RelaxedCoupling(NamedTuple):
@@ -68,13 +69,13 @@ class RelaxedGradient:
 
     def update(
         self,
-        plan: TransportPlan | StoredPlan | PairPlan,
+        plan: Plan,
         coupling: RelaxedCoupling | None,
         generator: torch.Generator,
     ) -> RelaxedCoupling:
         """Return the coupling of a plan of any mass."""
         previous = None if coupling is None else coupling.base
-        if not isinstance(plan, TransportPlan):
+        if not isinstance(plan, DualPlan):
             # a given start, of mass one
             a, b = (torch.ones_like(weight)[:, None] for weight in self.problem.marginals)
             masses = Marginals((plan @ b)[:, 0], (plan.T @ a)[:, 0])
@@ -115,7 +116,7 @@ class RelaxedGradient:
         return known._replace(own=Marginals(*own_terms(self.problem, coupling.masses)))
 
 
-def normalise(plan: TransportPlan) -> tuple[TransportPlan, Marginals, Tensor]:
+def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
     """Return P / |P|, its marginals and |P|.
 
     The weights of the rows become their masses, so that rows are drawn by what they carry.
@@ -126,4 +127,5 @@ def normalise(plan: TransportPlan) -> tuple[TransportPlan, Marginals, Tensor]:
     a, b = plan.weights
     shift = torch.where(p > 0, a / (p * total).clamp_min(torch.finfo(p.dtype).tiny), 1.0).log()
     potentials = Potentials(plan.potentials.f + plan.epsilon * shift, plan.potentials.g)
-    return plan.replaced(potentials, Marginals(p, b)), Marginals(p, q), total
+    scaled: Any = plan.replaced(potentials, Marginals(p, b))
+    return scaled, Marginals(p, q), total

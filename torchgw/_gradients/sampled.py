@@ -38,10 +38,12 @@ from torchgw.distances.sampling import choose_points
 __all__ = ["CostNoise", "SampledGradient"]
 
 # Spread-out points whose distances are the coordinates that the source points are ordered by.
+# [L119]
 _COORDINATES = 16
-# Strata that the noise is estimated from at most, two anchors each.
+# Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
 # Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
+# [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
 

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_index, as_values
+from torchgw._plans.contract import Plan
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Operator", "RoundedPlan", "round_plan", "round_to_marginals"]
+__all__ = ["RoundedPlan", "round_plan", "round_to_marginals"]
 
 
-class Operator(Protocol):
-    """What rounding needs of a plan."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-
-    @property
-    def T(self) -> Any:  # noqa: N802 - the name of every array library
-        """The plan from target to source."""
-
-    def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values."""
-
-    def rows(self, index: Any) -> Tensor:
-        """Return rows of the plan."""
-
-    def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix."""
-
-
-class RoundedPlan:
+class RoundedPlan(Plan):
     """diag(x) P diag(y) + u v', a plan with exact marginals that is never stored, shape (n, m).
 
-    Returned by :meth:`TransportPlan.rounded`.
+    Returned by :meth:`torchgw.TransportPlan.rounded`.
 
     Parameters
     ----------
-    scaled : Operator, shape (n, m)
+    scaled : Plan, shape (n, m)
         diag(x) P diag(y), which exceeds neither marginal.
     row, column : Tensor, shapes (n,) and (m,), float64
         u and v: the outer product of what is missing on each side.
     """
 
-    def __init__(self, scaled: Operator, row: Tensor, column: Tensor) -> None:
+    def __init__(self, scaled: Plan, row: Tensor, column: Tensor) -> None:
         self.scaled = scaled
         self.row = row
         self.column = column
@@ -57,38 +36,32 @@ class RoundedPlan:
         """(n, m)."""
         return self.scaled.shape
 
+    def _like(self) -> Plan:
+        return self.scaled
+
     @property
     def T(self) -> RoundedPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
         return RoundedPlan(self.scaled.T, self.column, self.row)
 
-    def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values for values of shape (m,) or (m, c)."""
-        product = self.scaled @ values
-        values = as_values("values", values, product.device).double()
-        extra = torch.tensordot(self.column, values, dims=1)
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
+        matrix = self.scaled.stored()
+        return matrix + torch.outer(self.row, self.column).to(matrix.dtype)
+
+    def _product(self, table: Tensor) -> Tensor:
+        product = self.scaled._product(table)
+        extra = torch.tensordot(self.column, table.double(), dims=1)
         total: Tensor = product + torch.tensordot(self.row, extra, dims=0)
         return total.to(product.dtype)
 
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Return row sums (n,) and column sums (m,), float64."""
-        ones_n, ones_m = torch.ones_like(self.row), torch.ones_like(self.column)
-        return self @ ones_m, self.T @ ones_n
-
-    def rows(self, index: Any) -> Tensor:
-        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        index = as_index(index, len(self.row), self.row.device)
-        block = self.scaled.rows(index)
+    def _block(self, index: Tensor | slice) -> Tensor:
+        block = self.scaled._block(index)
         return block + torch.outer(self.row[index], self.column).to(block.dtype)
-
-    def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
-        matrix = self.scaled.to_dense()
-        return matrix + torch.outer(self.row, self.column).to(matrix.dtype)
 
 
 def round_plan(plan: Any, a: Tensor, b: Tensor) -> RoundedPlan:
-    """Return a TransportPlan moved to marginals of equal sums as by :func:`round_to_marginals`."""
+    """Move a TransportPlan to marginals of equal sums as :func:`round_to_marginals` does."""
     tiny = torch.finfo(torch.float64).tiny
     x = (a / (plan @ torch.ones_like(b)).clamp_min(tiny)).clamp_max(1.0)
     y = (b / (plan.T @ x).clamp_min(tiny)).clamp_max(1.0)
@@ -110,28 +83,11 @@ def round_plan(plan: Any, a: Tensor, b: Tensor) -> RoundedPlan:
 
 
 def round_to_marginals(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the plan moved to exact marginals: rows, then columns shrunk, the rest spread.
-
-    A plan that misses its marginals may have a value below the optimum, so values are compared
-    after this.
-
-    Parameters
-    ----------
-    plan : Tensor, shape (..., n, m)
-        Non-negative.
-    a, b : Tensor, shapes (..., n) and (..., m)
-        Non-negative, of equal sums.
-
-    Returns
-    -------
-    Tensor, shape (..., n, m)
-        At an L1 distance of at most twice the marginal errors of ``plan`` [1]_.
-
-    References
-    ----------
-    .. [1] J. Altschuler, J. Weed, P. Rigollet. Near-linear time approximation algorithms for
-       optimal transport via Sinkhorn iteration. NeurIPS 2017, Algorithm 2.
-    """
+    """Move plans (..., n, m) to exact marginals: shrink rows, then columns, and spread the rest."""
+    # At an L1 distance of at most twice the marginal errors: J. Altschuler, J. Weed, P. Rigollet.
+    # Near-linear time approximation algorithms for optimal transport via Sinkhorn iteration.
+    # NeurIPS 2017, Algorithm 2. A plan that misses its marginals may have a value below the
+    # optimum, so values are compared after this.
     tiny = torch.finfo(plan.dtype).tiny
     plan = plan * (a / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0)[..., :, None]
     plan = plan * (b / plan.sum(-2).clamp_min(tiny)).clamp_max(1.0)[..., None, :]

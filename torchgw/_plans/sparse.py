@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_points_of, check_draw, check_entries, check_threshold
+from torchgw._boundary.plans import check_draw, check_threshold
 from torchgw._errors import UnsupportedError
 from torchgw._plans.pairs import Anchors
-from torchgw._plans.rounded import RoundedPlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
@@ -23,7 +22,7 @@ __all__ = ["SparsePlan", "sparse_tensor"]
 
 
 def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return a checked COO tensor of some values (e,) at places (2, e)."""
+    """Make a checked COO tensor of some values (e,) at places (2, e)."""
     with warnings.catch_warnings():
         # torch 2.11 says that nobody chose whether to check, which the next line does
         warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
@@ -32,12 +31,12 @@ def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Ten
         )
 
 
-class SparsePlan(TransportPlan):
+class SparsePlan(DualPlan):
     """The largest entries of each row of a plan; others count as zero.
 
     What :func:`torchgw.load` returns for a result whose cost was a stored matrix, unless it was
-    saved with ``dense=True``. All operations of :class:`torchgw.TransportPlan` work on the entries
-    kept.
+    saved with ``dense=True``. It is read like a :class:`torchgw.TransportPlan`, of the entries that
+    are kept; the cost is gone, and with it :meth:`rounded`.
 
     Parameters
     ----------
@@ -46,6 +45,11 @@ class SparsePlan(TransportPlan):
     marginals : Marginals
     epsilon : float
     """
+
+    _unmapped = (
+        "have no entry in this sparse plan, so they are mapped nowhere. Save the result with "
+        "`result.save(path, dense=True)`."
+    )
 
     def __init__(
         self, entries: Tensor, potentials: Potentials, marginals: Marginals, epsilon: float
@@ -58,11 +62,8 @@ class SparsePlan(TransportPlan):
                 for place, size in zip(places, self.shape, strict=True)
             )
         )
-        self.potentials = potentials
-        self.weights = marginals
-        self.epsilon = epsilon
-        self._backend = EagerBackend()
-        self._sums: tuple[Tensor, Tensor] | None = None
+        self.potentials, self.weights, self.epsilon = potentials, marginals, epsilon
+        self.backend = EagerBackend()
 
     @classmethod
     def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
@@ -75,25 +76,25 @@ class SparsePlan(TransportPlan):
         return cls(entries, plan.potentials, plan.weights, plan.epsilon)
 
     @property
+    def cost(self) -> NoReturn:
+        """Refuse: only the largest entries of the plan were stored."""
+        raise UnsupportedError(
+            "This plan was stored by its largest entries, without its cost. Save the result with "
+            "`result.save(path, dense=True)`."
+        )
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
         return self.entries.shape[0], self.entries.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the plan computes."""
-        return self.entries.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the entries."""
-        return self.entries.dtype
+    def _like(self) -> Tensor:
+        return self.entries
 
     @property
     def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
-        f, g = self.potentials
-        a, b = self.weights
+        (f, g), (a, b) = self.potentials, self.weights
         return SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
 
     def replaced(
@@ -115,56 +116,12 @@ class SparsePlan(TransportPlan):
             f"{self.entries.values().numel():,} entries, {self.dtype}, {self.device})"
         )
 
-    def _product(self, table: Tensor) -> Tensor:
-        """Return the product with values of shape (m, c)."""
-        product: Tensor = torch.sparse.mm(self.entries, table)
-        return product
-
-    def barycentric(self, points: Any) -> Tensor:
-        """Map each source point to the plan-weighted mean of target points, (n, d).
-
-        Raises
-        ------
-        UnsupportedError
-            If a source point has no entry: its weight is zero, or it is nobody's largest.
-        """
-        points = as_points_of("points", points, self.shape[1], self.device)
-        product = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
-        empty = int((product[:, -1] == 0).sum())
-        if empty:
-            raise UnsupportedError(
-                f"{empty} points have no entry in this sparse plan, so they are mapped nowhere. "
-                "Save the result with `result.save(path, dense=True)`."
-            )
-        return product[:, :-1] / product[:, -1:]
-
-    def _block(self, index: Tensor | slice) -> Tensor:
-        """Return rows as a dense block."""
-        if isinstance(index, slice):
-            index = torch.arange(*index.indices(self.shape[0]), device=self.device)
-        block: Tensor = self.entries.index_select(0, index).to_dense()
-        return block
-
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k largest entries of each row: values (n, k), and their columns (n, k)."""
-        k = check_entries(k, self.shape[1])
-        parts = [block.topk(k, dim=1) for block in self._blocks()]
-        return torch.cat([part.values for part in parts]), torch.cat(
-            [part.indices for part in parts]
-        )
-
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the entries, with repetition."""
         check_draw(count, generator, self.device)
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
         return Anchors(source, target)
-
-    def _with_partners(self, source: Tensor, generator: torch.Generator) -> Anchors:
-        """Draw a target point for each source point, among its entries."""
-        parts = source.split(self._height)
-        drawn = [sample_categories(self._block(part), 1, generator)[:, 0] for part in parts]
-        return Anchors(source, torch.cat(drawn))
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""
@@ -184,18 +141,19 @@ class SparsePlan(TransportPlan):
         entries = (data[kept], (rows[kept], columns[kept]))
         return scipy.sparse.csr_array(entries, shape=self.shape)
 
-    def rounded(self, a: Tensor | None = None, b: Tensor | None = None) -> RoundedPlan:
-        """Refuse: rounding works on the whole plan, and this one has lost its cost."""
+    def rounded(self, a: Any = None, b: Any = None) -> NoReturn:
+        """Refuse: rounding works on the whole plan."""
         raise UnsupportedError(
             "A plan stored by its largest entries cannot be rounded to marginals. Save the "
             "result with `result.save(path, dense=True)`."
         )
 
-    @property
-    def _height(self) -> int:
-        """Rows of a dense block."""
-        return max(1, 2**22 // self.shape[1])
+    def _product(self, table: Tensor) -> Tensor:
+        product: Tensor = torch.sparse.mm(self.entries, table)
+        return product
 
-    def _blocks(self) -> list[Tensor]:
-        step = self._height
-        return [self._block(slice(start, start + step)) for start in range(0, self.shape[0], step)]
+    def _block(self, index: Tensor | slice) -> Tensor:
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(self.shape[0]), device=self.device)
+        block: Tensor = self.entries.index_select(0, index).to_dense()
+        return block

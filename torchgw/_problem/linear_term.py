@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 FeatureMetric = Literal["sqeuclidean", "cosine", "euclidean"]
-# Pairs up to which Euclidean distances are stored; they have no factors.
+# Pairs up to which Euclidean distances are stored; they have no factors. [L273]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 
 

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 LossName = Literal["square", "kl", "absolute"]
-# Added to distances inside logarithms, as in POT: zero has no logarithm.
+# Added to distances inside logarithms, as in POT: zero has no logarithm. [L274]
 _LOG_OFFSET = 1e-18
 
 

@@ -20,7 +20,7 @@ __all__ = ["KeyedGraph", "Preparation"]
 
 T = TypeVar("T")
 
-# Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra.
+# Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra. [L275]
 _PART_PAIRS = 100_000_000
 
 

@@ -30,16 +30,18 @@ logger = logging.getLogger(__name__)
 
 ScaleName = Literal["auto", "max", "mean"]
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
+# [L95]
 _ALL_PAIRS_POINTS = 3_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
 # the error of each side up to which these do: the value of a plan is too high by about their sum.
+# [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
 # Points per side up to which "dijkstra" is all pairs too. A sampled solve of some thousand points
 # asks for nearly every row in the end, so all at once are no more of them, and the exact solve
 # takes a CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of
 # 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
-# (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`).
+# (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 
 

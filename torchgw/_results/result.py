@@ -23,7 +23,7 @@ from torchgw._typing import Iteration
 
 __all__ = ["GWResult", "make_result"]
 
-# Ambiguity above which the summary of a result mentions it.
+# Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
 
 
@@ -34,7 +34,9 @@ class GWResult(Result):
     Attributes
     ----------
     lazy_plan : TransportPlan, shape (n, m)
-        The plan as an operator; nothing of its size is stored.
+        The plan as an operator; nothing of its size is stored. :func:`torchgw.load` returns its
+        largest entries, without the cost, where that was a stored matrix and the result was not
+        saved with ``dense=True``.
     potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. They are not the *reduced
         potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its

@@ -47,10 +47,10 @@ __all__ = ["load", "stored", "write_result"]
 Kind = TypeVar("Kind", bound=type)
 
 # Entries of each row of a plan that a file keeps, and the share of the row's mass below which an
-# entry is dropped in any case.
+# entry is dropped in any case. [L277]
 _ENTRIES_PER_ROW = 256
 _SMALLEST_SHARE = 1e-12
-# Mass that may be missing from them before a warning says so.
+# Mass that may be missing from them before a warning says so. [L277]
 _MISSING_MASS = 1e-6
 
 _RECORDS: dict[str, Any] = {
@@ -180,7 +180,7 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return "Loss", {"name": value.name, "floor": floor, "levels": levels and tuple(levels)}
     if isinstance(value, Status):
         return "Status", {"name": value.name}
-    if isinstance(value, TransportPlan):
+    if isinstance(value, (TransportPlan, SparsePlan)):
         return _plan_parts(value, dense)
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
@@ -198,7 +198,7 @@ def _parts(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _plan_parts(plan: TransportPlan, dense: bool) -> tuple[str, dict[str, Any]]:
+def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dict[str, Any]]:
     """Name a plan and take it apart, without an (n, m) cost unless that is asked for."""
     rest = {"potentials": plan.potentials, "marginals": plan.weights, "epsilon": plan.epsilon}
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):

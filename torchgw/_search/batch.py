@@ -13,17 +13,17 @@ from torch import Tensor
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import CoarseProblem, cross_terms, side_by_side
 from torchgw._search.starts import start_costs
-from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._typing import Marginals
 
 __all__ = ["Batch", "Judged", "carry_over", "search_all"]
 
 # Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
-# compare, and where masses differ it takes many iterations to meet them.
+# compare, and where masses differ it takes many iterations to meet them. [L222]
 _INNER = {"search": 10, "compare": 60}
-# Over-relaxation of Sinkhorn's iteration.
+# Over-relaxation of Sinkhorn's iteration. [L107]
 _RELAXATION = {"search": 1.5, "compare": 1.7}
-# Outer iterations that a search ends with, in which the marginals are met.
+# Outer iterations that a search ends with, in which the marginals are met. [L225]
 _LAST_ITERATIONS = 5
 
 
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
 
 
 def search_all(
-    backend: Backend,
+    solve: BatchSolver,
     count: int,
     coarse: CoarseProblem,
     x_axes: Tensor,
@@ -53,13 +53,13 @@ def search_all(
 ) -> Judged:
     """Solve from all starts."""
     costs = start_costs(coarse, x_axes, y_axes, rotations, count)
-    batch = _from_costs(coarse, costs, epsilons, "search", backend)
+    batch = _from_costs(coarse, costs, epsilons, "search", solve)
     last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
-    return _judge(coarse, _iterate(coarse, batch, last, "compare", backend))
+    return _judge(coarse, _iterate(coarse, batch, last, "compare", solve))
 
 
 def carry_over(
-    backend: Backend,
+    solve: BatchSolver,
     fine: CoarseProblem,
     source: Tensor,
     target: Tensor,
@@ -71,7 +71,7 @@ def carry_over(
     rows, columns = _places(source, fine.source.indices), _places(target, fine.target.indices)
     cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
     costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
-    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", backend))
+    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", solve))
 
 
 def _places(wanted: Tensor, index: Tensor) -> Tensor:
@@ -80,17 +80,17 @@ def _places(wanted: Tensor, index: Tensor) -> Tensor:
 
 
 def _from_costs(
-    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, backend: Backend
+    coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, solve: BatchSolver
 ) -> Batch:
     """Take the plan of each start's first cost, then iterate."""
     costs = costs.float()
     first = Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _solve(coarse, first, costs, epsilons[0], stage, backend)
-    return _iterate(coarse, first, epsilons[1:], stage, backend)
+    first = _solve(coarse, first, costs, epsilons[0], stage, solve)
+    return _iterate(coarse, first, epsilons[1:], stage, solve)
 
 
 def _iterate(
-    coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, backend: Backend
+    coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, solve: BatchSolver
 ) -> Batch:
     """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
 
@@ -102,7 +102,7 @@ def _iterate(
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
         costs = torch.baddbmm(base, side_by_side(x @ batch.plans, parts), y)
-        batch = _solve(coarse, batch, costs, epsilon, stage, backend)
+        batch = _solve(coarse, batch, costs, epsilon, stage, solve)
     return batch
 
 
@@ -112,13 +112,11 @@ def _solve(
     costs: Tensor,
     epsilon: Tensor,
     stage: str,
-    backend: Backend,
+    solve: BatchSolver,
 ) -> Batch:
     """Run the Sinkhorn iterations of one outer iteration."""
     weights = Marginals(coarse.source.weights, coarse.target.weights)
-    return Batch(
-        *backend.solve_batch(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
-    )
+    return Batch(*solve(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage]))
 
 
 def _judge(coarse: CoarseProblem, batch: Batch) -> Judged:

@@ -14,11 +14,11 @@ from torchgw.distances.sampling import SpreadPoints
 
 __all__ = ["coarse_table", "loss_spread", "with_loss"]
 
-# Levels of a minimum on a coarse problem.
+# Levels of a minimum on a coarse problem. [L278]
 _LEVELS = 16
-# Quantiles of the distances of a side that the spread of a loss is computed from.
+# Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
-# Share of the largest loss below which a spread is rounding.
+# Share of the largest loss below which a spread is rounding. [L278]
 _ROUNDING = 1e-9
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw._plans.pairs import Anchors, PairPlan
+from torchgw._plans.given import PairPlan
+from torchgw._plans.pairs import Anchors
 from torchgw._problem.problem import Problem
 from torchgw._search.starts import distance_quantiles
 from torchgw.distances.base import DistanceProvider
 
 __all__ = ["match_points"]
 
-# Squared number of points of the larger side up to which all distances are read.
+# Squared number of points of the larger side up to which all distances are read. [L279]
 _MOST_ENTRIES = 9_000_000
 # Share of the partners that is looked at: those that stand out most from the second nearest, as
-# most right ones do.
+# most right ones do. [L232]
 _CLEAR_SHARE = 1 / 3
 # Correlation of the distances among these from which on they are believed, and how many there are
-# at least.
+# at least. [L233, L279]
 _BELIEVED = 0.7
 _FEWEST = 32
-# Distances read at once.
+# Distances read at once. [L279]
 _BLOCK_ELEMENTS = 2**22
 
 

@@ -16,6 +16,8 @@ from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.batch import BatchSolver
+from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
@@ -23,32 +25,33 @@ from torchgw.distances.sampling import column_reader
 
 __all__ = ["Alternative", "DEFAULT_STARTS", "Search", "find_optima", "represent"]
 
-# Starts by default: all that make_starts() has, and four random rotations.
+# Starts by default: all that make_starts() has, and four random rotations. [L116]
 DEFAULT_STARTS = 16
 # Points per side of the coarse problem, and of the finer one on which its best optima are compared:
-# a few points may favour an optimum that all of them do not.
+# a few points may favour an optimum that all of them do not. [L110, L116]
 _POINTS = 96
 _FINER_POINTS = 256
 # Outer iterations of all starts until their plans are to meet their marginals, and on the finer
-# problem.
+# problem. [L116, L222]
 _ITERATIONS = 20
 _FINE_ITERATIONS = 18
-# Distance (CoarseProblem.distances) above which two plans are different optima.
+# Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
-# Optima that are polished and reported at most.
+# Optima that are polished and reported at most. [L280]
 _KEPT = 5
-# Optima that are compared on the finer problem at most.
+# Optima that are compared on the finer problem at most. [L110]
 _COMPARED = 3
 # They are not if the best is this far ahead: multiples of its value, and of the natural scale times
-# the resolution squared, which is what coarse points make up.
+# the resolution squared, which is what coarse points make up. [L115]
 _CLOSE, _CLOSE_SHARE = 2.0, 4.0
-# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution.
+# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
 _LEAST_EPSILON = 1e-3
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are no more than this on either side.
+# [L109, L219]
 _COARSEST = 0.2
 _WHOLE = 512
-# Bytes of what is read up to which the search is captured: a graph keeps a copy.
+# Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
 
 
@@ -140,7 +143,8 @@ def find_optima(
     starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
     device = axes[0].device
     upload = starts.rotations.to(device), starts.epsilons.to(device)
-    search = partial(search_all, backend, count)
+    solve = batch_solver(backend)
+    search = partial(search_all, solve, count)
     judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
     found = _distinct(judged, starts.labels)
     first: list[Alternative] = []
@@ -148,7 +152,7 @@ def find_optima(
         # copies, as the functions called next may have been recorded over them
         found = found._replace(judged=clone(found.judged))
         close = found.part(None, _COMPARED)
-        first = _compare_finely(problem, coarse.problem, close, target, backend, call)
+        first = _compare_finely(problem, coarse.problem, close, target, solve, call)
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     return Search(alternatives, _ambiguity(coarse, alternatives))
@@ -201,7 +205,7 @@ def _compare_finely(
     coarse: CoarseProblem,
     found: _Distinct,
     target: float,
-    backend: Backend,
+    solve: BatchSolver,
     call: Call,
 ) -> list[Alternative]:
     """Carry optima over to more points, and compare them there with an annealed start."""
@@ -215,7 +219,7 @@ def _compare_finely(
     points = coarse.source.indices, coarse.target.indices
     plans, table = found.judged.batch.plans, fine.problem.base.new_tensor(epsilons)
     judged = call(
-        f"compare {len(found.places)}", partial(carry_over, backend),
+        f"compare {len(found.places)}", partial(carry_over, solve),
         fine.problem, *points, plans, found.chosen, table, in_place=3,
     )  # fmt: skip
     compared = _distinct(judged, ["annealed", *found.labels])

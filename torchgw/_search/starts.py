@@ -27,15 +27,16 @@ __all__ = [
     "start_costs",
 ]
 
-# Leading axes of each side whose signs are tried in all combinations.
+# Leading axes of each side whose signs are tried in all combinations. [L224]
 _AXES = 3
-# Points up to which all axes are computed: some at each end of the spectrum take two calls.
+# Points up to which all axes are computed: some at each end of the spectrum take two calls. [L84]
 _WHOLE_SPECTRUM = 128
-# Levels of the distance distributions that are compared.
+# Levels of the distance distributions that are compared. [L224]
 _QUANTILES = 32
 # Epsilon at which a guess is taken up, as a share of the natural scale: above it is forgotten.
+# [L105]
 GUESS_EPSILON = 0.1
-# How far below the target a ladder goes before it comes back, as a share of it.
+# How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
 
 

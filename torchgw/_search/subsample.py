@@ -18,6 +18,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.draws import categories_at
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
@@ -107,7 +108,10 @@ def extend(
     columns = FactoredCost(
         whole.left, whole.right[sample.target], whole.row, whole.column[sample.target]
     )
+    fine_a, fine_b = fine.problem.marginals
+    near = LinearProblem(columns, Marginals(fine_a, marginals.b), epsilon)
+    far = LinearProblem(whole.rows(sample.source), Marginals(marginals.a, fine_b), epsilon)
     return Potentials(
-        backend.softmin(columns, marginals.log_b, potentials.g, epsilon, axis=1),
-        backend.softmin(whole.rows(sample.source), marginals.log_a, potentials.f, epsilon, axis=0),
+        backend.prepare(near).softmin(potentials.g, axis=1),
+        backend.prepare(far).softmin(potentials.f, axis=0),
     )

@@ -11,29 +11,25 @@ from torch import Tensor
 __all__ = ["Anderson"]
 
 # Iterates combined at most: enough for a few slow modes, and the least-squares problem stays tiny.
+# [L8]
 _DEPTH = 6
-# Ridge of the least-squares problem, relative to its largest diagonal entry.
+# Ridge of the least-squares problem, relative to its largest diagonal entry. [L282]
 _RIDGE = 1e-10
-# Growth of the residual after which the past is forgotten.
+# Growth of the residual after which the past is forgotten. [L282]
 _RESTART_GROWTH = 2.0
 # Plain steps in a row that must contract first. An iteration that leaves a saddle point grows, and
-# extrapolating it would lead back to the saddle.
+# extrapolating it would lead back to the saddle. [L8]
 _CONTRACTIONS = 3
 
 
 class Anderson:
-    """Choose where to linearise next from the last few couplings and what they led to.
+    """Chooses where to linearise next, from the last few couplings and what they led to."""
 
-    For a map x -> T(x) with residuals r_k = T(x_k) - x_k the next point is sum_k w_k T(x_k), where
-    the weights sum to one and minimise |sum_k w_k r_k| [1]_. Near a fixed point this removes the
-    slow modes of plain iteration. A point may leave the transport polytope; that is harmless where
-    it is used, because the cost is linear in the coupling.
-
-    References
-    ----------
-    .. [1] H. Walker, P. Ni. Anderson acceleration for fixed-point iterations. SIAM Journal on
-       Numerical Analysis 2011.
-    """
+    # For a map x -> T(x) with residuals r_k = T(x_k) - x_k the next point is sum_k w_k T(x_k),
+    # where the weights sum to one and minimise |sum_k w_k r_k|: H. Walker, P. Ni. Anderson
+    # acceleration for fixed-point iterations. SIAM Journal on Numerical Analysis 2011. Near a fixed
+    # point this removes the slow modes of plain iteration. A point may leave the transport
+    # polytope; that is harmless where it is used, because the cost is linear in the coupling.
 
     def __init__(self) -> None:
         # the last images and residuals, a row each in no order; made once they are needed
@@ -46,7 +42,7 @@ class Anderson:
         self._norm = float("inf")
 
     def next(self, point: Tensor, image: Tensor) -> Tensor:
-        """Return the next point, given the last one and its image."""
+        """Find the next point, given the last one and its image."""
         residual = (image - point).flatten()
         if self._count == 0:
             previous, self._norm = self._norm, float(residual.norm())

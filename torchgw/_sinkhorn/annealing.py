@@ -8,19 +8,18 @@ from dataclasses import dataclass
 __all__ = ["Annealing"]
 
 # Annealing that is the only search for an optimum: quick down to this share of the start, where
-# plans are still close to the product plan, and slow from there on.
+# plans are still close to the product plan, and slow from there on. [L177]
 _PATIENT_FROM = 0.02
 _PATIENT_DECAYS = 0.5, 0.9
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``.
+    """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``."""
 
-    A ``patient`` one falls quickly at first and slowly later. With ``proximal`` it goes on as
-    target / 2, target / 3, ... (docs/algorithm.md, equation 11). It begins at iteration ``first``,
-    and does not know the iteration budget, so the answer does not depend on it.
-    """
+    # A patient one falls quickly at first and slowly later. With proximal steps it goes on as
+    # target / 2, target / 3, ... (docs/algorithm.md, equation 11). It begins at iteration
+    # ``first``, and does not know the iteration budget, so the answer does not depend on it.
 
     start: float
     target: float
@@ -30,7 +29,7 @@ class Annealing:
     patient: bool = False
 
     def __call__(self, iteration: int) -> float:
-        """Return epsilon at an iteration counted from zero."""
+        """Compute epsilon at an iteration counted from zero."""
         step = max(0, iteration - self.first)
         epsilon = max(self.target, self.start * self._fallen(step))
         if not self.proximal or epsilon > self.target:
@@ -38,11 +37,11 @@ class Annealing:
         return self.target / (1 + step - self._arrival)
 
     def share(self, iteration: int) -> float:
-        """Return the weight of an iteration's plan in the mean that is linearised next."""
+        """Compute the weight of an iteration's plan in the mean that is linearised next."""
         return min(1.0, self(iteration + 1) / self.target) if self.proximal else 1.0
 
     def final(self, iterations: int) -> float:
-        """Return epsilon of the plan that a solve ends with after so many iterations."""
+        """Compute epsilon of the plan that a solve ends with after so many iterations."""
         return min(self.target, self(iterations))
 
     @property
@@ -57,7 +56,7 @@ class Annealing:
         return first + max(0, math.ceil(math.log(rest) / math.log(slow)))
 
     def _fallen(self, step: int) -> float:
-        """Return the share of the start that is left after so many steps."""
+        """Compute the share of the start that is left after so many steps."""
         if not self.patient:
             return self.decay**step
         quick, slow = _PATIENT_DECAYS

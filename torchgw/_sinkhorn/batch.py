@@ -1,20 +1,29 @@
-"""Sinkhorn on many small problems of one shape at once: the definition every backend must equal."""
+"""Sinkhorn on many small problems of one shape at once, by PyTorch operations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from torchgw._typing import Marginals
 
-__all__ = ["BatchPlans", "LARGEST", "LEAST_EXPONENT", "RELAXED_FACTOR", "SMALLEST", "solve_batch"]
+__all__ = [
+    "BatchPlans",
+    "BatchSolver",
+    "LARGEST",
+    "LEAST_EXPONENT",
+    "RELAXED_FACTOR",
+    "SMALLEST",
+    "solve_batch",
+]
 
-# Factor of a scaling up to which over-relaxation is applied.
+# Factor of a scaling up to which over-relaxation is applied. [L107]
 RELAXED_FACTOR = 2.0
-# What scalings and their sums are kept within, so that float32 neither over- nor underflows.
+# What scalings and their sums are kept within, so that float32 neither over- nor underflows. [L283]
 SMALLEST, LARGEST = 1e-30, 1e30
-# Exponents below it count as it.
+# Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
 
 
@@ -25,6 +34,10 @@ class BatchPlans(NamedTuple):
     g: Tensor  # (B, 1, t) cost units
 
 
+# Costs, marginals, g, epsilon, iterations and relaxation, as :func:`solve_batch` takes them.
+BatchSolver = Callable[[Tensor, Marginals, Tensor, Tensor, int, float], BatchPlans]
+
+
 def solve_batch(
     costs: Tensor,
     marginals: Marginals,
@@ -33,23 +46,12 @@ def solve_batch(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Run over-relaxed Sinkhorn iterations of all problems, each with its own epsilon.
-
-    Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
-    bounded, so that none overflows. A plain iteration comes last. Nothing is read from the device.
-
-    Parameters
-    ----------
-    costs : Tensor, shape (B, s, t), float32
-    marginals : Marginals, shapes (s,) and (t,)
-        Positive.
-    g : Tensor, shape (B, 1, t)
-        Where to start, cost units.
-    epsilon : Tensor, shape (B,)
-    iterations : int
-    relaxation : float
-        At least 1; each scaling moves so many times as far, in logarithms.
-    """
+    """Run over-relaxed Sinkhorn iterations of many problems (B, s, t), each at its own epsilon."""
+    # The marginals (s,) and (t,) are positive; g (B, 1, t) is where to start, in cost units; a
+    # relaxation of at least 1 says how many times as far each scaling moves, in logarithms.
+    # Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
+    # bounded, so that none overflows. A plain iteration comes last. Nothing is read from the
+    # device.
     a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
     epsilon = epsilon[:, None, None].to(costs.dtype)
     exponent = (g - costs).div_(epsilon)
@@ -66,6 +68,6 @@ def solve_batch(
 
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
-    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
+    """Multiply by (new / old)^(1 + excess), the excess factor bounded."""
     bounded = (new / old).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
     return (new * bounded.pow_(excess)).clamp_(SMALLEST, LARGEST)

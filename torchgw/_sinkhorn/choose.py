@@ -1,33 +1,92 @@
-"""Which backend runs, and why the others cannot."""
+"""Which backends there are, which of them runs, and why the others cannot."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from torchgw._errors import BackendUnavailableError
-from torchgw._sinkhorn.compiled import CompiledBackend
-from torchgw._sinkhorn.contract import Backend, BackendName
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.tiles.eager import TiledEagerBackend
+from torchgw._boundary.checks import check_choice
+from torchgw._errors import BackendUnavailableError, InvalidInputError
+from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 
-__all__ = ["choose_backend", "unavailable_backends"]
+__all__ = [
+    "BackendName",
+    "batch_solver",
+    "check_backend",
+    "choose_backend",
+    "skips_tiles",
+    "unavailable_backends",
+]
 
 logger = logging.getLogger(__name__)
 
-# Order tried by backend="auto". On a CPU the eager sweep reuses one stored kernel, which beats a
-# compiled softmin; compile is there when asked for by name.
-_ORDER = {"cuda": ("triton", "compile", "eager"), "cpu": ("eager",)}
+
+class _BuiltIn(NamedTuple):
+    """A backend that is asked for by name; places are "module:name", imported when needed."""
+
+    # A torchgw.backends.Backend; its ``why_not(device, dtype)`` says why it cannot run, or None.
+    backend: str
+    # Devices on which backend="auto" tries it; None for all.
+    automatic_on: tuple[str, ...] | None
+    # Arguments of the backend, where it was not asked for by name.
+    automatic: Mapping[str, Any] = {}
+    # Package that has to be installed.
+    needs: str | None = None
+    # The torchgw._sinkhorn.tiles.prepared.TiledProblem whose tiles it skips.
+    tiles: str | None = None
+    # What solves many small problems at once beside it, other than PyTorch operations.
+    batch: str | None = None
+
 
 # Entries below which "auto" leaves one half-step over factors to PyTorch: Triton's takes 0.7 ms
 # whatever the size, most of it to prepare operands that a sweep prepares once (PyTorch: 0.23 ms at
 # 1,024 x 1,024 and rank 16, 0.5 at 4,096 x 4,096, 4.3 at 16,384 x 16,384). Sweeps, stored costs and
-# everything read off a plan are faster by Triton from the smallest size on, or within 0.1 ms.
+# everything read off a plan are faster by Triton from the smallest size on, or within 0.1 ms. [L68]
 _KERNEL_ENTRIES = 2**25
+
+BackendName = Literal["auto", "triton", "compile", "eager"]
+# In the order in which backend="auto" tries them. On a CPU the eager sweep reuses one stored
+# kernel, which beats a compiled softmin; compile is there when asked for by name.
+_BUILT_IN: dict[str, _BuiltIn] = {
+    "triton": _BuiltIn(
+        "torchgw._triton_sinkhorn:TritonBackend",
+        automatic_on=("cuda",),
+        automatic={"least_entries": _KERNEL_ENTRIES},
+        needs="triton",
+        tiles="torchgw._sinkhorn.tiles.triton:TiledTritonProblem",
+        batch="torchgw._sinkhorn.kernels.batch:solve_batch",
+    ),
+    "compile": _BuiltIn("torchgw._sinkhorn.compiled:CompiledBackend", automatic_on=("cuda",)),
+    "eager": _BuiltIn(
+        "torchgw._sinkhorn.eager:EagerBackend",
+        automatic_on=None,
+        tiles="torchgw._sinkhorn.tiles.eager:TiledEagerProblem",
+    ),
+}
+# What makes an object a torchgw.backends.Backend.
+_PARTS = ("name", "prepare")
+
+
+def check_backend(backend: object) -> None:
+    """Refuse an unknown name, and an object that is not all of a backend."""
+    missing = [name for name in _PARTS if not hasattr(backend, name)]
+    if isinstance(backend, str) or len(missing) == len(_PARTS):
+        check_choice("backend", backend, ("auto", *_BUILT_IN))
+    elif missing:
+        raise InvalidInputError(
+            f"`backend` must have all of a torchgw.backends.Backend; a {type(backend).__name__} "
+            f"has no {', '.join(missing)}. Give it a `name`, and a method `prepare(problem)` that "
+            "returns a torchgw.backends.PreparedProblem."
+        )
 
 
 def choose_backend(
@@ -36,17 +95,9 @@ def choose_backend(
     dtype: torch.dtype,
     tiling: Tiling | None = None,
 ) -> Backend:
-    """Return the backend asked for, or for "auto" the first in order that can run.
-
-    A backend that is given as an object is taken as it is.
-
-    With a ``tiling`` it is the form of it that skips tiles, where there is one.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If a backend was asked for by name and cannot run; the message gives the reason.
-    """
+    """Find the backend asked for, or for "auto" the first in order that can run."""
+    # An object is taken as it is. With a tiling it is the form of the backend that skips tiles, if
+    # there is one. One that was asked for by name and cannot run is an error, with the reason.
     if not isinstance(name, str):
         return name
     if name != "auto":
@@ -55,46 +106,61 @@ def choose_backend(
             raise BackendUnavailableError(
                 f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
             )
-        return _make(name, tiling, asked=True)
-    for candidate in _ORDER.get(device.type, ("eager",)):
+        return _make(_BUILT_IN[name], tiling, {})
+    for candidate, entry in _BUILT_IN.items():
+        if entry.automatic_on is not None and device.type not in entry.automatic_on:
+            continue
         reason = _why_not(candidate, device, dtype)
         if reason is None:
-            return _make(candidate, tiling, asked=False)
+            return _make(entry, tiling, entry.automatic)
         _log_once(candidate, reason)
-    return _make("eager", tiling, asked=False)
+    raise AssertionError("the last backend runs everywhere")
+
+
+def skips_tiles(name: BackendName) -> bool:
+    """Whether a backend has a form that skips tiles; "auto" looks for one that has."""
+    return name == "auto" or _BUILT_IN[name].tiles is not None
+
+
+def batch_solver(backend: Backend) -> BatchSolver:
+    """Choose what solves many small problems at once beside a backend."""
+    entry = _BUILT_IN.get(backend.name)
+    if entry is None or entry.batch is None:
+        return solve_batch
+    solver: BatchSolver = _load(entry.batch)
+    return solver
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
-    """Return every backend with the reason why it cannot run on a device, ``None`` if it can."""
-    names = ("triton", "compile", "eager")
-    return {name: _why_not(name, device, torch.float32) for name in names}
+    """List every backend with the reason why it cannot run on a device, ``None`` if it can."""
+    return {name: _why_not(name, device, torch.float32) for name in _BUILT_IN}
 
 
 def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    if name == "eager":
-        return None
-    if name == "compile":
-        return CompiledBackend.why_not(device, dtype)
-    if find_spec("triton") is None:
-        return "triton is not installed (pip install triton)."
-    from torchgw._triton_sinkhorn import TritonBackend
-
-    return TritonBackend.why_not(device, dtype)
+    """Say why a backend cannot run, or nothing."""
+    entry = _BUILT_IN[name]
+    if entry.needs is not None and find_spec(entry.needs) is None:
+        return f"{entry.needs} is not installed (pip install {entry.needs})."
+    reason: str | None = _load(entry.backend).why_not(device, dtype)
+    return reason
 
 
-def _make(name: str, tiling: Tiling | None, *, asked: bool) -> Backend:
-    if name == "triton":
-        from torchgw._sinkhorn.tiles.triton import TiledTritonBackend
-        from torchgw._triton_sinkhorn import TritonBackend
+def _make(entry: _BuiltIn, tiling: Tiling | None, arguments: Mapping[str, Any]) -> Backend:
+    """Make a backend, or its form that skips tiles."""
+    kind = _load(entry.backend)
+    if tiling is not None and entry.tiles is not None:
+        return TiledBackend(kind(), _load(entry.tiles), tiling)
+    backend: Backend = kind(**arguments)
+    return backend
 
-        if tiling is not None:
-            return TiledTritonBackend(tiling)
-        return TritonBackend(least_entries=0 if asked else _KERNEL_ENTRIES)
-    if name == "compile":
-        return CompiledBackend()
-    return EagerBackend() if tiling is None else TiledEagerBackend(tiling)
+
+def _load(place: str) -> Any:
+    """Import what a place names."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 @cache
 def _log_once(name: str, reason: str) -> None:
+    """Say once why a backend is passed over."""
     logger.info("backend %s is passed over: %s", name, reason)

@@ -1,4 +1,4 @@
-"""The softmin of :mod:`torchgw._sinkhorn.loop`, fused by torch.compile."""
+"""Sinkhorn by half-steps that torch.compile fuses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import STRICT, Sweeper
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.softmin import LinearProblem, SoftminSweeper, row_blocks, softmin
-from torchgw._typing import Marginals, Potentials
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._typing import Marginals
 
 __all__ = ["CompiledBackend"]
 
@@ -41,60 +41,58 @@ def _compiled() -> tuple[Callable[..., Tensor], ...]:
     )
 
 
-class CompiledBackend(EagerBackend):
-    """The eager backend with the half-step compiled; plan products stay as they are."""
+class CompiledBackend:
+    """The half-step compiled; what is read off a plan is computed as it is defined."""
 
     name = "compile"
 
     @staticmethod
     @cache
     def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why torch.compile cannot run here, found by one small probe, or ``None``."""
+        """Say why torch.compile cannot run here, found by one small probe, or nothing."""
         cost = FactoredCost(*(torch.ones(shape, dtype=dtype, device=device) for shape in _PROBE))
-        weight = torch.zeros(8, dtype=dtype, device=device)
+        weight = torch.ones(8, dtype=dtype, device=device)
+        problem = LinearProblem(cost, Marginals(weight, weight), 1.0)
         try:
-            CompiledBackend().softmin(cost, weight, weight, 1.0, axis=1)
+            CompiledBackend().prepare(problem).softmin(weight, axis=1)
         except Exception as error:  # noqa: BLE001 - a missing compiler has no exception of its own
             reason = " ".join(str(error).split()[:40]) or type(error).__name__
             return f"torch.compile failed on an 8 x 8 probe: {reason}"
         return None
 
-    def softmin(
-        self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
-    ) -> Tensor:
-        """Compute the half-step, exponentials and sums fused into one kernel."""
+    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+        """Prepare a linear problem, whose sweeps take two compiled half-steps per iteration."""
+        return CompiledProblem(problem, self)
+
+
+class CompiledProblem(PreparedProblem):
+    """A problem whose half-steps are compiled, exponentials and sums fused into one kernel."""
+
+    def softmin(self, potential: Tensor, axis: int) -> Tensor:
+        """Compute the half-step."""
+        cost, marginals, epsilon, _ = self.problem
         if min(cost.shape) == 1:
-            return softmin(cost, log_weight, potential, epsilon, axis)
+            return super().softmin(potential, axis)
+        log_weight = marginals.log_b if axis == 1 else marginals.log_a
         weighted = (potential + epsilon * log_weight).to(cost.dtype)
         scale = torch.full((), 1 / epsilon, dtype=cost.dtype, device=cost.device)
         if isinstance(cost, DenseCost):
             step = _compiled()[0 if axis == 1 else 1]
             total = step(cost.matrix.contiguous(), weighted, scale)
         else:
-            total = self._factored(cost if axis == 1 else cost.transpose(), weighted, scale)
+            total = _factored(cost if axis == 1 else cost.transpose(), weighted, scale)
         return total.to(potential.dtype) * -epsilon
 
-    def _factored(self, cost: FactoredCost, weighted: Tensor, scale: Tensor) -> Tensor:
-        """Return the log-sums over the columns, block by block of rows."""
-        pad = (0, 1 if cost.rank == 1 else 0)
-        left, right = (F.pad(side, pad).contiguous() for side in (cost.left, cost.right))
-        bias = weighted - cost.column
-        # One block is one graph call; blocks of equal height leave no single row over.
-        count = min(cost.shape[0] // 2, sum(1 for _ in row_blocks(cost)))
-        parts = [_compiled()[2](block, right, bias, scale) for block in left.tensor_split(count)]
-        return torch.cat(parts) - cost.row * scale
 
-    def sweeper(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        *,
-        tau: tuple[float, float] = STRICT,
-    ) -> Sweeper:
-        """Return sweeps by two compiled softmins per iteration."""
-        return SoftminSweeper(LinearProblem(cost, marginals, epsilon, self, tau))
+def _factored(cost: FactoredCost, weighted: Tensor, scale: Tensor) -> Tensor:
+    """Compute the log-sums over the columns, block by block of rows."""
+    pad = (0, 1 if cost.rank == 1 else 0)
+    left, right = (F.pad(side, pad).contiguous() for side in (cost.left, cost.right))
+    bias = weighted - cost.column
+    # One block is one graph call; blocks of equal height leave no single row over.
+    count = min(cost.shape[0] // 2, sum(1 for _ in row_blocks(cost)))
+    parts = [_compiled()[2](block, right, bias, scale) for block in left.tensor_split(count)]
+    return torch.cat(parts) - cost.row * scale
 
 
 # Shapes of a FactoredCost: left, right, row, column.

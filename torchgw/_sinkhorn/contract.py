@@ -1,22 +1,41 @@
-"""What a way of computing must offer to the Sinkhorn loop and to a plan."""
+"""What a way of computing offers to the Sinkhorn loop and to a plan, and the definition of it.
+
+A backend *prepares* a linear problem, once; everything else is asked of the prepared problem:
+half-steps, sweeps of full iterations, and what is read off a plan. :class:`PreparedProblem` does
+all of it by PyTorch operations, block by block, as it is defined. A backend overrides what it does
+faster; the two must agree up to rounding.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, get_args
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchgw._boundary.checks import check_choice
-from torchgw._errors import InvalidInputError
-from torchgw._sinkhorn.batch import BatchPlans
-from torchgw._sinkhorn.cost import Cost
-from torchgw._typing import Marginals, Potentials
+from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
+from torchgw._tensors.draws import sample_categories
+from torchgw._typing import Potentials
 
-__all__ = ["Backend", "BackendName", "STRICT", "Sweep", "Sweeper", "check_backend"]
+__all__ = [
+    "Backend",
+    "PreparedProblem",
+    "SoftminSweeper",
+    "Sweep",
+    "Sweeper",
+    "softmin_sweep",
+]
 
-# Factors of the half-steps of f and g under strict marginals.
-STRICT = (1.0, 1.0)
+
+class Backend(Protocol):
+    """A way of computing."""
+
+    name: str
+
+    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+        """Prepare a linear problem; what takes time or memory waits until it is needed."""
 
 
 class Sweep(NamedTuple):
@@ -30,104 +49,162 @@ class Sweep(NamedTuple):
 
 
 class Sweeper(Protocol):
-    """Runs sweeps of one linear problem; what they share is prepared once.
+    """Sweeps of one linear problem that share a kernel, or whatever else is made near their start.
 
-    A sweeper of ``two_level`` also removes slow errors, between its iterations, by a small problem
-    of its own. It needs no over-relaxation, and few iterations.
+    One of two levels also removes slow errors, between its iterations, by a small problem of its
+    own. It needs no over-relaxation, and few iterations.
     """
 
     @property
     def two_level(self) -> bool:
-        """Whether it does."""
+        """Whether it has two levels."""
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run ``count`` full iterations from ``start``: :func:`torchgw.backends.softmin_sweep`."""
 
 
-class Backend(Protocol):
-    """What a way of computing must offer."""
+class PreparedProblem:
+    """A linear problem that is ready to be solved, and whose plans can be read.
 
-    name: str
+    What is made of the cost (operands, tiles) is made when it is first needed and lives as long as
+    this. ``EntropicPlan`` says what a plan is; potentials are given in cost units.
 
-    def softmin(
-        self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
-    ) -> Tensor:
-        """Compute the half-step defined by :func:`torchgw.backends.softmin`."""
+    Parameters
+    ----------
+    problem : LinearProblem
+    backend : Backend
+        What has prepared it.
+    """
 
-    def sweeper(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        *,
-        tau: tuple[float, float] = STRICT,
-    ) -> Sweeper:
-        """Prepare sweeps that begin at or near ``start``, with half-steps tau * softmin."""
+    def __init__(self, problem: LinearProblem, backend: Backend) -> None:
+        self.problem = problem
+        self.backend = backend
+        self._sweeper: Sweeper | None = None
 
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
+    @property
+    def T(self) -> PreparedProblem:  # noqa: N802 - the name of every array library
+        """The problem with source and target exchanged."""
+        return self.backend.prepare(self.problem.T)
 
-    def apply(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        values: Tensor,
-    ) -> Tensor:
-        """Return plan @ values, shape (n, c)."""
+    def softmin(self, potential: Tensor, axis: int) -> Tensor:
+        """Compute the half-step of :func:`torchgw.backends.softmin`, without ``tau``.
 
-    def dense(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
-    ) -> Tensor:
-        """Return the plan as a matrix, shape (n, m)."""
+        For ``axis=1`` it takes g, shape (m,), and gives (n,); for ``axis=0`` f, shape (n,), and
+        gives (m,).
+        """
+        cost, marginals, epsilon, _ = self.problem
+        log_weight = marginals.log_b if axis == 1 else marginals.log_a
+        return softmin(cost, log_weight, potential, epsilon, axis)
 
-    def transposed(self) -> Backend:
-        """Return the backend for costs with source and target exchanged."""
+    def softmin_rows(self, g: Tensor) -> Tensor:
+        """Compute the f that follows from g, tau[0] * softmin, (n,)."""
+        return self.problem.tau[0] * self.softmin(g, axis=1)
 
-    def topk(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the k largest entries of each row, values (n, k), and their columns (n, k).
+    def softmin_columns(self, f: Tensor) -> Tensor:
+        """Compute the g that follows from f, tau[1] * softmin, (m,)."""
+        return self.problem.tau[1] * self.softmin(f, axis=0)
+
+    def half_steps(self, g: Tensor) -> Potentials:
+        """Take an exact half-step each way: sweeps can start from almost any potentials."""
+        f = self.softmin_rows(g)
+        return Potentials(f, self.softmin_columns(f))
+
+    def sweeper(self, start: Potentials) -> Sweeper:
+        """Make sweeps that begin at or near ``start``: the place to override them."""
+        return SoftminSweeper(self)
+
+    def sweep(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run full iterations as :func:`torchgw.backends.softmin_sweep`.
+
+        The first sweep makes what all of them share, such as a kernel, near its start.
+        """
+        if self._sweeper is None:
+            self._sweeper = self.sweeper(start)
+        return self._sweeper(start, count, relaxation)
+
+    @property
+    def two_level(self) -> bool:
+        """Whether the next sweep is that of a :class:`Sweeper` of two levels."""
+        return self._sweeper is not None and self._sweeper.two_level
+
+    def end_sweeps(self) -> None:
+        """Drop what sweeps share; a kernel may be as large as the cost. A next one begins anew."""
+        self._sweeper = None
+
+    def plan(self, potentials: Potentials) -> EntropicPlan:
+        """Describe the plan that some potentials stand for."""
+        return EntropicPlan(
+            self.problem.cost, self.problem.marginals, potentials, self.problem.epsilon
+        )
+
+    def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
+        """Compute plan @ values, shape (n, c), for values of shape (m, c)."""
+        plan, (a, b) = self.plan(potentials), self.problem.marginals
+        weighted = (b[:, None] * values).to(plan.dtype)
+        product = torch.cat([density @ weighted for _, density in plan.densities()])
+        return product.to(values.dtype) * a[:, None]
+
+    def dense(self, potentials: Potentials) -> Tensor:
+        """Build the plan as a matrix, shape (n, m)."""
+        plan = self.plan(potentials)
+        a, b = (weight.to(plan.dtype) for weight in plan.marginals)
+        matrix = torch.empty(plan.shape, dtype=plan.dtype, device=plan.device)
+        for rows, density in plan.densities():
+            matrix[rows] = density.mul_(a[rows, None]).mul_(b)
+        return matrix
+
+    def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k largest entries of each row: values (n, k), and their columns (n, k), int64.
 
         A row of weight zero has the columns of its conditional plan.
         """
+        plan = self.plan(potentials)._replace(marginals=self.problem.conditional.marginals)
+        a, b = (weight.to(plan.dtype) for weight in self.problem.marginals)
+        best = [density.mul_(b).topk(k, dim=1) for _, density in plan.densities()]
+        values = torch.cat([part.values for part in best])
+        return values.mul_(a[:, None]), torch.cat([part.indices for part in best])
 
-    def draw(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        rows: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each of ``rows``, shape (s,); none may have weight zero."""
+        plan = self.plan(potentials)
+        height = max(1, next(row_blocks(plan.cost)).stop)
+        drawn = [
+            sample_categories(plan.rows(part), 1, generator)[:, 0] for part in rows.split(height)
+        ]
+        return torch.cat(drawn)
 
 
-BackendName = Literal["auto", "triton", "compile", "eager"]
-# What makes an object a torchgw.backends.Backend.
-_BACKEND_PARTS = (
-    "name", "softmin", "sweeper", "solve_batch", "apply", "dense", "transposed", "topk", "draw",
-)  # fmt: skip
+def softmin_sweep(
+    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float = 1.0
+) -> Sweep:
+    """Run full iterations by two softmins each: the definition of a sweep, always safe.
+
+    An iteration is f = softmin_rows(g), g = softmin_columns(f). With tau = rho / (rho + epsilon)
+    below one its fixed point solves the problem whose marginal is held by rho KL (equation 15).
+
+    ``relaxation`` w moves each potential w times as far, f <- f + w (softmin(g) - f), successive
+    over-relaxation. Relaxed potentials have no exact marginal, so a relaxed sweep ends with a plain
+    iteration that is read off and not continued from.
+    """
+    f, g = start
+    for _ in range(count - (relaxation == 1)):
+        f = f + relaxation * (prepared.softmin_rows(g) - f)
+        g = g + relaxation * (prepared.softmin_columns(f) - g)
+    exact = prepared.half_steps(g)
+    state = exact if relaxation == 1 else Potentials(f, g)
+    ok = torch.isfinite(exact.g).all()
+    problem = prepared.problem
+    check = checked(ok, g, exact.g, problem.marginals.b, problem.epsilon)
+    return Sweep(exact.f, g, exact.g, state, check)
 
 
-def check_backend(backend: object) -> None:
-    """Refuse an unknown name, and an object that is not all of a backend."""
-    missing = [name for name in _BACKEND_PARTS if not hasattr(backend, name)]
-    if isinstance(backend, str) or len(missing) == len(_BACKEND_PARTS):
-        check_choice("backend", backend, get_args(BackendName))
-    elif missing:
-        raise InvalidInputError(
-            f"`backend` must have all of a torchgw.backends.Backend; a {type(backend).__name__} "
-            f"has no {', '.join(missing)}. Subclass torchgw.backends.EagerBackend, which does."
-        )
+@dataclass(frozen=True)
+class SoftminSweeper:
+    """Sweeps as they are defined."""
+
+    prepared: PreparedProblem
+    two_level: bool = False
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run a sweep."""
+        return softmin_sweep(self.prepared, start, count, relaxation)

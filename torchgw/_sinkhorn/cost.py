@@ -18,7 +18,7 @@ from torch import Tensor
 __all__ = ["Cost", "DenseCost", "FactoredCost", "exp_"]
 
 # Exponents below which exp() is as good as zero. Results near the smallest number of a dtype take a
-# CPU ten times as long.
+# CPU ten times as long. [L13]
 _LEAST_EXPONENT = {torch.float32: -70.0, torch.float64: -600.0}
 
 
@@ -48,19 +48,19 @@ class DenseCost(NamedTuple):
         return self.matrix.dtype
 
     def to(self, dtype: torch.dtype) -> DenseCost:
-        """Return the same cost in another dtype."""
+        """Convert the cost to another dtype."""
         return DenseCost(self.matrix.to(dtype))
 
     def transpose(self) -> DenseCost:
-        """Return the cost with source and target exchanged."""
+        """Exchange source and target."""
         return DenseCost(self.matrix.T)
 
     def scaled(self, factor: Tensor) -> DenseCost:
-        """Return the cost times a number, ()."""
+        """Multiply the cost by a number, ()."""
         return DenseCost(self.matrix * factor)
 
     def rows(self, index: Tensor | slice) -> DenseCost:
-        """Return the cost restricted to some source points."""
+        """Restrict the cost to some source points."""
         return DenseCost(self.matrix[index])
 
     def dense(self) -> DenseCost:
@@ -68,7 +68,7 @@ class DenseCost(NamedTuple):
         return self
 
     def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
-        """Return (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
+        """Compute (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
         return torch.sub(g, self.matrix).add_(f[:, None]).div_(epsilon)
 
 
@@ -97,7 +97,7 @@ class FactoredCost(NamedTuple):
 
     @classmethod
     def of_products(cls, left: Tensor, right: Tensor) -> FactoredCost:
-        """Return -left @ right.T, without terms of rows or columns alone."""
+        """Make the cost -left @ right.T, without terms of rows or columns alone."""
         return cls(left, right, left.new_zeros(len(left)), right.new_zeros(len(right)))
 
     @property
@@ -106,19 +106,19 @@ class FactoredCost(NamedTuple):
         return self.left.shape[1]
 
     def to(self, dtype: torch.dtype) -> FactoredCost:
-        """Return the same cost in another dtype."""
+        """Convert the cost to another dtype."""
         return FactoredCost(*(part.to(dtype) for part in self))
 
     def transpose(self) -> FactoredCost:
-        """Return the cost with source and target exchanged."""
+        """Exchange source and target."""
         return FactoredCost(self.right, self.left, self.column, self.row)
 
     def scaled(self, factor: Tensor) -> FactoredCost:
-        """Return the cost times a number, ()."""
+        """Multiply the cost by a number, ()."""
         return FactoredCost(self.left * factor, self.right, self.row * factor, self.column * factor)
 
     def rows(self, index: Tensor | slice) -> FactoredCost:
-        """Return the cost restricted to some source points."""
+        """Restrict the cost to some source points."""
         return FactoredCost(self.left[index], self.right, self.row[index], self.column)
 
     def dense(self) -> DenseCost:
@@ -127,17 +127,15 @@ class FactoredCost(NamedTuple):
         return DenseCost(matrix.add_(self.row[:, None]))
 
     def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
-        """Return (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
+        """Compute (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
         column = (g - self.column) / epsilon
         row = (f - self.row) / epsilon
         return torch.addmm(column, self.left / epsilon, self.right.T).add_(row[:, None])
 
     def centred(self) -> FactoredCost:
-        """Return the same cost with zero-mean factors.
-
-        The cross terms move into ``row`` and ``column``. Centred products are smaller, so that
-        low-precision products, which 1/epsilon amplifies, lose less.
-        """
+        """Write the same cost with zero-mean factors."""
+        # The cross terms move into row and column. Centred products are smaller, so that low-
+        # precision products, which 1/epsilon amplifies, lose less.
         left_mean, right_mean = self.left.mean(0), self.right.mean(0)
         left, right = self.left - left_mean, self.right - right_mean
         return FactoredCost(

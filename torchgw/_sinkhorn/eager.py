@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.batch import BatchPlans, solve_batch
-from torchgw._sinkhorn.contract import STRICT, Sweep, Sweeper
-from torchgw._sinkhorn.cost import Cost, DenseCost, exp_
-from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
-from torchgw._tensors.draws import sample_categories
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep, Sweeper
+from torchgw._sinkhorn.cost import DenseCost, exp_
+from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "plan_rows", "usable_sums"]
+__all__ = ["EagerBackend", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
+# [L284]
 _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
-# exp(-2 * 20) in the kernel, far from underflow.
+# exp(-2 * 20) in the kernel, far from underflow. [L284]
 _LARGEST_SCALING = 20.0
 
 
@@ -28,117 +28,26 @@ class EagerBackend:
 
     name = "eager"
 
-    def transposed(self) -> EagerBackend:
-        """Return this backend, to which all costs are alike."""
-        return self
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype) -> None:
+        """Say why PyTorch cannot run here: it always can."""
 
-    def softmin(
-        self, cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int
-    ) -> Tensor:
-        """Compute :func:`torchgw._sinkhorn.softmin.softmin`."""
-        return softmin(cost, log_weight, potential, epsilon, axis)
-
-    def sweeper(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        *,
-        tau: tuple[float, float] = STRICT,
-    ) -> Sweeper:
-        """Return sweeps with one exponential per entry and iteration, or none if C is stored.
-
-        With warm potentials E_ij = exp((f_i + g_j - C_ij) / epsilon) needs no running maximum: an
-        iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
-        """
-        if isinstance(cost, DenseCost):
-            return _StoredKernel(cost, marginals, start, epsilon, tau)
-        return _StreamedKernel(cost, marginals, epsilon, tau)
-
-    def solve_batch(
-        self,
-        costs: Tensor,
-        marginals: Marginals,
-        g: Tensor,
-        epsilon: Tensor,
-        iterations: int,
-        relaxation: float,
-    ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
-        return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
-
-    def apply(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        values: Tensor,
-    ) -> Tensor:
-        """Return plan @ values block by block."""
-        f, g = (part.to(cost.dtype) for part in marginals.mask(potentials))
-        weighted = (marginals.b[:, None] * values).to(cost.dtype)
-        blocks = [
-            exp_(cost.rows(rows).exponent(f[rows], g, epsilon)) @ weighted
-            for rows in row_blocks(cost)
-        ]
-        return torch.cat(blocks).to(values.dtype) * marginals.a[:, None]
-
-    def dense(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float
-    ) -> Tensor:
-        """Return the plan as a matrix, made block by block."""
-        plan = torch.empty(cost.shape, dtype=cost.dtype, device=cost.device)
-        for rows in row_blocks(cost):
-            plan[rows] = plan_rows(cost, marginals, potentials, epsilon, rows)
-        return plan
-
-    def topk(
-        self, cost: Cost, marginals: Marginals, potentials: Potentials, epsilon: float, k: int
-    ) -> tuple[Tensor, Tensor]:
-        """Sort block by block, conditional rows."""
-        ones = Marginals(torch.ones_like(marginals.a), marginals.b)
-        best = [
-            plan_rows(cost, ones, potentials, epsilon, rows).topk(k, dim=1)
-            for rows in row_blocks(cost)
-        ]
-        values = torch.cat([part.values for part in best])
-        values *= marginals.a.to(values.dtype)[:, None]
-        return values, torch.cat([part.indices for part in best])
-
-    def draw(
-        self,
-        cost: Cost,
-        marginals: Marginals,
-        potentials: Potentials,
-        epsilon: float,
-        rows: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Draw block by block by torch.multinomial."""
-        height = max(1, next(row_blocks(cost)).stop)
-        columns = [
-            sample_categories(plan_rows(cost, marginals, potentials, epsilon, part), 1, generator)[
-                :, 0
-            ]
-            for part in rows.split(height)
-        ]
-        return torch.cat(columns)
+    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+        """Prepare a linear problem, whose sweeps take one exponential per entry or none."""
+        return EagerProblem(problem, self)
 
 
-def plan_rows(
-    cost: Cost,
-    marginals: Marginals,
-    potentials: Potentials,
-    epsilon: float,
-    index: Tensor | slice,
-) -> Tensor:
-    """Return rows of the plan, shape (s, m), a new tensor."""
-    f, g = (part.to(cost.dtype) for part in marginals.mask(potentials))
-    a, b = (part.to(cost.dtype) for part in marginals)
-    kernel = exp_(cost.rows(index).exponent(f[index], g, epsilon))
-    return kernel.mul_(a[index, None]).mul_(b)
+class EagerProblem(PreparedProblem):
+    """A problem whose sweeps take one exponential per entry, or none if the cost is stored."""
+
+    # With warm potentials E_ij = exp((f_i + g_j - C_ij) / epsilon) needs no running maximum: an
+    # iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
+
+    def sweeper(self, start: Potentials) -> Sweeper:
+        """Make sweeps that scale one kernel of a stored cost, or compute it anew from factors."""
+        if isinstance(self.problem.cost, DenseCost):
+            return _StoredKernel(self.problem, start)
+        return _StreamedKernel(self.problem)
 
 
 class _StoredKernel:
@@ -146,22 +55,12 @@ class _StoredKernel:
 
     two_level = False
 
-    def __init__(
-        self,
-        cost: DenseCost,
-        marginals: Marginals,
-        start: Potentials,
-        epsilon: float,
-        tau: tuple[float, float],
-    ) -> None:
-        self.tau = tau
+    def __init__(self, problem: LinearProblem, start: Potentials) -> None:
+        cost, self.marginals, self.epsilon, self.tau = problem
         self.origin = start
-        self.epsilon = epsilon
-        self.marginals = marginals
-        self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
-        self.unused = _unused(marginals, cost.dtype)
-        f, g = (part.to(cost.dtype) for part in marginals.mask(start))
-        self.kernel = exp_(cost.exponent(f, g, epsilon))
+        self.a, self.b = (weight.to(cost.dtype) for weight in self.marginals)
+        self.unused = _unused(self.marginals, cost.dtype)
+        self.kernel = EntropicPlan(cost, self.marginals, start, self.epsilon).density()
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
@@ -190,24 +89,20 @@ class _StoredKernel:
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
 
     def _potentials(self, u: Tensor, v: Tensor) -> Potentials:
+        """Turn log-scalings into potentials."""
         f, g = self.origin
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
 
 
 class _StreamedKernel:
-    """Recomputes the kernel block by block: one exponential per entry and iteration."""
+    """Computes the kernel anew block by block: one exponential per entry and iteration."""
 
     two_level = False
 
-    def __init__(
-        self, cost: Cost, marginals: Marginals, epsilon: float, tau: tuple[float, float]
-    ) -> None:
-        self.tau = tau
-        self.cost = cost
-        self.epsilon = epsilon
-        self.marginals = marginals
-        self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
-        self.unused = _unused(marginals, cost.dtype)
+    def __init__(self, problem: LinearProblem) -> None:
+        self.cost, self.marginals, self.epsilon, self.tau = problem
+        self.a, self.b = (weight.to(self.cost.dtype) for weight in self.marginals)
+        self.unused = _unused(self.marginals, self.cost.dtype)
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep; each iteration starts a kernel of its own from the last potentials."""
@@ -226,12 +121,12 @@ class _StreamedKernel:
         return Sweep(f_next, g, g_next, after if relaxation == 1 else Potentials(f, g), check)
 
     def _next(self, potential: Tensor, sums: Tensor, step: float, tau: float) -> Tensor:
-        """Return a potential moved towards tau * softmin, given the sums of its kernel."""
+        """Move a potential towards tau * softmin, given the sums of its kernel."""
         moved = tau * self.epsilon * sums.to(potential.dtype).log() + (1 - tau) * potential
         return potential - step * moved
 
     def _sums(self, f: Tensor, g: Tensor, step: float) -> tuple[Tensor, Tensor]:
-        """Return the row sums of E diag(b), and the column sums of E after the rows' step."""
+        """Compute the row sums of E diag(b), and the column sums of E after the rows' step."""
         pull = ((1 - self.tau[0]) / self.epsilon * f).to(self.cost.dtype)
         f, g = (part.to(self.cost.dtype) for part in self.marginals.mask(Potentials(f, g)))
         row_sum = torch.empty_like(self.a)
@@ -245,7 +140,7 @@ class _StreamedKernel:
 
 
 def _unused(marginals: Marginals, dtype: torch.dtype) -> Marginals:
-    """Return one where a weight is zero: the sum of a point that no mass uses, which stays put."""
+    """Make the sums of points that no mass uses: one where a weight is zero, so that they stay."""
     return Marginals(*((weight == 0).to(dtype) for weight in marginals))
 
 

@@ -1,8 +1,8 @@
-"""Log-domain Sinkhorn: the reference softmin and the one loop.
+"""Log-domain Sinkhorn: the one loop.
 
-A backend supplies ``softmin``; relaxation and stopping are written once, here, so no two backends
-can solve different problems. A sweep (several full iterations) is a second primitive that must
-equal the softmins it replaces, and whose ``check`` tells when it cannot.
+Relaxation and stopping are written once, here, so no two backends can solve different problems. A
+sweep (several full iterations) must equal the softmins it replaces, and its ``check`` tells when it
+cannot.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from typing import NamedTuple
 
 import torch
 
-from torchgw._sinkhorn.contract import STRICT, Sweep
-from torchgw._sinkhorn.softmin import LinearProblem, softmin_sweep
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
+from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
 __all__ = ["SinkhornResult", "sinkhorn"]
 
-# Increases of the error after which what is left of it is taken to be rounding.
+# Increases of the error after which what is left of it is taken to be rounding. [L15]
 _MOST_RESTARTS = 5
 # Errors above which it is not: the error of a plan that has yet to change partners may stay the
-# same for as long as potentials take to get there.
+# same for as long as potentials take to get there. [L288]
 _MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
-# Multiple of the machine epsilon below which a marginal error is noise.
+# Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
-# an overestimate still contracts.
+# an overestimate still contracts. [L6]
 _SMALLEST_GAP = 1e-6
 # Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
+# [L288]
 _TWO_LEVEL_CHECK = 1
-# What is left of the factor's excess over one after a sweep that shows it to be too large.
+# What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
 
@@ -44,7 +45,7 @@ class SinkhornResult(NamedTuple):
 
 
 def sinkhorn(
-    problem: LinearProblem,
+    prepared: PreparedProblem,
     start: Potentials | None,
     *,
     max_iter: int,
@@ -52,81 +53,56 @@ def sinkhorn(
     check_every: int = 10,
     min_iter: int = 0,
 ) -> SinkhornResult:
-    """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met.
-
-    Sinkhorn's iteration is block Gauss-Seidel on the dual, so over-relaxation turns a rate of
-    1 - s into about 1 - 2 sqrt(s) once the factor fits the rate [1]_ [2]_. The factor follows the
-    observed rate and falls back to one (plain Sinkhorn) whenever the error grows.
-
-    The device is read from once every ``check_every`` iterations only.
-
-    Parameters
-    ----------
-    problem : LinearProblem
-        With ``tau`` below one the error is the distance to the fixed point, up to the mass of the
-        plan.
-    start : Potentials or None
-        Warm start in cost units; ``None`` begins with an exact half-step each way.
-    max_iter : int
-        Full iterations at most; one is a row and a column update.
-    tol : float
-        Stop when the L1 column error, sum_j |q_j - b_j|, is at most this, or at most what rounding
-        in the dtype of the cost leaves of it, or has risen five times.
-    check_every : int
-    min_iter : int
-        Full iterations at least, unless the error rises.
-
-    Returns
-    -------
-    SinkhornResult
-        ``error`` is non-finite when the cost or the potentials were.
-
-    References
-    ----------
-    .. [1] D. Young. Iterative solution of large linear systems. Academic Press 1971.
-    .. [2] A. Thibault, L. Chizat, C. Dossal, N. Papadakis. Overrelaxed Sinkhorn-Knopp algorithm for
-       regularized optimal transport. Algorithms 2021.
-    """
-    current = start or problem.half_steps(torch.zeros_like(problem.marginals.b))
+    """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met."""
+    # Stops when the L1 column error, sum_j |q_j - b_j|, is at most tol, or at most what rounding in
+    # the dtype of the cost leaves of it, or has risen five times; but for a rising error not before
+    # min_iter full iterations, each a row and a column update. Without a start it begins with an
+    # exact half-step each way. With tau below one the error is the distance to the fixed point, up
+    # to the mass of the plan; it is non-finite when the cost or the potentials were. The device is
+    # read from once every check_every iterations only.
+    # Sinkhorn's iteration is block Gauss-Seidel on the dual, so over-relaxation turns a rate of 1 -
+    # s into about 1 - 2 sqrt(s) once the factor fits the rate: D. Young. Iterative solution of
+    # large linear systems. Academic Press 1971; A. Thibault, L. Chizat, C. Dossal, N. Papadakis.
+    # Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport. Algorithms 2021. The
+    # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
+    # grows.
+    problem = prepared.problem
+    current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
-    sweeper = problem.sweeper(current)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     while done < max_iter:
-        every = _TWO_LEVEL_CHECK if sweeper.two_level else check_every
+        every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
         previous = error
-        sweep = sweeper(current, count, relaxation)
+        sweep = prepared.sweep(current, count, relaxation)
         ok, error = read(sweep, problem)
         if not ok:
-            current = problem.half_steps(current.g)
+            current = prepared.half_steps(current.g)
             # the old kernel goes before the new one comes: either may be as large as the cost
-            del sweeper
-            sweeper = problem.sweeper(current)
-            sweep = sweeper(current, count, 1.0)
+            prepared.end_sweeps()
+            sweep = prepared.sweep(current, count, 1.0)
             ok, error = read(sweep, problem)
         if not ok:
-            sweep = softmin_sweep(problem, current, count)
+            sweep = softmin_sweep(prepared, current, count)
             error = read(sweep, problem)[1]
-            del sweeper
-            sweeper = problem.sweeper(sweep.state)
+            prepared.end_sweeps()
         done += count
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
-        if not sweeper.two_level:
+        if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
+    prepared.end_sweeps()
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:
-    """Return the factor that fits an error that fell to a share ``reduction`` in ``count`` steps.
-
-    Young's relation (rate + factor - 1)^2 = rate * factor^2 * plain_rate between the rate under a
-    factor and that of plain iterations gives plain_rate, and that the best factor
-    2 / (1 + sqrt(1 - plain_rate)).
-    """
+    """Fit the factor to an error that fell to a share ``reduction`` in ``count`` steps."""
+    # Young's relation (rate + factor - 1)^2 = rate * factor^2 * plain_rate between the rate under a
+    # factor and that of plain iterations gives plain_rate, and that the best factor 2 / (1 + sqrt(1
+    # - plain_rate)).
     if reduction == 0:
         return factor
     if reduction >= 1:
@@ -139,11 +115,9 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
 
 
 def read(sweep: Sweep, problem: LinearProblem) -> tuple[bool, float]:
-    """Return whether a sweep is usable, and its column error, in one read of the device.
-
-    Relaxed potentials settle to their constants slowly, at a rate of tau[0] * tau[1]. Constants
-    change the mass of the plan and nothing else, so the error is then taken without them.
-    """
+    """Tell whether a sweep is usable, and its column error, in one read of the device."""
+    # Relaxed potentials settle to their constants slowly, at a rate of tau[0] * tau[1]. Constants
+    # change the mass of the plan and nothing else, so the error is then taken without them.
     check = sweep.check
     if problem.tau != STRICT:
         b = problem.marginals.b

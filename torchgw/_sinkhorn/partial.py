@@ -9,31 +9,32 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
-from torchgw._sinkhorn.cost import DenseCost, exp_
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import EntropicPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["level", "partial_sinkhorn"]
 
-# Largest log-scaling of a stored kernel, as for strict marginals.
+# Largest log-scaling of a stored kernel, as for strict marginals. [L236]
 _LARGEST_SCALING = 20.0
-# Iterations between two looks at the error.
+# Iterations between two looks at the error. [L289]
 _CHECK_EVERY = 10
-# Kernels that may turn out to be too far away before softmins are computed as they are.
+# Kernels that may turn out to be too far away before softmins are computed as they are. [L289]
 _MOST_FAILURES = 3
-# Column error below which the iteration is near enough to linear to be extrapolated.
+# Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3
 
 
 class _Softmins(Protocol):
     """The two half-steps of one linear problem."""
 
-    def rows(self, g: Tensor) -> Tensor:
-        """Return the softmin of each row, (n,)."""
+    def softmin_rows(self, g: Tensor) -> Tensor:
+        """Compute the softmin of each row, (n,)."""
 
-    def columns(self, f: Tensor) -> Tensor:
-        """Return the softmin of each column, (m,)."""
+    def softmin_columns(self, f: Tensor) -> Tensor:
+        """Compute the softmin of each column, (m,)."""
 
 
 class _Round(NamedTuple):
@@ -45,47 +46,36 @@ class _Round(NamedTuple):
 
 
 def partial_sinkhorn(
-    problem: LinearProblem,
+    prepared: PreparedProblem,
     start: Potentials | None,
     *,
     mass: float,
     max_iter: int,
     tol: float,
 ) -> SinkhornResult:
-    """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass.
-
-    Dual coordinate ascent in closed form, which is Dykstra's method with the projections of [1]_ in
-    another order: P = a x b exp((f + g + level - C) / epsilon) with f, g <= 0, and
-
-        f = min(0, softmin(g) - level)    with the level at which the rows carry the mass
-
-    and the same for g. Each half-step moves the mass exactly, and meets one of the bounds exactly.
-    Softmins of a stored cost scale one kernel for as long as the potentials stay near those that it
-    was made from.
-
-    Returns
-    -------
-    SinkhornResult
-        ``potentials.f`` contains the level; ``error`` is the L1 distance between the columns'
-        masses and those after their next half-step.
-
-    References
-    ----------
-    .. [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
-       for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
-    """
-    cost, marginals, epsilon, *_ = problem
-    dense = cost if isinstance(cost, DenseCost) else None
+    """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
+    # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.
+    # Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections for
+    # regularized transportation problems. SIAM Journal on Scientific Computing 2015, in another
+    # order: P = a x b exp((f + g + level - C) / epsilon) with f, g <= 0, and f = min(0, softmin(g)
+    # - level) with the level at which the rows carry the mass, and the same for g. Each half-step
+    # moves the mass exactly, and meets one of the bounds exactly. The potential f that comes back
+    # contains the level; the error is the L1 distance between the columns' masses and those after
+    # their next half-step.
+    # Softmins of a stored cost scale one kernel for as long as the potentials stay near those that
+    # it was made from.
+    cost, marginals, epsilon, _ = prepared.problem
+    storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
     kernel: _Kernel | None = None
-    if dense is not None and start is not None:
-        kernel = _Kernel(dense, marginals, Potentials(start.f, g), epsilon)
+    if storable and start is not None:
+        kernel = _Kernel(prepared.plan(Potentials(start.f, g)))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
     while True:
         # one exact iteration is enough to make a kernel from
-        count = min(1 if dense is not None and kernel is None else _CHECK_EVERY, max_iter - done)
-        found = _iterate(kernel or problem, g, marginals, count, epsilon, mass)
+        count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
+        found = _iterate(kernel or prepared, g, marginals, count, epsilon, mass)
         moved = torch.zeros_like(found.error)
         if kernel is not None:
             moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
@@ -93,15 +83,15 @@ def partial_sinkhorn(
         if not scaling < _LARGEST_SCALING:
             kernel, failures = None, failures + 1
             if failures == _MOST_FAILURES:
-                dense = None
+                storable = False
             continue
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error):
             break
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
         g = g.clamp_max(0.0)
-        if dense is not None and kernel is None:
-            kernel = _Kernel(dense, marginals, found.potentials, epsilon)
+        if storable and kernel is None:
+            kernel = _Kernel(prepared.plan(found.potentials))
     return SinkhornResult(found.potentials, error, done, error <= tol)
 
 
@@ -111,10 +101,10 @@ def _iterate(
     """Run some iterations from g."""
     a, b = marginals
     for remaining in reversed(range(count)):
-        rows = softmins.rows(g)
+        rows = softmins.softmin_rows(g)
         height = level(rows, a, mass, epsilon)
         f = (rows - height).clamp_max(0.0) + height
-        columns = softmins.columns(f)
+        columns = softmins.softmin_columns(f)
         rise = level(columns, b, mass, epsilon)
         g_next = (columns - rise).clamp_max(0.0)
         if remaining:
@@ -125,24 +115,20 @@ def _iterate(
 
 
 class _Kernel:
-    """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it.
+    """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it."""
 
-    Sums of points that carry next to nothing underflow. Their softmins are then too small, and
-    still far above the level, which is all that counts.
-    """
+    # Sums of points that carry next to nothing underflow. Their softmins are then too small, and
+    # still far above the level, which is all that counts.
 
-    def __init__(
-        self, cost: DenseCost, marginals: Marginals, origin: Potentials, epsilon: float
-    ) -> None:
-        self.origin, self.epsilon = origin, epsilon
-        self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
-        f, g = (part.to(cost.dtype) for part in marginals.mask(origin))
-        self.matrix = exp_(cost.exponent(f, g, epsilon))
+    def __init__(self, plan: EntropicPlan) -> None:
+        self.origin, self.epsilon = plan.potentials, plan.epsilon
+        self.a, self.b = (weight.to(plan.dtype) for weight in plan.marginals)
+        self.matrix = plan.density()
 
-    def rows(self, g: Tensor) -> Tensor:
+    def softmin_rows(self, g: Tensor) -> Tensor:
         return self._softmin(self.matrix, self.b, g - self.origin.g, self.origin.f)
 
-    def columns(self, f: Tensor) -> Tensor:
+    def softmin_columns(self, f: Tensor) -> Tensor:
         return self._softmin(self.matrix.T, self.a, f - self.origin.f, self.origin.g)
 
     def _softmin(self, matrix: Tensor, weight: Tensor, change: Tensor, origin: Tensor) -> Tensor:
@@ -152,7 +138,7 @@ class _Kernel:
 
 
 def _distance(potentials: Potentials, origin: Potentials, marginals: Marginals) -> Tensor:
-    """Return the largest change of a potential among points of positive weight, (), float64."""
+    """Find the largest change of a potential among points of positive weight, (), float64."""
     changes = [
         torch.where(weight > 0, part - other, 0.0).abs().amax().double()
         for part, other, weight in zip(potentials, origin, marginals, strict=True)
@@ -161,30 +147,16 @@ def _distance(potentials: Potentials, origin: Potentials, marginals: Marginals) 
 
 
 def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return the masses that a potential gives to points, given their half-step."""
+    """Compute the masses that a potential gives to points, given their half-step."""
     exponent = torch.where(weight > 0, (potential - softmin) / epsilon, 0.0)
     return weight * exponent.exp()
 
 
 def level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tensor:
-    """Return the level h with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass.
-
-    Points with s_i <= h are full. In the order of s the level follows from how many are:
-    exp(h / epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i /
-    epsilon), and the right number is the least whose level lies below the next point.
-
-    Parameters
-    ----------
-    softmin : Tensor, shape (n,), cost units
-    weight : Tensor, shape (n,)
-        Of sum one.
-    mass : float in (0, 1)
-    epsilon : float
-
-    Returns
-    -------
-    Tensor, shape ()
-    """
+    """Find the level h, (), with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass, in (0, 1)."""
+    # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
+    # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
+    # and the right number is the least whose level lies below the next point.
     exponent = torch.where(weight > 0, softmin.double() / epsilon, torch.inf)
     ordered, order = exponent.sort()
     sizes = weight.double()[order]

@@ -11,9 +11,9 @@ from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._gradients.contract import Coupling, Plan
 from torchgw._gradients.relaxed import RelaxedCoupling
-from torchgw._plans.pairs import Anchors, PairPlan
-from torchgw._plans.stored import StoredPlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.pairs import Anchors
+from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.matching import match_points
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima
@@ -37,9 +37,9 @@ class Guess(NamedTuple):
 
 
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
-# look alike is a saddle point that exact arithmetic would never leave.
+# look alike is a saddle point that exact arithmetic would never leave. [L292]
 _START_NOISE = 1e-6
-# Ambiguity above which a few points leave open which optimum is the best.
+# Ambiguity above which a few points leave open which optimum is the best. [L292]
 _DOUBTED = 0.7
 # Annealing from the natural scale of the cost forgets every plan but the product plan.
 PRODUCT = Guess(None, None, 1.0)
@@ -108,7 +108,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return Guess(None, _potentials(init, shape, device), 0.0)
     plan = getattr(init, "lazy_plan", init)
-    if isinstance(plan, TransportPlan):
+    if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
         return Guess(plan, plan.potentials, 0.0)
     if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):

@@ -27,23 +27,25 @@ class _Rates(NamedTuple):
 
 # The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
 # 2^17 bytes is read once per iteration, and small streamed problems are bound by their launches.
+# [L91]
 _RATES = {
     ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
     ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
     ("cpu", torch.float32): _Rates(6.5e3, 650.0, 650.0, 1500.0, 30.0, 0.0, 0.0),
     ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 1200.0, 2900.0, 75.0, 0.0, 0.0),
 }
-# Iterations of one linear problem: what most outer iterations take.
+# Iterations of one linear problem: what most outer iterations take. [L91]
 _PROBLEM_ITERATIONS = 20
 # Time of a streamed problem on a CPU once tiles are skipped: half of them, over five iterations of
 # two levels. On a curve a fifth is left, and fewer iterations. On a cloud nearly all are, which is
 # not known before: so small problems, where storing loses 0.2 s at most, pay for that in advance.
+# [L99, L211]
 _TILED_SHARE = 0.125
 _TILED_SECONDS = 2.7e-2
-# Bytes of a row that the one-read iteration holds on chip.
+# Bytes of a row that the one-read iteration holds on chip. [L91]
 _ROW_BYTES = 2**17
 # Bytes of a cost above which streaming, whose memory does not grow with n m, is preferred to time;
-# and how many matrices of that size a stored problem holds: cost, kernel, one in the making.
+# and how many matrices of that size a stored problem holds: cost, kernel, one in the making. [L92]
 _STORED_BYTES = {"cpu": 2**28, "cuda": 2**31}
 _STORED_MATRICES = 3
 

@@ -29,11 +29,13 @@ from torchgw._typing import Marginals, Potentials
 __all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
 
 # Multiple of the column error allowed at which a plan's own marginals contradict the iteration.
+# [L293]
 _CONTRADICTION = 10
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
+# [L293]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
-# Standard errors of an estimated value within which it proves nothing.
+# Standard errors of an estimated value within which it proves nothing. [L293]
 _VALUE_NOISE = 6.0
 
 

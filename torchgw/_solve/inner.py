@@ -7,12 +7,12 @@ import math
 import torch
 
 from torchgw._errors import NumericalError
-from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import Cost
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._solve.state import Setting
 from torchgw._typing import Potentials
 
@@ -23,47 +23,48 @@ __all__ = [
     "look_ahead",
     "loop_tolerance",
     "next_budget",
-    "plan_of",
+    "prepare",
     "solve_linear",
 ]
 
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
-# matters more than this one's marginals.
+# matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2
 # Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
+# [L129]
 _INNER_SHARE = 0.1
-# The same after a patient annealing, whose plans move for long: as a share of their change.
+# The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
 _PATIENT_SHARE = 0.01
-# Share of the rounding of single exponents that is left in a marginal, a sum of many.
+# Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
 _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
-# large for anything but float32.
+# large for anything but float32. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 
 
-def plan_of(setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float) -> TransportPlan:
-    """Return the plan of a linear problem."""
-    return TransportPlan(cost, inner.potentials, setting.marginals, epsilon, setting.backend)
+def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
+    """Prepare the linear problem at a cost, whatever its marginals have to be."""
+    problem = LinearProblem(cost, setting.marginals, epsilon)
+    relaxation = setting.relaxation
+    if relaxation is not None and relaxation.mass is None:
+        problem = problem._replace(tau=relaxation.tau(epsilon))
+    return setting.backend.prepare(problem)
 
 
 def solve_linear(
     setting: Setting,
-    cost: Cost,
+    prepared: PreparedProblem,
     start: Potentials | None,
-    epsilon: float,
     *,
     max_iter: int,
     tol: float,
     min_iter: int = 0,
 ) -> SinkhornResult:
-    """Solve the linear problem at a cost, whatever its marginals have to be."""
-    problem = LinearProblem(cost, setting.marginals, epsilon, setting.backend)
-    relaxation = setting.relaxation
-    if relaxation is not None and relaxation.mass is not None:
-        return partial_sinkhorn(problem, start, mass=relaxation.mass, max_iter=max_iter, tol=tol)
-    if relaxation is not None:
-        problem = problem._replace(tau=relaxation.tau(epsilon))
-    return sinkhorn(problem, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
+    """Solve a linear problem, whatever its marginals have to be."""
+    mass = None if setting.relaxation is None else setting.relaxation.mass
+    if mass is not None:
+        return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
+    return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
 def next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:

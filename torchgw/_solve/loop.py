@@ -7,6 +7,7 @@ from time import perf_counter
 
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.inner import (
@@ -16,7 +17,7 @@ from torchgw._solve.inner import (
     look_ahead,
     loop_tolerance,
     next_budget,
-    plan_of,
+    prepare,
     solve_linear,
 )
 from torchgw._solve.next_point import NextPoint
@@ -30,10 +31,10 @@ from torchgw._typing import Iteration
 
 __all__ = ["iterate"]
 
-# Column error at the target epsilon up to which a plan counts as one with both marginals.
+# Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
 _MET = 3e-3
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
-# the linearisation itself.
+# the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
 
 
@@ -61,16 +62,16 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         clock = perf_counter()
         cost = step.linearise(state.coupling)
         clock = recorder.time("cost", clock)
+        prepared = prepare(setting, cost, epsilon)
         inner = solve_linear(
             setting,
-            cost,
+            prepared,
             state.start,
-            epsilon,
             max_iter=min(options.inner_max_iter, budget),
             tol=loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE,
         )
         clock = recorder.time("sinkhorn", clock)
-        latest, told = step.update(cost, inner.potentials, state.coupling, state.latest, epsilon)
+        latest, told = step.update(prepared, inner.potentials, state.coupling, state.latest)
         report = Report(*told.tolist())
         change = report.change
         check_finite(report.dual, inner.error, epsilon)
@@ -94,13 +95,15 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             solved = None
             # graphs would overwrite the cost
             if type(step) is PlainStep and _is_result(setting, cost, inner, epsilon):
-                solved = Solved(plan_of(setting, cost, inner, epsilon), point, latest)
+                solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
             return state._replace(status=Status.CONVERGED, solved=solved)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
         falling = at_target and setting.anneal.share(iteration) == 1
         if falling and descent.update(report, met=met):
             return state._replace(status=Status.FLAT)
+        # what is prepared may be as large as the factors: it goes before the next cost comes
+        del prepared
     return state
 
 

@@ -80,12 +80,13 @@ class NextPoint:
         return latest
 
 
-# Largest multiple of the last step that momentum adds.
+# Largest multiple of the last step that momentum adds. [L174]
 _LARGEST_MOMENTUM = 0.9
-# Share of the last change from which on plain steps are slow enough for it.
+# Share of the last change from which on plain steps are slow enough for it. [L176]
 _SLOW = 0.5
 # Multiple of the least change at which it has led away from where plain steps go. No more than two:
 # changes of plans that are far apart, as on adjacency matrices, lie between one half and two.
+# [L143]
 _ASTRAY = 1.5
 
 

@@ -13,7 +13,7 @@ from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.contract import check_backend
+from torchgw._sinkhorn.choose import check_backend
 
 __all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
 

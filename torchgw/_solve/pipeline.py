@@ -38,17 +38,19 @@ __all__ = ["Ending", "Outcome", "solve_problem"]
 logger = logging.getLogger(__name__)
 
 # Points per side of a subsample: as many as give the coupling to a few percent within a second.
+# [L11]
 _COARSE_POINTS = 1_500
 # Size of a sampled cost over its standard error below which anchors are added, up to so many.
+# [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
-# How many times the anchors of the iterations the last cost has, and how many at most.
+# How many times the anchors of the iterations the last cost has, and how many at most. [L124]
 _REFINING = 4
 _REFINED_ANCHORS = 1024
-# Change of the plan at which a mixed-precision solve goes over from float32 to float64.
+# Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
 _HANDOVER_TOLERANCE = 1e-3
 # The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
-# and lead to the same vertex.
+# and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
 
 
@@ -102,8 +104,6 @@ def solve_problem(
     setting, state = run(strategy, setting, state, guess)
     plan, state = settle(setting, state, strategy.steps.settle)
     ending = finish(strategy, setting, plan, state)
-    if strategy.tiling is not None:
-        strategy.tiling.forget()
     gradient, coupling = setting.gradient, state.coupling
     base, anchors = gradient, coupling
     if isinstance(gradient, RelaxedGradient):
@@ -190,6 +190,8 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
     status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)
     recorder.time("evaluation", clock)
+    # a result is as small as its factors
+    plan, unpolished = plan.released(), unpolished and unpolished.released()
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 

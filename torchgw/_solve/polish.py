@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.contract import Gradient
+from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
-from torchgw._plans.stored import StoredPlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.cost import DenseCost
@@ -23,11 +23,11 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Polished", "check_polish", "polish"]
 
-# Steps at most. Most plans are done after one to three; what is left then falls slowly.
+# Steps at most. Most plans are done after one to three; what is left then falls slowly. [L295]
 _STEPS = 100
-# Relative decrease that the linearised objective must promise for another step.
+# Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
-# Density of the entries that are zero, as a logarithm has to exist.
+# Density of the entries that are zero, as a logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
 
 

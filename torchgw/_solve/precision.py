@@ -11,11 +11,12 @@ from torchgw._solve.options import Precision
 __all__ = ["Steps", "choose_precision"]
 
 # Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
+# [L296]
 _AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
-# launches take the time there, not arithmetic.
+# launches take the time there, not arithmetic. [L89]
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
-# Entries up to which marginals are settled in float64 after a float32 solve.
+# Entries up to which marginals are settled in float64 after a float32 solve. [L296]
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 

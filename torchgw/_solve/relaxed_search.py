@@ -30,15 +30,15 @@ from torchgw.distances.precomputed import PrecomputedDistance
 __all__ = ["search_relaxed"]
 
 # Points per side above which starts are compared only when asked for by number: each takes as long
-# as the whole solve (500 x 480 in 10 dimensions: 85 s for 1% of the objective).
+# as the whole solve (500 x 480 in 10 dimensions: 85 s for 1% of the objective). [L240]
 _MOST_POINTS = 96
-# How far each start is solved: enough to tell which optimum it has come to.
+# How far each start is solved: enough to tell which optimum it has come to. [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
-# Share of the mass by which a plan may break what is strict and still be compared.
+# Share of the mass by which a plan may break what is strict and still be compared. [L239]
 _MISSED = 1e-2
-# L1 distance of normalised plans above which they are different optima.
+# L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1
-# Lowest epsilon as a share of the natural scale, as in a search with strict marginals.
+# Lowest epsilon as a share of the natural scale, as in a search with strict marginals. [L297]
 _LEAST_EPSILON = 1e-3
 
 

@@ -15,7 +15,7 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["RelaxedStep"]
 
-# Shortest step between couplings, and how much longer a step may be than the last one.
+# Shortest step between couplings, and how much longer a step may be than the last one. [L135]
 _SHORTEST = 1 / 16
 _LENGTHENING = 1.2
 

@@ -7,8 +7,8 @@ from time import perf_counter
 import torch
 
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.softmin import LinearProblem
-from torchgw._solve.inner import check_finite, inner_tolerance, plan_of, solve_linear
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._solve.inner import check_finite, inner_tolerance, prepare, solve_linear
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
 from torchgw._solve.step import dual_value
@@ -17,7 +17,7 @@ from torchgw._typing import Potentials
 __all__ = ["SETTLE_ITERATIONS", "settle"]
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
-# few, single columns would be left behind.
+# few, single columns would be left behind. [L189]
 SETTLE_ITERATIONS = 3
 # What becomes of a status when the last linear problem is not solved.
 _INNER_FAILED = {
@@ -44,11 +44,11 @@ def settle(
     else:
         state = state._replace(solved=None)
         cost = setting.gradient.linearise(state.coupling).to(dtype)
+        prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         inner = solve_linear(
             setting,
-            cost.dense() if setting.store else cost,
+            prepared,
             state.start,
-            epsilon,
             max_iter=options.inner_max_iter,
             tol=inner_tolerance(setting, epsilon),
             min_iter=SETTLE_ITERATIONS,
@@ -58,22 +58,24 @@ def settle(
         setting.recorder.settle_iterations = inner.n_iters
         if not inner.converged:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
-        plan = plan_of(setting, cost, inner, epsilon)
-    problem = LinearProblem(plan.cost, setting.marginals, epsilon, setting.backend)
-    potentials = _reach_unused(problem, plan.potentials)
+        if setting.store:
+            prepared = prepare(setting, cost, epsilon)
+        plan = TransportPlan.of(prepared, inner.potentials)
+    potentials = _reach_unused(plan.prepared, plan.potentials)
     setting.recorder.time("settle", clock)
-    return TransportPlan(plan.cost, potentials, setting.marginals, epsilon, setting.backend), state
+    return TransportPlan.of(plan.prepared, potentials), state
 
 
-def _reach_unused(problem: LinearProblem, potentials: Potentials) -> Potentials:
+def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:
     """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
 
     Their conditional plans are then defined, so that they can be mapped like any other point.
     """
-    a, b = problem.marginals
+    a, b = prepared.problem.marginals
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials
     f, g = potentials
     return Potentials(
-        torch.where(a > 0, f, problem.rows(g)), torch.where(b > 0, g, problem.columns(f))
+        torch.where(a > 0, f, prepared.softmin(g, axis=1)),
+        torch.where(b > 0, g, prepared.softmin(f, axis=0)),
     )

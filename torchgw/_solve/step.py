@@ -20,7 +20,7 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._gradients.dense import DenseGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
@@ -30,9 +30,9 @@ __all__ = ["CapturedStep", "KeptStep", "PlainStep", "Step", "Updated", "choose_s
 logger = logging.getLogger(__name__)
 
 # Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
-# long as their launches, and graphs keep a few such matrices of their own.
+# long as their launches, and graphs keep a few such matrices of their own. [L75]
 _CAPTURED_BYTES = 2**25
-# Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables.
+# Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
 _KEPT_BYTES = 2**25
 
 
@@ -50,12 +50,7 @@ class Step(Protocol):
         """Return the cost at a coupling, which the next call may overwrite."""
 
     def update(
-        self,
-        cost: Cost,
-        potentials: Potentials,
-        point: Coupling,
-        previous: Coupling,
-        epsilon: float,
+        self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
         """Return the coupling of a plan of the cost at ``point``, and what to make of it.
 
@@ -81,16 +76,11 @@ class PlainStep:
         return cost.dense() if self.store else cost
 
     def update(
-        self,
-        cost: Cost,
-        potentials: Potentials,
-        point: Coupling,
-        previous: Coupling,
-        epsilon: float,
+        self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
         """Return the coupling of a plan."""
-        plan = TransportPlan(cost, potentials, self.marginals, epsilon, self.backend)
-        return self.read_off(cost, plan, potentials, point, previous)
+        plan = TransportPlan.of(prepared, potentials)
+        return self.read_off(plan.cost, plan, potentials, point, previous)
 
     def update_in_units(
         self,
@@ -161,15 +151,11 @@ class CapturedStep:
         return self._step.linearise(None) if coupling is None else self._linearise(coupling)
 
     def update(
-        self,
-        cost: Cost,
-        potentials: Potentials,
-        point: Coupling,
-        previous: Coupling,
-        epsilon: float,
+        self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
         """Return the coupling of a plan."""
-        self._epsilon.fill_(epsilon)
+        cost = prepared.problem.cost
+        self._epsilon.fill_(prepared.problem.epsilon)
         update = self._step.update_in_units if previous is None else self._update
         coupling, report = update(cost, self._epsilon, potentials, point, previous)
         return Updated(clone(coupling), report)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 __all__ = ["Descent", "MovingAverage", "Report"]
 
-# Standard deviations of a moving average that count as progress at least.
+# Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
-# Iterations over which the decrease of the objective is averaged.
+# Iterations over which the decrease of the objective is averaged. [L173, L178]
 _WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
-# smallest one before.
+# smallest one before. [L178]
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
 
 

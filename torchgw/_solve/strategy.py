@@ -18,8 +18,8 @@ from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import loss_spread
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.contract import Backend, BackendName
+from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
+from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
@@ -38,18 +38,19 @@ __all__ = [
     "why_no_tiles",
 ]
 
-# epsilon="auto" as a share of natural_scale().
+# epsilon="auto" as a share of natural_scale(). [L132]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
+# [L298]
 _HALF_ENTRIES = 2_000_000
-# Entries (n * m) above which a factored solve begins on a subsample.
+# Entries (n * m) above which a factored solve begins on a subsample. [L298]
 COARSE_ENTRIES = 9_000_000
 # Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
-# the product of the deviations where one is four times the other.
+# the product of the deviations where one is four times the other. [L298]
 _OWN_SHARE = 0.25
-# Anchor pairs to begin with: about 4 sqrt(n), within these.
+# Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _ANCHORS = (256, 1024)
-# Points whose distances the scale of another loss than the square one is taken from.
+# Points whose distances the scale of another loss than the square one is taken from. [L298]
 _SCALE_POINTS = 64
 
 
@@ -314,6 +315,6 @@ def why_no_tiles(
         return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
     if not isinstance(backend, str):
         return "the backend is an object of your own. Pass backend='auto' or 'eager'."
-    if backend == "compile":
-        return "compiled half-steps have no form that skips. Pass backend='auto' or 'eager'."
+    if not skips_tiles(backend):
+        return f"backend={backend!r} has no form that skips. Pass backend='auto' or 'eager'."
     return None

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Captured",
     "GraphMemory",
+    "Idle",
     "Replayer",
     "borrow_memory",
     "call_directly",
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
-# Kinds of problems whose graphs are kept from solve to solve, in each memory.
+# Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
 
 
@@ -42,20 +43,19 @@ class Call(Protocol):
     def __call__(
         self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0
     ) -> T:
-        """Return function(*arguments); see :class:`Captured` for ``in_place``."""
+        """Call function(*arguments); see :class:`Captured` for ``in_place``."""
 
 
 def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
-    """Return function(*arguments)."""
+    """Call function(*arguments)."""
     return function(*arguments)
 
 
 class GraphMemory(NamedTuple):
-    """Memory and a stream that graphs of one solve share, and no other solve meanwhile.
+    """Memory and a stream that graphs of one solve share, and no other solve meanwhile."""
 
-    cuBLAS has a workspace for each stream: graphs that are replayed side by side must not have been
-    captured on the same one.
-    """
+    # cuBLAS has a workspace for each stream: graphs that are replayed side by side must not have
+    # been captured on the same one.
 
     stream: torch.cuda.Stream
     pool: Any  # from graph_pool_handle, whose type torch keeps to itself
@@ -64,13 +64,13 @@ class GraphMemory(NamedTuple):
 
     @classmethod
     def on(cls, device: torch.device) -> GraphMemory:
-        """Return memory of its own."""
+        """Make memory of its own."""
         stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
         return cls(stream, pool, keeper, OrderedDict())
 
     def recall(self, kind: Hashable) -> dict[str, Any]:
-        """Return what is kept for a kind of problem, to be added to; the oldest kinds go."""
+        """Find what is kept for a kind of problem, to be added to; the oldest kinds go."""
         # tensors that were made in inference mode may not be written to outside
         kind = torch.is_inference_mode_enabled(), kind
         known = self.kept.setdefault(kind, {})
@@ -87,11 +87,9 @@ def capture(
     pool: Any = None,
     generator: torch.Generator | None = None,
 ) -> torch.cuda.CUDAGraph:
-    """Record what a function launches; nothing is run.
-
-    The function must have run before, as compilers and libraries do on their first call what a
-    capture does not allow, and must read nothing back from the device.
-    """
+    """Record what a function launches; nothing is run."""
+    # The function must have run before, as compilers and libraries do on their first call what a
+    # capture does not allow, and must read nothing back from the device.
     # torch.cuda.graph would also synchronise and give all cached memory back
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -108,23 +106,13 @@ def capture(
 
 
 class Captured:
-    """A function of tensors that is replayed from its second call on.
+    """A function of tensors that is replayed from its second call on."""
 
-    The shapes are those of the second call; with others the function is called. What it returns is
-    overwritten by the next call.
-
-    Parameters
-    ----------
-    function : callable
-        Takes and returns tensors and named tuples of them. It reads nothing back from the device
-        and changes nothing but the generator.
-    memory : GraphMemory
-    generator : torch.Generator, optional
-        The one that the function draws from.
-    in_place : int, optional
-        The first so many arguments are read where the second call finds them, such as the results
-        of another graph. The others are copied, and so are these if they lie elsewhere later.
-    """
+    # It takes and returns tensors and named tuples of them, reads nothing back from the device and
+    # changes nothing but the generator that it may draw from. The shapes are those of the second
+    # call; with others the function is called. What it returns is overwritten by the next call. The
+    # first in_place arguments are read where the second call finds them, such as the results of
+    # another graph. The others are copied, and so are these if they lie elsewhere later.
 
     def __init__(
         self,
@@ -143,7 +131,7 @@ class Captured:
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return function(*arguments)."""
+        """Compute function(*arguments)."""
         if not self._warm:
             self._warm = True
             return self._function(*arguments)
@@ -172,19 +160,13 @@ class Captured:
 
 
 class Replayer:
-    """Calls functions by name, and replays them in solves of problems like one that came before.
+    """Calls functions by name, and replays them in solves of problems like one that came before."""
 
-    The functions of one kind of problem share memory with no other solve while this lives. The
-    first solve of its kind calls them, the second records them. Graphs of the latest few kinds are
-    kept. What a function returns may lie where one that was recorded before it works: it is good
-    for functions that were recorded later, or for as long as no other is called.
-
-    Parameters
-    ----------
-    device : torch.device
-    kind : hashable
-        Everything that the functions depend on besides their tensors.
-    """
+    # The kind is everything that the functions depend on besides their tensors. The functions of
+    # one kind of problem share memory with no other solve while this lives. The first solve of its
+    # kind calls them, the second records them. Graphs of the latest few kinds are kept. What a
+    # function returns may lie where one that was recorded before it works: it is good for functions
+    # that were recorded later, or for as long as no other is called.
 
     def __init__(self, device: torch.device, kind: Hashable) -> None:
         self._memory = borrow_memory(self, device)
@@ -193,7 +175,7 @@ class Replayer:
     def __call__(
         self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0
     ) -> T:
-        """Return function(*arguments)."""
+        """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
         result: T = self._functions[name](*arguments)
@@ -201,47 +183,55 @@ class Replayer:
 
 
 def clone(item: Any) -> Any:
-    """Return a copy of a tensor, or of a named tuple of them, which may be nested."""
+    """Copy a tensor, or a named tuple of them, which may be nested."""
     if isinstance(item, Tensor):
         return item.clone()
     return None if item is None else type(item)(*map(clone, item))
 
 
 def tensors_of(item: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a named tuple, which may be nested, in order."""
+    """List the tensors of a named tuple, which may be nested, in order."""
     if isinstance(item, Tensor):
         return (item,)
     return () if item is None else tuple(part for inner in item for part in tensors_of(inner))
 
 
-class _Idle:
-    """Memory that waits for the next solve; the key names the stream, on which use follows use.
+class Idle(Generic[T]):
+    """Keeps what nobody uses until somebody asks for its like; the latest is handed out first."""
 
-    It is kept until the process ends: as much as the largest solve needed, once for each thread.
-    """
+    # Whoever uses an item owns it, so that users of one kind, also in other threads, do not mix.
+    # The key says what the item is good for, and names the stream, on which use follows use. Beyond
+    # ``most`` bytes altogether the longest unused items go.
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[Hashable, GraphMemory]] = []
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._entries: list[tuple[Hashable, T, int]] = []
         # re-entrant, as a garbage collection inside may put something back
         self._lock = threading.RLock()
 
-    def take(self, key: Hashable) -> GraphMemory | None:
+    def take(self, key: Hashable) -> T | None:
+        """Hand an item out, if one of this key waits."""
         with self._lock:
-            for place, (known, _) in enumerate(self._entries):
+            for place, (known, item, _) in reversed(list(enumerate(self._entries))):
                 if known == key:
-                    return self._entries.pop(place)[1]
+                    del self._entries[place]
+                    return item
         return None
 
-    def put(self, key: Hashable, memory: GraphMemory) -> None:
+    def put(self, key: Hashable, item: T, size: int = 0) -> None:
+        """Take an item back, of so many bytes."""
         with self._lock:
-            self._entries.append((key, memory))
+            self._entries.append((key, item, size))
+            while self._most is not None and sum(kept[2] for kept in self._entries) > self._most:
+                del self._entries[0]
 
 
-_idle = _Idle()
+# As much memory as the largest solve needed, once for each thread, until the process ends.
+_idle = Idle[GraphMemory]()
 
 
 def borrow_memory(owner: object, device: torch.device) -> GraphMemory:
-    """Return memory that goes back once its owner, whose graphs use it, is gone."""
+    """Lend memory that goes back once its owner, whose graphs use it, is gone."""
     key = device, torch.cuda.current_stream(device).cuda_stream
     memory = _idle.take(key) or GraphMemory.on(device)
     weakref.finalize(owner, _idle.put, key, memory).atexit = False

@@ -7,7 +7,7 @@ from torch import Tensor
 
 __all__ = ["accumulate", "categories_at", "sample_categories"]
 
-# torch.multinomial refuses more categories than this.
+# torch.multinomial refuses more categories than this. [L300]
 _MULTINOMIAL_LIMIT = 2**24
 
 

@@ -17,7 +17,7 @@ from torchgw._boundary.arrays import check_list, check_points
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import DualPlan
 from torchgw._results.base import Result
 from torchgw.distances import knn_graph, validate_graph
 
@@ -147,10 +147,10 @@ def joint_embedding(
     return JointEmbedding(tuple(parts[:-1]), parts[-1], eigenvalues)
 
 
-def _plan(index: int, result: Any) -> TransportPlan:
+def _plan(index: int, result: Any) -> DualPlan:
     """Take the plan of a result, or a plan as it is."""
     plan = getattr(result, "lazy_plan", result)
-    if not isinstance(plan, TransportPlan):
+    if not isinstance(plan, DualPlan):
         raise InvalidTypeError(
             f"`results[{index}]` must be a GWResult or a TransportPlan; got "
             f"{type(result).__name__}."
@@ -184,7 +184,7 @@ class _Joint:
     """The affinity over all points, the sources' first."""
 
     def __init__(
-        self, blocks: list[scipy.sparse.csr_array], plans: list[TransportPlan], coupling: float
+        self, blocks: list[scipy.sparse.csr_array], plans: list[DualPlan], coupling: float
     ) -> None:
         self.blocks = blocks
         self.plans = plans

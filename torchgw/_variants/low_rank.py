@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_index, as_points_of, as_values
-from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
+from torchgw._errors import NumericalError
+from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
 from torchgw._results.storage import stored
 from torchgw._sinkhorn.cost import Cost, DenseCost
-from torchgw._tensors.memory import check_fits
 from torchgw._typing import Marginals
 
 __all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
 
-# Largest exponent of the first step, which changes an entry by a factor of at most exp(10).
+# Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
 _FIRST_STEP = 10.0
 # Factors that a step size changes by, down when the value has risen and up when it has fallen.
+# [L301]
 _SHRINK, _GROW = 0.5, 1.5
-# Step size, relative to the largest, below which nothing more will come.
+# Step size, relative to the largest, below which nothing more will come. [L301]
 _SMALLEST_STEP = 1e-8
-# Iterations over which the value must fall by ``tol``.
+# Iterations over which the value must fall by ``tol``. [L301]
 _WINDOW = 20
-# Column error of a projection, its Newton steps, and the shortest of those.
+# Column error of a projection, its Newton steps, and the shortest of those. [L246, L301]
 _PROJECTION_TOLERANCE = 1e-9
 _NEWTON_STEPS = 30
 _SHORTEST = 1e-6
-# Column error that passes for a projection.
+# Column error that passes for a projection. [L301]
 _LARGEST_MISS = 1e-6
-# Share of the mean curvature that is added to all.
+# Share of the mean curvature that is added to all. [L301]
 _RIDGE = 1e-12
-# Logarithms below this are as good as zero.
+# Logarithms below this are as good as zero. [L301]
 _LEAST_LOGARITHM = -600.0
 
 
@@ -53,7 +53,7 @@ class Factorisation(NamedTuple):
 
 @stored
 @dataclass(frozen=True, repr=False, eq=False)
-class LowRankPlan:
+class LowRankPlan(Plan):
     """P = Q diag(1/g) R', shape (n, m), of rank r.
 
     Attributes
@@ -68,64 +68,33 @@ class LowRankPlan:
     R: Tensor
     g: Tensor
 
+    _unmapped = (
+        "of weight zero are in no group of this plan, so they are mapped nowhere. Leave them out."
+    )
+
     @property
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
         return len(self.Q), len(self.R)
+
+    def _like(self) -> Tensor:
+        return self.Q
 
     @property
     def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
         return LowRankPlan(self.R, self.Q, self.g)
 
-    def __matmul__(self, values: Any) -> Tensor:
-        """Multiply by values of shape (m,) or (m, c)."""
-        values = as_values("values", values, self.Q.device).to(self.Q.dtype)
-        if values.ndim not in (1, 2) or len(values) != len(self.R):
-            raise InvalidInputError(
-                f"`plan @ values` needs values of shape ({len(self.R)},) or ({len(self.R)}, c); "
-                f"got {tuple(values.shape)}. Use `plan.T @ values` to map the other way."
-            )
-        inner = self.R.T @ values
-        product: Tensor = self.Q @ (inner / (self.g if values.ndim == 1 else self.g[:, None]))
-        return product
-
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Sum rows (n,) and columns (m,): the masses actually moved."""
-        ones = self.Q.new_ones
-        return self @ ones(len(self.R)), self.T @ ones(len(self.Q))
-
-    def barycentric(self, points: Any) -> Tensor:
-        """Map each source point to the plan-weighted mean of target points, shape (n, d).
-
-        Raises
-        ------
-        UnsupportedError
-            If a source point has weight zero: it is in no group.
-        """
-        points = as_points_of("points", points, len(self.R), self.Q.device).to(self.Q.dtype)
-        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
-        empty = int((sums[:, -1] == 0).sum())
-        if empty:
-            raise UnsupportedError(
-                f"{empty} points of weight zero are in no group of this plan, so they are mapped "
-                "nowhere. Leave them out."
-            )
-        return sums[:, :-1] / sums[:, -1:]
-
-    def rows(self, index: Any) -> Tensor:
-        """Build the rows of an integer index of shape (s,), shape (s, m)."""
-        index = as_index(index, len(self.Q), self.Q.device)
-        return (self.Q[index] / self.g) @ self.R.T
-
-    def to_dense(self) -> Tensor:
-        """Build the (n, m) matrix; PlanTooLargeError if it would not fit."""
-        check_fits(self.shape, self.Q.dtype, self.Q.device, "`plan @ V`, `rows` or `barycentric`")
-        return (self.Q / self.g) @ self.R.T
-
     def __repr__(self) -> str:
         """Say what the plan is."""
         return f"LowRankPlan(shape={self.shape}, rank={len(self.g)}, {self.Q.device})"
+
+    def _product(self, table: Tensor) -> Tensor:
+        table = table.to(self.dtype)
+        return self.Q @ ((self.R.T @ table) / self.g[:, None])
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        return (self.Q[index] / self.g) @ self.R.T
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["LowRankResult", "solve_low_rank"]
 
-# Points per side that the start is found among.
+# Points per side that the start is found among. [L250]
 _COARSE_POINTS = 300
-# Rounds in which medoids move.
+# Rounds in which medoids move. [L248]
 _MEDOID_STEPS = 10
-# Share of the start that is spread over all groups: a mirror step cannot leave zero.
+# Share of the start that is spread over all groups: a mirror step cannot leave zero. [L249]
 _SPREAD = 1e-3
 
 

@@ -28,7 +28,7 @@ __all__ = [
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
 
-# Columns fetched at once by the default implementations, in bytes of the (n, s) block.
+# Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
 _BLOCK_BYTES = 64 * 2**20
 
 

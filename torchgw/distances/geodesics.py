@@ -26,23 +26,23 @@ __all__ = ["Geodesics", "largest_path", "path_lengths"]
 
 logger = logging.getLogger(__name__)
 
-# Vertices above which a graph without an order is given one for relaxation.
+# Vertices above which a graph without an order is given one for relaxation. [L309]
 _ORDERED_VERTICES = 10_000
 # Seconds on an H200: of relaxation, for each source and edge; and of closing a table of all pairs,
-# for each of n^3 and of n.
+# for each of n^3 and of n. [L166]
 _RELAXATION_SECONDS = 8e-11
 _CLOSING_SECONDS = (3.6e-13, 3.7e-6)
 # Folder of Linux whose files are in memory.
 _IN_MEMORY = "/dev/shm"
-# Calls for each process: several, so that processes end together and progress shows.
+# Calls for each process: several, so that processes end together and progress shows. [L309]
 _SHARES = 4
-# Bytes of the float64 rows that one call of SciPy's Dijkstra returns.
+# Bytes of the float64 rows that one call of SciPy's Dijkstra returns. [L309]
 _ROWS_BYTES = 128 * 2**20
 # Edges up to which relaxation is laid out on the host: 40 operations, each of which would take a
-# GPU longer to launch.
+# GPU longer to launch. [L86]
 _FEW_EDGES = 8_192
 # Shortest-path work, in (source, vertex) pairs, whose time (0.2 us each) repays the 1.4 s that
-# worker processes take to start: two sides of about 2,000 vertices with many cores.
+# worker processes take to start: two sides of about 2,000 vertices with many cores. [L16]
 _PROCESS_PAIRS = 7_500_000
 
 

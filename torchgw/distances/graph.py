@@ -36,9 +36,9 @@ GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 
 # Vertices up to which SciPy puts a graph together on the CPU, wherever its points are: a GPU would
-# spend its time on launches.
+# spend its time on launches. [L161]
 _HOST_VERTICES = 16_384
-# Points up to which a GPU finds paths as fast in any order, because it works on all at once.
+# Points up to which a GPU finds paths as fast in any order, because it works on all at once. [L310]
 _UNORDERED = 768
 
 

@@ -21,28 +21,28 @@ from torchgw.distances.graph import as_geodesics
 
 __all__ = ["LandmarkDistance"]
 
-# Landmarks found one by one, as farthest points.
+# Landmarks found one by one, as farthest points. [L101]
 _EXTREMES = 3
 # Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the
 # errors of both sides: within 1% from 100 landmarks on. More factors cost every iteration more, but
-# little where the cost is stored, as a GPU does at this size.
+# little where the cost is stored, as a GPU does at this size. [L100]
 _FEW_VERTICES = 8_192
 _FEW = 123
-# Vertices up to which all are landmarks, so that the distances are exact.
+# Vertices up to which all are landmarks, so that the distances are exact. [L100]
 _ALL_VERTICES = 256
 # Landmarks of larger graphs at which their error is estimated. They are enough at this error,
 # relative to the distances, or when a step took off less than this share of it. A step of 15 takes
-# off 8% of an error of 10% in high-dimensional clouds, and a quarter on surfaces.
+# off 8% of an error of 10% in high-dimensional clouds, and a quarter on surfaces. [L170, L311]
 _COUNTS = (18, 33, 48, 63, 78)
 _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
-# Landmarks of a round that are drawn together.
+# Landmarks of a round that are drawn together. [L101]
 _PART = 15
-# A vertex is drawn in proportion to this power of its distance to the landmarks so far.
+# A vertex is drawn in proportion to this power of its distance to the landmarks so far. [L311]
 _SPREAD = 4
-# Further columns that the error is estimated from; a GPU finds 16 at a time.
+# Further columns that the error is estimated from; a GPU finds 16 at a time. [L103]
 _HELD_OUT = 15
-# Error, relative to the least, that a smaller rank may have.
+# Error, relative to the least, that a smaller rank may have. [L194]
 _RANK_SLACK = 1.05
 
 

@@ -16,12 +16,12 @@ from torchgw.distances.points import PointMetric, pairwise_distances
 
 __all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
 
-# Elements of a working block of rows.
+# Elements of a working block of rows. [L312]
 _BLOCK_ELEMENTS = 2**23
-# Points that determine the factors of a new point: at least so many, and so many per factor.
+# Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
-# Singular values below this share of the largest carry nothing but rounding.
+# Singular values below this share of the largest carry nothing but rounding. [L312]
 _PSEUDO_INVERSE_CUTOFF = 1e-12
 
 

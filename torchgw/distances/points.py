@@ -17,12 +17,12 @@ __all__ = ["PointDistance", "PointMetric", "pairwise_distances"]
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine"]
 
-# Points among which the largest distance is found exactly, by all pairs in blocks.
+# Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
 _EXACT_MAXIMUM_POINTS = 50_000
-# Elements of a (rows, points) block of that search.
+# Elements of a (rows, points) block of that search. [L313]
 _BLOCK_ELEMENTS = 2**24
 # Largest distance of two unit vectors of one direction, in units of rounding: of the largest entry,
-# the norm and the quotients, and of a mean of equal vectors.
+# the norm and the quotients, and of a mean of equal vectors. [L313]
 _UNIT_ROUNDING = 8
 
 

@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
-# spread them evenly, small enough not to collect outliers.
+# spread them evenly, small enough not to collect outliers. [L108]
 _SPREAD = 4
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
-# plan.
+# plan. [L315]
 _NEGLIGIBLE = 1e-12
 
 

@@ -25,7 +25,7 @@ from torchgw.pot._call import LOSSES, call_of, kind_of, refuse, refuse_combinati
 __all__ = ["OTResult", "solve_gromov"]
 
 # Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
-# a plan for ever and settle more slowly; polishing takes over from where they have come.
+# a plan for ever and settle more slowly; polishing takes over from where they have come. [L319]
 _TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
 
 

@@ -12,7 +12,8 @@ from kernel_cases import DEVICES, EPSILON, factored, warm, weights, wide
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.kernels import read_off
-from torchgw._sinkhorn.kernels.operands import operands, scale_of
+from torchgw._sinkhorn.kernels.operands import KernelPlan, operands
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 # Relative error of an entry of the plan: that of the exponent, see test_triton_sinkhorn. Products
 # are compared with sums of absolute values.
 TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-12}
-SCALE = scale_of(EPSILON)
+
+
+def kernel_plan(cost: Cost, marginals: Marginals, potentials: Potentials) -> KernelPlan:
+    return KernelPlan(operands(cost, EPSILON), marginals, potentials, EPSILON)
 
 
 @pytest.fixture(params=DEVICES)
@@ -55,7 +59,7 @@ def test_apply(
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(m, channels, generator=generator).to(device, dtype)
     expected, size = plan @ values.double(), plan @ values.double().abs()
-    got = TritonBackend().apply(cost, marginals, potentials, EPSILON, values)
+    got = TritonBackend().prepare(LinearProblem(cost, marginals, EPSILON)).apply(potentials, values)
     assert got.dtype == dtype
     assert bool(((got - expected).abs() <= TOLERANCE[dtype] * size).all())
     assert float(expected.abs().max()) > 0
@@ -66,7 +70,7 @@ def test_apply(
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (33, 300)])
 def test_dense(n: int, m: int, kind: str, dtype: torch.dtype, device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(n, m, kind, device, dtype)
-    got = TritonBackend().dense(cost, marginals, potentials, EPSILON)
+    got = TritonBackend().prepare(LinearProblem(cost, marginals, EPSILON)).dense(potentials)
     assert got.dtype == dtype
     assert bool(((got - plan).abs() <= TOLERANCE[dtype] * plan).all())
     assert float(plan.max()) > 0
@@ -76,20 +80,16 @@ def test_apply_in_splits(device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(20, 300, "factored", device, torch.float32)
     values = torch.ones(300, 3, device=device)
     for splits in (1, 3):
-        got = read_off.apply(
-            operands(cost, EPSILON), marginals, potentials, SCALE, values, splits=splits
-        )
+        got = read_off.apply(kernel_plan(cost, marginals, potentials), values, splits=splits)
         expected = plan.sum(1, keepdim=True)
         assert bool(((got - expected).abs() <= TOLERANCE[torch.float32] * expected).all())
 
 
 def test_marginals_of_both_sides(device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(17, 40, "factored", device, torch.float64)
-    backend = TritonBackend()
     ones = torch.ones(17, 1, dtype=torch.float64, device=device)
-    columns = backend.apply(
-        cost.transpose(), Marginals(*marginals[::-1]), Potentials(*potentials[::-1]), EPSILON, ones
-    )
+    turned = TritonBackend().prepare(LinearProblem(cost, marginals, EPSILON)).T
+    columns = turned.apply(Potentials(*potentials[::-1]), ones)
     # g is the softmin of f, so that the columns are exact, a weight of zero included
     assert torch.allclose(columns[:, 0], marginals.b, rtol=1e-12, atol=1e-15)
     assert torch.allclose(columns[:, 0], plan.sum(0), rtol=1e-12, atol=1e-15)
@@ -99,7 +99,7 @@ def test_marginals_of_both_sides(device: torch.device) -> None:
 @pytest.mark.parametrize("kind", ["factored", "dense", "transposed"])
 def test_topk(kind: str, dtype: torch.dtype, device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(33, 200, kind, device, dtype)
-    values, columns = read_off.topk(operands(cost, EPSILON), marginals, potentials, SCALE, 4)
+    values, columns = read_off.topk(kernel_plan(cost, marginals, potentials), 4)
     # conditional rows, as a row of weight zero has its best partners too
     conditional = cost.to(torch.float64).exponent(*wide(*potentials), EPSILON).exp_()
     expected = (conditional * marginals.b.double()).topk(4, dim=1)
@@ -113,7 +113,8 @@ def test_topk_of_ties_and_zeros(device: torch.device) -> None:
     b = torch.tensor([0.0, 0.25, 0.5, 0.25, 0.0], device=device)
     potentials = Potentials(torch.zeros(2, device=device), torch.zeros(5, device=device))
     marginals = Marginals(torch.full((2,), 0.5, device=device), b)
-    values, columns = read_off.topk(operands(cost, 1.0), marginals, potentials, scale_of(1.0), 5)
+    plan = KernelPlan(operands(cost, 1.0), marginals, potentials, 1.0)
+    values, columns = read_off.topk(plan, 5)
     assert columns.tolist() == [[2, 1, 3, 0, 4]] * 2
     assert torch.allclose(values, 0.5 * b[columns], rtol=1e-6, atol=0)
 
@@ -121,12 +122,11 @@ def test_topk_of_ties_and_zeros(device: torch.device) -> None:
 @pytest.mark.parametrize("kind", ["factored", "dense"])
 def test_sample(kind: str, device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(3, 8, kind, device, torch.float32)
-    parts, count = operands(cost, EPSILON), 1500
+    given, count = kernel_plan(cost, marginals, potentials), 1500
     rows = torch.arange(2, device=device).repeat_interleave(count)
 
     def draw(seed: int) -> torch.Tensor:
-        where = torch.tensor(seed, device=device)
-        return read_off.sample(parts, marginals, potentials, SCALE, rows, where)
+        return read_off.sample(given, rows, torch.tensor(seed, device=device))
 
     columns = draw(7)
     assert torch.equal(columns, draw(7))

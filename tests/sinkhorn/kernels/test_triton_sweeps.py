@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,13 @@ from kernel_cases import (
     wide,
 )
 
-from torchgw._sinkhorn.contract import Sweep
+from torchgw._sinkhorn.contract import Sweep, softmin_sweep
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.kernels import stored
-from torchgw._sinkhorn.kernels.stored import SweepPlan
-from torchgw._sinkhorn.softmin import LinearProblem, checked, softmin, softmin_sweep
-from torchgw._triton_sinkhorn import TritonBackend
+from torchgw._sinkhorn.kernels.stored import SweepShape
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.softmin import checked, softmin
+from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
 from torchgw._typing import Marginals, Potentials
 
 # The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
@@ -45,6 +47,16 @@ def _poisoned() -> Iterator[None]:
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+def prepare(
+    cost: Cost,
+    marginals: Marginals,
+    tau: tuple[float, float] = (1.0, 1.0),
+    epsilon: float = EPSILON,
+    **options: Any,
+) -> TritonProblem:
+    return TritonBackend(**options).prepare(LinearProblem(cost, marginals, epsilon, tau))
 
 
 def reference_sweep(
@@ -97,7 +109,7 @@ def test_sweep(
     marginals = weights(33, 70, device, dtype)
     start = warm(cost, marginals)
     expected = reference_sweep(cost, marginals, start, 3, relaxation=relaxation, tau=tau)
-    got = TritonBackend().sweeper(cost, marginals, start, EPSILON, tau=tau)(start, 3, relaxation)
+    got = prepare(cost, marginals, tau).sweep(start, 3, relaxation)
     assert_sweeps_close(got, expected, marginals, dtype)
 
 
@@ -105,9 +117,9 @@ def test_sweep_equals_softmins(device: torch.device) -> None:
     cost = factored(20, 30, 2, device, torch.float64)
     marginals = weights(20, 30, device, torch.float64)
     start = warm(cost, marginals)
-    backend = TritonBackend()
-    expected = softmin_sweep(LinearProblem(cost, marginals, EPSILON, backend), start, 2)
-    sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 2)
+    prepared = prepare(cost, marginals)
+    expected = softmin_sweep(prepared, start, 2)
+    sweep = prepared.sweep(start, 2)
     assert_sweeps_close(sweep, expected, marginals, torch.float64)
 
 
@@ -120,7 +132,7 @@ def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
         cost = cost.dense()
     marginals, tau = weights(12, 17, device, torch.float64), (0.5, 0.5)
     start = warm(cost, marginals)
-    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON, tau=tau)(start, 27)
+    sweep = prepare(cost, marginals, tau).sweep(start, 27)
     f = tau[0] * softmin(cost, marginals.log_b, sweep.g, EPSILON, axis=1)
     g = tau[1] * softmin(cost, marginals.log_a, f, EPSILON, axis=0)
     used = [weight > 0 for weight in marginals]
@@ -130,7 +142,7 @@ def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
     assert float((sweep.f - balanced.f)[used[0]].abs().max()) > 0.01
 
 
-PLAN = SweepPlan(width=64, warps=4, programs=4, ahead=0, held=True)
+PLAN = SweepShape(width=64, warps=4, programs=4, ahead=0, held=True)
 PLANS = {
     "held": PLAN,
     "one tile": PLAN._replace(width=256),
@@ -151,8 +163,7 @@ def test_dense_plans(name: str, n: int, m: int, device: torch.device, dtype: tor
     cost = DenseCost(frame[:n, :m])
     marginals = weights(n, m, device, dtype)
     start = warm(cost, marginals)
-    backend = TritonBackend(plan=PLANS[name])
-    sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 2)
+    sweep = prepare(cost, marginals, shape=PLANS[name]).sweep(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, dtype)
 
 
@@ -164,7 +175,7 @@ def test_dense_beyond_one_tile(
     cost = DenseCost(cost.matrix.T.contiguous().T)
     marginals = weights(7, 90, device, dtype)
     start = warm(cost, marginals)
-    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON)(start, 2)
+    sweep = prepare(cost, marginals).sweep(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, dtype)
 
 
@@ -177,7 +188,7 @@ def test_cold_start_is_reported(kind: str, shift: float, device: torch.device) -
     marginals = weights(9, 11, device, torch.float32)
     start = warm(cost, marginals)
     cold = Potentials(start.f - shift * EPSILON, start.g)
-    assert not bool(TritonBackend().sweeper(cost, marginals, cold, EPSILON)(cold, 1).check[0])
+    assert not bool(prepare(cost, marginals).sweep(cold, 1).check[0])
 
 
 def test_drift_is_reported(device: torch.device) -> None:
@@ -185,7 +196,7 @@ def test_drift_is_reported(device: torch.device) -> None:
     cost = factored(9, 11, 2, device, torch.float32).dense()
     marginals = weights(9, 11, device, torch.float32)
     start = warm(cost, marginals)
-    sweeper = TritonBackend().sweeper(cost, marginals, start, EPSILON)
+    sweeper = prepare(cost, marginals).sweeper(start)
     for nats, ok in ((10.0, True), (25.0, False)):
         moved = Potentials(start.f + nats * EPSILON, start.g - nats * EPSILON)
         assert bool(sweeper(moved, 1).check[0]) == ok
@@ -198,7 +209,7 @@ def test_sweeps_go_on(kind: str, device: torch.device) -> None:
         cost = cost.dense()
     marginals = weights(20, 30, device, torch.float64)
     start = warm(cost, marginals)
-    sweeper = TritonBackend().sweeper(cost, marginals, start, EPSILON)
+    sweeper = prepare(cost, marginals).sweeper(start)
     first = sweeper(start, 2)
     kept = first.g.clone()
     second = sweeper(first.state, 1)
@@ -218,10 +229,10 @@ def test_pairs_without_mass(kind: str, device: torch.device) -> None:
         *(part.where(w > 0, 500.0) for part, w in zip(start, marginals, strict=True))
     )
     given: Cost = cost.dense() if kind == "dense" else cost
-    sweep = TritonBackend().sweeper(given, marginals, start, EPSILON)(start, 2)
+    sweep = prepare(given, marginals).sweep(start, 2)
     expected = reference_sweep(given, marginals, start, 2)
     assert_sweeps_close(sweep, expected, marginals, torch.float32)
-    plan = TritonBackend().apply(given, marginals, start, EPSILON, torch.ones(11, 3, device=device))
+    plan = prepare(given, marginals).apply(start, torch.ones(11, 3, device=device))
     assert bool(torch.isfinite(plan).all())
     assert bool((plan[marginals.a == 0] == 0).all())
 
@@ -231,19 +242,8 @@ def test_mixed_dtypes(device: torch.device) -> None:
     cost = factored(9, 11, 2, device, torch.float32)
     marginals = Marginals(*wide(*weights(9, 11, device, torch.float32)))
     start = Potentials(*wide(*warm(cost, marginals)))
-    sweep = TritonBackend().sweeper(cost, marginals, start, EPSILON)(start, 2)
+    sweep = prepare(cost, marginals).sweep(start, 2)
     assert sweep.f.dtype == torch.float64
-    assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, torch.float32)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("poly", [4, 8])
-def test_polynomial_exponentials(poly: int) -> None:
-    device = torch.device("cuda")
-    cost = factored(300, 500, 7, device, torch.float32)
-    marginals = weights(300, 500, device, torch.float32)
-    start = warm(cost, marginals)
-    sweep = TritonBackend(poly=poly).sweeper(cost, marginals, start, EPSILON)(start, 2)
     assert_sweeps_close(sweep, reference_sweep(cost, marginals, start, 2), marginals, torch.float32)
 
 
@@ -268,7 +268,7 @@ def test_graphs_change_no_bit(dtype: torch.dtype) -> None:
     for _ in range(3):
         sweepers = [
             [
-                TritonBackend(graphs=graphs).sweeper(cost, marginals, start, epsilon)
+                prepare(cost, marginals, epsilon=epsilon, graphs=graphs).sweeper(start)
                 for graphs in (False, True)
             ]
             for cost, marginals, start, epsilon in problems
@@ -287,14 +287,13 @@ def test_graphs_change_no_bit(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_sweep_inside_a_graph() -> None:
     cost, marginals, start = dense_problem(0, torch.float32)
-    backend = TritonBackend()
-    expected = TritonBackend(graphs=False).sweeper(cost, marginals, start, EPSILON)(start, 3)
+    expected = prepare(cost, marginals, graphs=False).sweep(start, 3)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        sweep = backend.sweeper(cost, marginals, start, EPSILON)(start, 3)
+        sweep = prepare(cost, marginals).sweep(start, 3)
     # what others do meanwhile must not reach the buffers of the graph
     for _ in range(3):
         other, weight, potentials = dense_problem(1, torch.float32)
-        backend.sweeper(other, weight, potentials, EPSILON)(potentials, 3)
+        prepare(other, weight).sweep(potentials, 3)
     graph.replay()
     assert torch.equal(sweep.g_next, expected.g_next)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -12,10 +13,12 @@ import torch
 
 import torchgw
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend, _StoredKernel, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.softmin import LinearProblem, softmin, softmin_sweep
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.softmin import softmin
 from torchgw._sinkhorn.tiles.block_scaling import block_scaling
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
@@ -25,7 +28,8 @@ from torchgw._sinkhorn.tiles.bounds import (
     tile_bounds,
     tile_problem,
 )
-from torchgw._sinkhorn.tiles.eager import TiledEagerBackend
+from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
+from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import SLACK, Tiling
 from torchgw._solve import cost_model
 from torchgw._tensors.block_order import block_order
@@ -36,7 +40,8 @@ DELTA = skipped_share(torch.float64)
 BACKENDS = [pytest.param(("eager", "cpu"), id="eager")]
 if find_spec("triton"):
     from torchgw._sinkhorn.kernels.operands import interpreted
-    from torchgw._sinkhorn.tiles.triton import TiledTritonBackend
+    from torchgw._sinkhorn.tiles.triton import TiledTritonProblem
+    from torchgw._triton_sinkhorn import TritonBackend
 
     no_interpreter = pytest.mark.skipif(not interpreted(), reason="not interpreted")
     BACKENDS += [
@@ -56,21 +61,27 @@ SIZES = [(1, 1, 8), (5, 7, 8), (32, 48, 8), (61, 130, 8), (130, 61, 16)]
 def make(request: pytest.FixtureRequest):
     """Return how to make the backend of a tiling, its device, and the least width of a block."""
     name, device = request.param
-    kind = TiledEagerBackend if name == "eager" else TiledTritonBackend
-    return Maker(kind, torch.device(device), 1 if name == "eager" else 16)
+    if name == "eager":
+        return Maker(EagerBackend(), TiledEagerProblem, torch.device(device), 1)
+    return Maker(TritonBackend(), TiledTritonProblem, torch.device(device), 16)
 
 
 class Maker(NamedTuple):
+    whole: Any
     kind: type
     device: torch.device
     least: int
 
     def __call__(self, shape: tuple[int, int], width: int) -> Any:
-        return self.kind(Tiling(shape, max(width, self.least)))
+        return TiledBackend(self.whole, self.kind, Tiling(shape, max(width, self.least)))
 
     def to(self, problem):
         """Return a cost, weights and potentials on the device."""
         return [type(part)(*(x.to(self.device) for x in part)) for part in problem]
+
+
+def tiled_eager(shape: tuple[int, int], width: int, **options: bool) -> TiledBackend:
+    return TiledBackend(EagerBackend(), TiledEagerProblem, Tiling(shape, width, **options))
 
 
 def curve_cost(n: int, m: int, epsilon: float = 1e-3, thickness: float = 0.01):
@@ -159,7 +170,8 @@ def test_softmin(n: int, m: int, width: int, epsilon: float, axis: int, make: Ma
     cost, marginals, _ = make.to(curve_cost(n, m))
     size, weight = (n, marginals.log_a) if axis == 0 else (m, marginals.log_b)
     potential = torch.linspace(0, 1, size, dtype=torch.float64, device=make.device)
-    got = make((n, m), width).softmin(cost, weight, potential, epsilon, axis)
+    prepared = make((n, m), width).prepare(LinearProblem(cost, marginals, epsilon))
+    got = prepared.softmin(potential, axis)
     expected = softmin(cost, weight, potential, epsilon, axis)
     # rounding of exponents of up to 1 / epsilon
     rounding = ROUNDING * max(1.0, 1e-2 / epsilon)
@@ -172,7 +184,7 @@ def test_sweeps_end_in_half_steps(n: int, m: int, width: int, epsilon: float, ma
     """Whatever happens between, f is the softmin of g, and g_next that of f."""
     cost, marginals, start = make.to(curve_cost(n, m, epsilon))
     backend = make((n, m), width)
-    sweep = backend.sweeper(cost, marginals, start, epsilon)(start, 2, 1.0)
+    sweep = backend.prepare(LinearProblem(cost, marginals, epsilon)).sweep(start, 2, 1.0)
     assert sweep.check[0] == 1
     used_a, used_b = marginals.a > 0, marginals.b > 0
     f = softmin(cost, marginals.log_b, sweep.g, epsilon, axis=1)
@@ -186,9 +198,10 @@ def test_sweeps_end_in_half_steps(n: int, m: int, width: int, epsilon: float, ma
 
 def test_two_levels_converge_faster_than_one() -> None:
     cost, marginals, _ = curve_cost(160, 130)
+    problem = LinearProblem(cost, marginals, 2e-3)
     results = [
-        sinkhorn(LinearProblem(cost, marginals, 2e-3, backend), None, max_iter=400, tol=1e-9)
-        for backend in (EagerBackend(), TiledEagerBackend(Tiling((160, 130), 4)))
+        sinkhorn(backend.prepare(problem), None, max_iter=400, tol=1e-9)
+        for backend in (EagerBackend(), tiled_eager((160, 130), 4))
     ]
     assert all(result.converged for result in results)
     assert results[1].n_iters < results[0].n_iters / 2
@@ -206,19 +219,18 @@ def test_a_second_level_that_does_not_help_is_given_up(
         k = torch.arange(len(row_mass), dtype=torch.float64, device=row_mass.device)
         return torch.cos(k + next(turns))
 
-    module = make.kind.__module__
-    monkeypatch.setattr(f"{module}.block_scaling", worse)
+    monkeypatch.setattr("torchgw._sinkhorn.tiles.sweeper.block_scaling", worse)
     cost, marginals, _ = make.to(curve_cost(60, 50))
-    backend = make((60, 50), 16)
-    result = sinkhorn(LinearProblem(cost, marginals, 1e-2, backend), None, max_iter=200, tol=1e-8)
-    assert result.converged
+    prepared = make((60, 50), 16).prepare(LinearProblem(cost, marginals, 1e-2))
+    assert sinkhorn(prepared, None, max_iter=200, tol=1e-8).converged
 
 
 def test_potentials_that_moved_too_far_are_not_trusted(make: Maker) -> None:
     """Tiles chosen far from the potentials that a sweep is given do not bound anything."""
     cost, marginals, start = make.to(curve_cost(120, 120))
     backend = make((120, 120), 8)
-    sweeper = backend.sweeper(cost, marginals, start, 1e-3)
+    prepared = backend.prepare(LinearProblem(cost, marginals, 1e-3))
+    sweeper = prepared.sweeper(start)
     noise = torch.randn(120, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = Potentials(start.f, start.g + 0.01 * noise.to(make.device))
     sweep = sweeper(moved, 1, 1.0)
@@ -234,8 +246,8 @@ def test_rows_that_rise_in_their_first_half_step_get_their_tiles(make: Maker) ->
     backend = make((230, 161), 16)
     low = start.f.clone()
     low[::9] -= 8 * epsilon
-    sweeper = backend.sweeper(cost, marginals, Potentials(low, start.g), epsilon)
-    sweep = sweeper(Potentials(low, start.g), 1, 1.0)
+    prepared = backend.prepare(LinearProblem(cost, marginals, epsilon))
+    sweep = prepared.sweep(Potentials(low, start.g), 1)
     assert backend.tiling.report().lists == 2
     assert sweep.check[0] == 1
     f = softmin(cost, marginals.log_b, start.g, epsilon, axis=1)
@@ -283,8 +295,9 @@ def test_topk_beyond_the_kept_tiles(make: Maker) -> None:
 def test_sweeps_that_give_up_tiles_store_the_cost_where_they_may(storable: bool) -> None:
     epsilon = 1e-3
     cost, marginals, potentials = curve_cost(60, 70, epsilon)
-    backend = TiledEagerBackend(Tiling((60, 70), 8, storable=storable))
-    sweeper, state = backend.sweeper(cost, marginals, potentials, epsilon), potentials
+    problem = LinearProblem(cost, marginals, epsilon)
+    prepared = tiled_eager((60, 70), 8, storable=storable).prepare(problem)
+    sweeper, state = prepared.sweeper(potentials), potentials
     for _ in range(100):
         state = sweeper(state, 1, 1.0).state
         if not sweeper.two_level:
@@ -292,7 +305,7 @@ def test_sweeps_that_give_up_tiles_store_the_cost_where_they_may(storable: bool)
     assert isinstance(sweeper._plain, _StoredKernel if storable else _StreamedKernel)
     one, two = (
         sweeper(state, 3, 1.3),
-        softmin_sweep(LinearProblem(cost, marginals, epsilon, EagerBackend()), state, 3, 1.3),
+        softmin_sweep(EagerBackend().prepare(problem), state, 3, 1.3),
     )
     # points of weight zero stay where they are
     used = marginals.a > 0, marginals.b > 0, marginals.b > 0
@@ -303,12 +316,10 @@ def test_sweeps_that_give_up_tiles_store_the_cost_where_they_may(storable: bool)
 def test_draws_follow_the_plan() -> None:
     epsilon = 1e-3
     cost, marginals, potentials = curve_cost(60, 70, epsilon)
-    backend = TiledEagerBackend(Tiling((60, 70), 8))
+    prepared = tiled_eager((60, 70), 8).prepare(LinearProblem(cost, marginals, epsilon))
     generator = torch.Generator().manual_seed(0)
     row = 11
-    drawn = backend.draw(
-        cost, marginals, potentials, epsilon, torch.full((20_000,), row), generator
-    )
+    drawn = prepared.draw(potentials, torch.full((20_000,), row), generator)
     expected = exact_plan(cost, marginals, potentials, epsilon)[row]
     frequency = torch.bincount(drawn, minlength=70) / 20_000
     # five standard deviations of a frequency
@@ -334,45 +345,61 @@ def test_single_passes_go_over_all_tiles_where_most_are_kept(make: Maker) -> Non
     cost, marginals, potentials = make.to(curve_cost(n, m, epsilon=10.0))
     backend = make((n, m), 8)
     values = torch.ones(m, 2, dtype=torch.float64, device=make.device)
+    prepared = backend.prepare(LinearProblem(cost, marginals, 10.0))
     for _ in range(3):
-        backend.apply(cost, marginals, potentials, 10.0, values)
-        backend.softmin(cost, marginals.log_b, potentials.g, 10.0, axis=1)
-        backend.topk(cost, marginals, potentials, 10.0, 3)
+        prepared.apply(potentials, values)
+        prepared.softmin(potentials.g, axis=1)
+        prepared.topk(potentials, 3)
     report = backend.tiling.report()
     assert report.kept == 1
     assert report.lists == 1
     # a sweep chooses anew, for all of its iterations, and what it finds counts from then on
-    backend.sweeper(cost, marginals, potentials, 10.0)
+    prepared.sweep(potentials, 1)
     assert backend.tiling.report().lists == 2
 
 
 def test_tiles_of_a_sweep_serve_the_products_that_follow(make: Maker) -> None:
-    if make.kind is TiledEagerBackend:
+    if make.kind is TiledEagerProblem:
         pytest.skip("chooses for each pass")
     n, m, epsilon = 230, 161, 1e-4
     cost, marginals, potentials = make.to(curve_cost(n, m, epsilon, thickness=0.0))
     backend = make((n, m), 16)
     values = torch.linspace(0, 1, m, dtype=torch.float64, device=make.device)[:, None]
-    backend.sweeper(cost, marginals, potentials, epsilon)
+    prepared = backend.prepare(LinearProblem(cost, marginals, epsilon))
+    prepared.sweep(potentials, 1)
     kept, lists = backend.tiling.report()[1:3]
     assert kept < 0.5
+    prepared.end_sweeps()
     moved = Potentials(potentials.f + epsilon, potentials.g - 2 * epsilon)
     plan = exact_plan(cost, marginals, moved, epsilon).to(make.device)
-    near = backend.apply(cost, marginals, moved, epsilon, values)
-    across = backend.transposed().apply(
-        cost.transpose(), Marginals(*marginals[::-1]), Potentials(*moved[::-1]), epsilon,
-        torch.ones(n, 1, dtype=torch.float64, device=make.device),
-    )  # fmt: skip
+    near = prepared.apply(moved, values)
+    ones = torch.ones(n, 1, dtype=torch.float64, device=make.device)
+    across = prepared.T.apply(Potentials(*moved[::-1]), ones)
     torch.testing.assert_close(near, plan @ values, rtol=1e-6, atol=0)
     torch.testing.assert_close(across[:, 0], plan.sum(0), rtol=1e-6, atol=0)
+    assert prepared.T.T is prepared
     assert backend.tiling.report().lists == lists
+    # potentials that have risen too far have tiles of their own, and so has another cost
     far = Potentials(potentials.f + 10 * epsilon, potentials.g)
-    backend.apply(cost, marginals, far, epsilon, values)
-    other = cost._replace(row=cost.row.clone())
-    backend.apply(other, marginals, far, epsilon, values)
+    prepared.apply(far, values)
+    assert backend.tiling.report().lists == lists + 1
+    backend.prepare(prepared.problem).apply(far, values)
     assert backend.tiling.report().lists == lists + 2
-    backend.tiling.forget()
-    assert backend.tiling.last is None
+
+
+def test_a_result_keeps_no_tiles_and_no_kernel() -> None:
+    x, y = factored_sides()
+    plan = torchgw.solve(
+        x, y, distances="sqeuclidean", epsilon=1e-3, storage="streamed", skip_tiles=True
+    ).lazy_plan
+    assert isinstance(plan.prepared, TiledEagerProblem)
+    assert "tiles" not in vars(plan.prepared)
+    assert plan.prepared._sweeper is None
+    plan @ torch.ones(600)
+    assert "tiles" in vars(plan.prepared)
+    again = pickle.loads(pickle.dumps(plan))
+    assert "tiles" not in vars(again.prepared)
+    assert torch.equal(again.T @ x, plan.T @ x)
 
 
 def test_block_scaling_meets_both_marginals() -> None:
@@ -425,7 +452,7 @@ def test_solve_skips_tiles_and_says_so() -> None:
         ({"storage": "stored"}, "stored"),
         ({"gradient": "sampled", "storage": "streamed"}, "gradient"),
         ({"gradient": "dense"}, "gradient"),
-        ({"storage": "streamed", "backend": "compile"}, "compiled"),
+        ({"storage": "streamed", "backend": "compile"}, "backend='compile' has no"),
     ],
     ids=["stored", "sampled", "dense", "compile"],
 )

@@ -6,20 +6,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchgw._sinkhorn import batch as definition
 from torchgw._sinkhorn.batch import LARGEST, LEAST_EXPONENT, RELAXED_FACTOR, SMALLEST, BatchPlans
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
 from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals
 
-__all__ = ["fits", "solve_batch"]
+__all__ = ["solve_batch"]
 
-# Points per side up to which a kernel stays in the registers of one multiprocessor.
+# Points per side up to which a kernel stays in the registers of one multiprocessor. [L79]
 _MOST_POINTS = 256
 
 
 @triton.jit
 def _relaxed(old, new, excess, BOUND: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """Return old * (new / old)^(1 + excess), with the extra factor bounded."""
+    """Multiply by (new / old)^(1 + excess), the excess factor bounded."""
     bounded = tl.minimum(tl.maximum(new / old, 1.0 / BOUND), BOUND)
     moved = new * tl.exp2(excess * tl.log2(bounded))
     return tl.minimum(tl.maximum(moved, LEAST), MOST)
@@ -74,11 +75,6 @@ def _batch_kernel(
     tl.store(g_out + number * t + j, start + unit * tl.log(v / mass_b), mask=columns)
 
 
-def fits(shape: tuple[int, ...]) -> bool:
-    """Whether problems of a shape (B, s, t) stay on chip."""
-    return max(shape[1:]) <= _MOST_POINTS
-
-
 def solve_batch(
     costs: Tensor,
     marginals: Marginals,
@@ -87,8 +83,10 @@ def solve_batch(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
+    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, on chip where problems fit."""
     count, s, t = costs.shape
+    if max(s, t) > _MOST_POINTS:
+        return definition.solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     blocks = Blocks(triton.next_power_of_2(s), triton.next_power_of_2(t), 0, 1)

@@ -10,63 +10,10 @@ so that an exponential and a logarithm are one hardware instruction each.
 
 from __future__ import annotations
 
-import struct
-
 import triton
 import triton.language as tl
 
-__all__ = ["exp2_mixed", "exponents", "load_left", "logsumexp_step", "walk_column", "walk_range"]
-
-# Minimax polynomial of 2^x on [-1/2, 1/2], highest power first; relative error 7.5e-8.
-_POLYNOMIAL = (0.0013276471, 0.0096755410, 0.055507131, 0.24022120, 0.69314694, 1.0000001)
-
-
-def _exp2_assembly(pack: int) -> str:
-    """Return PTX for ``pack`` exponentials, the first of them without the special function unit.
-
-    2^x = 2^k p(x - k) with k the nearest integer, found by adding 1.5 * 2^23 and shifted into the
-    exponent of p. x is kept within [-126, 126].
-    """
-    lowest, highest, rounder = _ptx(-126.0), _ptx(126.0), _ptx(12582912.0)
-    first = [
-        "{ .reg .f32 x, t, f, p; .reg .b32 k, e;",
-        f"max.f32 x, ${pack}, {lowest}; min.f32 x, x, {highest};",
-        f"add.rn.f32 t, x, {rounder}; sub.rn.f32 f, t, {rounder}; sub.rn.f32 f, x, f;",
-        f"mov.f32 p, {_ptx(_POLYNOMIAL[0])};",
-        *(f"fma.rn.f32 p, p, f, {_ptx(coefficient)};" for coefficient in _POLYNOMIAL[1:]),
-        "mov.b32 k, t; shl.b32 k, k, 23; mov.b32 e, p; add.s32 e, e, k; mov.b32 $0, e; }",
-    ]
-    rest = [f"ex2.approx.ftz.f32 ${i}, ${pack + i};" for i in range(1, pack)]
-    return "\n".join([*first, *rest])
-
-
-def _ptx(number: float) -> str:
-    """Return a float32 literal of PTX."""
-    return "0f" + struct.pack(">f", number).hex().upper()
-
-
-_EXP2_4 = tl.constexpr(_exp2_assembly(4))
-_EXP2_4_REGISTERS = tl.constexpr(",".join(["=&f"] * 4 + ["f"] * 4))
-_EXP2_8 = tl.constexpr(_exp2_assembly(8))
-_EXP2_8_REGISTERS = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8))
-
-
-@triton.jit
-def exp2_mixed(
-    x,  # float tile
-    POLY: tl.constexpr,  # 0, or p: one of p exponentials on the multiply-add units (GPU, float32)
-):
-    """Compute exp2(x), a share of it off the special function unit, which is the bottleneck."""
-    if POLY == 4:
-        return tl.inline_asm_elementwise(
-            _EXP2_4, _EXP2_4_REGISTERS, [x], dtype=tl.float32, is_pure=True, pack=4
-        )
-    elif POLY == 8:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
-        return tl.inline_asm_elementwise(
-            _EXP2_8, _EXP2_8_REGISTERS, [x], dtype=tl.float32, is_pure=True, pack=8
-        )
-    else:
-        return tl.exp2(x)
+__all__ = ["exponents", "load_left", "logsumexp_step", "walk_column", "walk_range"]
 
 
 @triton.jit
@@ -74,12 +21,11 @@ def logsumexp_step(
     best,  # [BLOCK_N] running maximum, -inf at first
     total,  # [BLOCK_N] sum of exp2(x - best) so far
     x,  # [BLOCK_N, BLOCK_M] new exponents
-    POLY: tl.constexpr,
 ):
     """Add a tile to an online base-2 log-sum-exp; rows that are all -inf stay so."""
     top = tl.maximum(best, tl.max(x, 1))
     shift = tl.where(top == -float("inf"), 0.0, top)
-    total = total * tl.exp2(best - shift) + tl.sum(exp2_mixed(x - shift[:, None], POLY), 1)
+    total = total * tl.exp2(best - shift) + tl.sum(tl.exp2(x - shift[:, None]), 1)
     return top, total
 
 
@@ -91,7 +37,7 @@ def walk_range(
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     BLOCK_N: tl.constexpr,
 ):
-    """Return where this program's walk over tiles begins and ends, in columns."""
+    """Find where this program's walk over tiles begins and ends, in columns."""
     if WALK == 0:
         begin = tl.program_id(1) * width
         return begin, tl.minimum(begin + width, m)
@@ -106,7 +52,7 @@ def walk_column(
     position,  # of a walk, a multiple of BLOCK_M
     WALK: tl.constexpr,
 ):
-    """Return the first column of the tile at a position of the walk."""
+    """Find the first column of the tile at a position of the walk."""
     if WALK == 0:
         return position
     else:  # noqa: RET505
@@ -143,18 +89,17 @@ def _multiply(
     other_leading,  # [BLOCK_M, BLOCK_R]
     other_trailing,  # [BLOCK_M, BLOCK_R]
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add left . right, the small cross terms first."""
     kind: tl.constexpr = products.dtype
     if PARTS == 2:
         products = tl.dot(
-            trailing, other_leading.T, products, input_precision=PRECISION, out_dtype=kind
+            trailing, other_leading.T, products, input_precision="ieee", out_dtype=kind
         )
         products = tl.dot(
-            leading, other_trailing.T, products, input_precision=PRECISION, out_dtype=kind
+            leading, other_trailing.T, products, input_precision="ieee", out_dtype=kind
         )
-    return tl.dot(leading, other_leading.T, products, input_precision=PRECISION, out_dtype=kind)
+    return tl.dot(leading, other_leading.T, products, input_precision="ieee", out_dtype=kind)
 
 
 @triton.jit
@@ -173,9 +118,8 @@ def exponents(
     RANK: tl.constexpr,  # 0 for a matrix
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Return S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
+    """Compute S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
     if RANK == 0:
         at = first + rows.to(tl.int64)[:, None] * stride_n
         at += columns.to(tl.int64)[None, :] * stride_m
@@ -185,10 +129,10 @@ def exponents(
         products = tl.zeros((rows.shape[0], columns.shape[0]), bias.dtype)
         if RANK == BLOCK_R:
             other, rest = load_left(second, columns, 0, m, RANK, BLOCK_R, PARTS)
-            products = _multiply(products, leading, trailing, other, rest, PARTS, PRECISION)
+            products = _multiply(products, leading, trailing, other, rest, PARTS)
         else:
             for start in range(0, RANK, BLOCK_R):
                 own, own_rest = load_left(first, rows, start, n, RANK, BLOCK_R, PARTS)
                 other, rest = load_left(second, columns, start, m, RANK, BLOCK_R, PARTS)
-                products = _multiply(products, own, own_rest, other, rest, PARTS, PRECISION)
+                products = _multiply(products, own, own_rest, other, rest, PARTS)
         return products + bias[None, :]

@@ -16,9 +16,11 @@ import triton
 from torch import Tensor
 
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._typing import Marginals, Potentials
 
 __all__ = [
     "Blocks",
+    "KernelPlan",
     "Operands",
     "ProductPrecision",
     "Walk",
@@ -26,19 +28,21 @@ __all__ = [
     "launch_options",
     "multiprocessors",
     "operands",
+    "padded",
+    "padded_size",
     "scale_of",
     "split_columns",
     "whole",
 ]
 
-ProductPrecision = Literal["fp16x3", "tf32x3", "tf32", "float32", "float64"]
-# How each precision is computed: dtype of the parts, how many parts, and Triton's name for a dot.
-_PARTS: dict[ProductPrecision, tuple[torch.dtype, int, str]] = {
-    "fp16x3": (torch.float16, 2, "ieee"),
-    "tf32x3": (torch.float32, 2, "tf32"),
-    "tf32": (torch.float32, 1, "tf32"),
-    "float32": (torch.float32, 1, "ieee"),
-    "float64": (torch.float64, 1, "ieee"),
+ProductPrecision = Literal["fp16x3", "float32", "float64"]
+# Column vectors are padded to a multiple of the widest tile. [L286]
+_PADDING = 1024
+# How each precision is computed: dtype of the parts of a factor, and how many there are.
+_PARTS: dict[ProductPrecision, tuple[torch.dtype, int]] = {
+    "fp16x3": (torch.float16, 2),
+    "float32": (torch.float32, 1),
+    "float64": (torch.float64, 1),
 }
 
 
@@ -59,7 +63,7 @@ class Walk(NamedTuple):
     width: int  # points of a block; 0 for all columns
 
     def fit(self, blocks: Blocks) -> Blocks:
-        """Return blocks that divide those of the lists."""
+        """Shrink blocks so that they divide those of the lists."""
         if not self.width:
             return blocks
         return blocks._replace(n=min(blocks.n, self.width), m=min(blocks.m, self.width))
@@ -84,7 +88,7 @@ class Operands(NamedTuple):
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def transpose(self) -> Operands:
-        """Return the operands of the transposed cost."""
+        """Exchange source and target."""
         first, second = (self.first, self.second) if self.rank == 0 else (self.second, self.first)
         n, m = self.shape
         return self._replace(
@@ -98,35 +102,42 @@ class Operands(NamedTuple):
 
     def constants(self) -> dict[str, object]:
         """Compile-time arguments of the kernel function ``exponents``."""
-        _, parts, name = _PARTS[self.precision]
-        return {
-            "RANK": self.rank,
-            "BLOCK_R": self.block_rank,
-            "PARTS": parts,
-            "PRECISION": name,
-        }
+        return {"RANK": self.rank, "BLOCK_R": self.block_rank, "PARTS": _PARTS[self.precision][1]}
+
+
+class KernelPlan(NamedTuple):
+    """An entropic plan whose cost is as the kernels read it."""
+
+    cost: Operands
+    marginals: Marginals
+    potentials: Potentials  # cost units
+    epsilon: float
+
+    def row_potential(self) -> Tensor:
+        """Compute the potential of the rows, (n,) exponents; -inf empties a row without mass."""
+        potential = self.potentials.f - self.cost.row
+        potential = torch.where(self.marginals.a > 0, potential, -torch.inf)
+        return (potential * scale_of(self.epsilon)).to(self.cost.dtype)
+
+    def column_bias(self) -> Tensor:
+        """Compute potential plus log weight of the columns, (m, padded with -inf) exponents."""
+        potential = (self.potentials.g - self.cost.column) * scale_of(self.epsilon)
+        kind = self.cost.dtype
+        return padded(potential.to(kind) + self.marginals.b.log2().to(kind), -math.inf)
 
 
 def scale_of(epsilon: float) -> float:
-    """Return the factor from cost units to base-2 exponents."""
+    """Compute the factor from cost units to base-2 exponents."""
     return math.log2(math.e) / epsilon
 
 
 def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3") -> Operands:
-    """Prepare a cost for the kernels: centred, scaled and split into parts.
-
-    A product of two numbers split into a leading and a trailing half-precision part loses 2^-22 of
-    its size, as with three tf32 products, but half precision multiplies twice as fast on half the
-    bytes. Each column of the factors is first balanced, so that both sides have the same largest
-    entry: an overflow of half precision (65,504) would need an exponent beyond 4e9.
-
-    Parameters
-    ----------
-    cost : DenseCost or FactoredCost, shape (n, m)
-    epsilon : float
-    precision : {"fp16x3", "tf32x3", "tf32", "float32"}
-        Of the products of float32 factors; float64 factors are multiplied in float64.
-    """
+    """Prepare a cost for the kernels: centred, scaled and split into parts."""
+    # A product of two numbers split into a leading and a trailing half-precision part loses 2^-22
+    # of its size, as with three tf32 products, but half precision multiplies twice as fast on half
+    # the bytes. Each column of the factors is first balanced, so that both sides have the same
+    # largest entry: an overflow of half precision (65,504) would need an exponent beyond 4e9. The
+    # precision is that of float32 factors; float64 ones are multiplied in float64.
     scale = scale_of(epsilon)
     if isinstance(cost, DenseCost):
         zero = torch.zeros((), dtype=cost.dtype, device=cost.device)
@@ -153,7 +164,7 @@ def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3")
 
 
 def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
-    """Return factors of scale * S whose columns have the same largest entry on both sides."""
+    """Share scale * S among factors whose columns have the same largest entry on both sides."""
     left_size, right_size = cost.left.abs().amax(0), cost.right.abs().amax(0)
     ratio = torch.sqrt(scale * right_size / left_size)
     usable = torch.isfinite(ratio) & (ratio > 0)
@@ -162,48 +173,47 @@ def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _split(factor: Tensor, rank: int, precision: ProductPrecision) -> Tensor:
-    """Return (parts, n, rank): the factor padded with zeros, and what rounding it left over."""
-    dtype, parts, _ = _PARTS[precision]
+    """Round a factor to parts (parts, n, rank): padded with zeros, and what rounding left over."""
+    dtype, parts = _PARTS[precision]
     split = torch.zeros((parts, len(factor), rank), dtype=dtype, device=factor.device)
     used = split[:, :, : factor.shape[1]]
     used[0] = factor
     if parts == 2:
-        if dtype == torch.float32:
-            used[0] = _split_tf32(factor)[0]
         used[1] = factor - used[0]
     return split
 
 
-def _split_tf32(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 values as a part that tf32 holds exactly and the rest.
-
-    tf32 keeps the sign, 8 exponent bits and 10 bits of a float32; the other 13 are cleared.
-    """
-    leading = (values.contiguous().view(torch.int32) & -8192).view(torch.float32)
-    return leading, values - leading
-
-
 def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
-    """Return the padded rank and how much of it one tile holds.
-
-    Tiles of 64 keep both operands and two stages of them in shared memory at half precision; wider
-    types take 32. A product needs at least 16.
-    """
+    """Choose the padded rank, and how much of it one tile holds."""
+    # Tiles of 64 keep both operands and two stages of them in shared memory at half precision;
+    # wider types take 32. A product needs at least 16.
     widest = 64 if precision == "fp16x3" else 32
     block = min(widest, max(16, triton.next_power_of_2(rank)))
     return triton.cdiv(rank, block) * block, block
 
 
+def padded_size(size: int) -> int:
+    """Compute the size of a column vector in whole tiles, so that kernels need no mask."""
+    return _PADDING * int(triton.cdiv(size, _PADDING))
+
+
+def padded(values: Tensor, fill: float) -> Tensor:
+    """Pad a vector to whole tiles."""
+    result = values.new_full((padded_size(len(values)),), fill)
+    result[: len(values)] = values
+    return result
+
+
 @cache
 def whole(device: torch.device) -> Walk:
-    """Return the walk over all columns; its lists are not read."""
+    """Make the walk over all columns; its lists are not read."""
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     return Walk(nothing, nothing, 0)
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many programs run side by side; a token number under the interpreter."""
+    """Count how many programs run side by side; a token number under the interpreter."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -212,11 +222,9 @@ def multiprocessors(device: torch.device) -> int:
 def split_columns(
     n: int, m: int, blocks: Blocks, device: torch.device, splits: int | None = None
 ) -> tuple[int, int]:
-    """Return into how many shares to split the columns, and the width of a share.
-
-    64 programs per multiprocessor keep the last, partly filled wave small (a few per cent); a
-    program should still have 8 tiles to walk over.
-    """
+    """Choose into how many shares to split the columns, and the width of a share."""
+    # 64 programs per multiprocessor keep the last, partly filled wave small (a few per cent); a
+    # program should still have 8 tiles to walk over.
     tiles = triton.cdiv(m, blocks.m)
     if splits is None:
         wanted = triton.cdiv(64 * multiprocessors(device), triton.cdiv(n, blocks.n))
@@ -226,7 +234,7 @@ def split_columns(
 
 
 def launch_options(blocks: Blocks) -> dict[str, object]:
-    """Return launch keywords; fusing a*b+c is asked for because Triton's default changes."""
+    """Make launch keywords; fusing a*b+c is asked for because Triton's default changes."""
     return {
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,

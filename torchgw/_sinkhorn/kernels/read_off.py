@@ -1,8 +1,7 @@
 """What one reads off a plan that is never stored, in Triton: products, best partners, samples.
 
-Each operation walks over tiles of exponents (T1) of
-:mod:`torchgw._sinkhorn.kernels.exponents`, for stored and
-for factored costs alike. The other direction is that of the transposed cost.
+Each operation walks over tiles of exponents (T1) of :mod:`torchgw._sinkhorn.kernels.exponents`, for
+stored and for factored costs alike. The other direction is that of the transposed cost.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import Tensor
 from torchgw._sinkhorn.kernels.exponents import exponents, load_left, walk_column, walk_range
 from torchgw._sinkhorn.kernels.operands import (
     Blocks,
+    KernelPlan,
     Operands,
     Walk,
     interpreted,
@@ -22,13 +22,12 @@ from torchgw._sinkhorn.kernels.operands import (
     split_columns,
     whole,
 )
-from torchgw._sinkhorn.kernels.softmin import padded
 from torchgw._tensors.launch import launch
-from torchgw._typing import Marginals, Potentials
 
-__all__ = ["MOST_PASSES", "apply", "column_bias", "dense", "row_potential", "sample", "topk"]
+__all__ = ["MOST_PASSES", "apply", "dense", "sample", "topk"]
 
 # Passes over a plan, one for each of the k largest, that take less time than sorting its rows once.
+# [L65]
 MOST_PASSES = 16
 
 # Stands for log2 of zero among candidates: below every exponent, above what is no candidate.
@@ -42,7 +41,7 @@ def _dot_bfloat16(
     total,  # [BLOCK_N, BLOCK_C] float32
     EMULATE: tl.constexpr,
 ):
-    """Return total + left . right."""
+    """Compute total + left . right."""
     if EMULATE:
         return tl.dot(left.to(tl.float32), right.to(tl.float32).T, total, input_precision="ieee")
     else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
@@ -70,7 +69,6 @@ def _apply_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -94,7 +92,7 @@ def _apply_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         p = tl.exp2(x + potential[:, None])
         at = values + channel.to(tl.int64)[:, None] * pitch + columns[None, :]
@@ -124,11 +122,9 @@ def _log_exponential(
     draw,  # [BLOCK_N] number of the draw
     columns,  # [BLOCK_M]
 ):
-    """Return log2 of standard exponential variables, [BLOCK_N, BLOCK_M], a function of the seed.
-
-    The smallest of E_j / p_j is at j with probability p_j. What decides is the resolution of E near
-    zero: 2^-33, where a 24-bit uniform number would give ties among a million columns.
-    """
+    """Draw log2 of standard exponential variables, [BLOCK_N, BLOCK_M], from the seed."""
+    # The smallest of E_j / p_j is at j with probability p_j. What decides is the resolution of E
+    # near zero: 2^-33, where a 24-bit uniform number would give ties among a million columns.
     zero = (draw[:, None] * 0 + columns[None, :] * 0).to(tl.uint32)
     word, _, _, _ = tl.philox(
         tl.cast(seed, tl.uint64), zero + columns[None, :].to(tl.uint32),
@@ -161,7 +157,6 @@ def _best_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     INDEXED: tl.constexpr,
     NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
@@ -188,7 +183,7 @@ def _best_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         if RANDOM:
             x -= _log_exponential(tl.load(seed), place, columns)
@@ -205,26 +200,23 @@ def _best_kernel(
 
 
 def apply(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
+    plan: KernelPlan,
     values: Tensor,
     *,
     walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Return plan @ values, shape (n, c), for values of shape (m, c)."""
+    """Compute plan @ values, shape (n, c), for values of shape (m, c)."""
+    cost = plan.cost
     (n, m), c = cost.shape, values.shape[1]
-    own = row_potential(cost, marginals, potentials, scale)
+    own, bias = plan.row_potential(), plan.column_bias()
     widest = 64 if cost.dtype == torch.float64 else 128
     block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
     channels = triton.cdiv(c, block_c)
     walk = walk or whole(own.device)
     blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))
     splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
-    bias = column_bias(cost, marginals, potentials, scale)
     pitch = len(bias)
     table = own.new_zeros((1, channels * block_c, pitch))
     table[0, :c, :m] = values.T
@@ -238,54 +230,32 @@ def apply(
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, BLOCK_C=block_c, EMULATE=interpreted(),
         **launch_options(blocks),
     )  # fmt: skip
-    return out.sum(0).to(values.dtype) * marginals.a[:, None].to(values.dtype)
+    return out.sum(0).to(values.dtype) * plan.marginals.a[:, None].to(values.dtype)
 
 
 def _product_blocks(cost: Operands, walk: Walk, block_c: int) -> Blocks:
-    """Return the tiles of a product: exponents, their two parts and the sums share registers."""
+    """Choose the tiles of a product: exponents, their two parts and the sums share registers."""
     narrow = cost.dtype == torch.float32 and 0 < cost.rank <= 32 and 1 < block_c <= 32
     return Blocks(128 if narrow and walk.width else 64, 64, 4, 2)
 
 
-def topk(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
-    k: int,
-    *,
-    walk: Walk | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the k largest entries of each row, values (n, k) and columns (n, k) in int64.
-
-    One pass over the plan for each of the k; of equal entries the lowest column comes first.
-    """
-    bias = column_bias(cost, marginals, potentials, scale)
-    scores, columns = [], []
+def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor, Tensor]:
+    """Find the k largest entries of each row: values (n, k), and columns (n, k) in int64."""
+    # One pass over the plan for each of the k; of equal entries the lowest column comes first.
+    bias, scores, columns = plan.column_bias(), [], []
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(k):
-        previous = _best(cost, bias, previous=previous, walk=walk)
+        previous = _best(plan.cost, bias, previous=previous, walk=walk)
         scores.append(previous[0])
         columns.append(previous[1])
-    own = row_potential(cost, marginals, potentials, scale)
-    values = torch.exp2(torch.stack(scores, 1) + own[:, None])
-    return values * marginals.a[:, None].to(cost.dtype), torch.stack(columns, 1)
+    values = torch.exp2(torch.stack(scores, 1) + plan.row_potential()[:, None])
+    return values * plan.marginals.a[:, None].to(values.dtype), torch.stack(columns, 1)
 
 
-def sample(
-    cost: Operands,
-    marginals: Marginals,
-    potentials: Potentials,
-    scale: float,
-    rows: Tensor,
-    seed: Tensor,
-) -> Tensor:
-    """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64.
-
-    The draw is a function of ``seed``, shape () in int64, and of the place in ``rows`` only.
-    """
-    bias = column_bias(cost, marginals, potentials, scale)
-    return _best(cost, bias, rows=rows.contiguous(), seed=seed)[1]
+def sample(plan: KernelPlan, rows: Tensor, seed: Tensor) -> Tensor:
+    """Draw one column from P(i, :) for each i in ``rows``, shape (s,), int64."""
+    # The draw is a function of the seed, shape () in int64, and of the place in rows only.
+    return _best(plan.cost, plan.column_bias(), rows=rows.contiguous(), seed=seed)[1]
 
 
 def _best(
@@ -298,7 +268,7 @@ def _best(
     walk: Walk | None = None,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest exponent of each row and its column."""
+    """Find the largest exponent of each row and its column."""
     n, m = cost.shape
     count = n if rows is None else len(rows)
     walk = walk or whole(bias.device)
@@ -321,24 +291,8 @@ def _best(
     return top, torch.where(score == top, column, m).amin(0)
 
 
-def row_potential(
-    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
-) -> Tensor:
-    """Return the potential of the rows, exponent units; a row without mass stays zero."""
-    potential = torch.where(marginals.a > 0, potentials.f - cost.row, -torch.inf)
-    return (potential * scale).to(cost.dtype)
-
-
-def column_bias(
-    cost: Operands, marginals: Marginals, potentials: Potentials, scale: float
-) -> Tensor:
-    """Return potential plus base-2 log weight of the columns, exponent units, padded."""
-    potential = ((potentials.g - cost.column) * scale).to(cost.dtype)
-    return padded(potential + marginals.b.log2().to(cost.dtype), -float("inf"))
-
-
 def _split_bfloat16(table: Tensor) -> Tensor:
-    """Return two bfloat16 parts, (2, channels, pitch), whose sum is the table to 2^-18."""
+    """Split a table into two bfloat16 parts, (2, channels, pitch), that sum to it to 2^-18."""
     parts = torch.empty((2, *table.shape), dtype=torch.bfloat16, device=table.device)
     for part in parts:
         part.copy_(table)
@@ -361,7 +315,6 @@ def _dense_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -373,7 +326,7 @@ def _dense_kernel(
         leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
     x = exponents(
         first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-        stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+        stride_n, stride_m, RANK, BLOCK_R, PARTS,
     )  # fmt: skip
     potential = tl.load(own + rows, mask=rows < n, other=0.0)
     mass = tl.load(weight + rows, mask=rows < n, other=0.0)
@@ -382,17 +335,16 @@ def _dense_kernel(
     tl.store(out + rows.to(tl.int64)[:, None] * m + columns[None, :], p, mask=inside)
 
 
-def dense(cost: Operands, marginals: Marginals, potentials: Potentials, scale: float) -> Tensor:
-    """Return the plan as a matrix, shape (n, m)."""
-    n, m = cost.shape
-    own = row_potential(cost, marginals, potentials, scale)
-    bias = column_bias(cost, marginals, potentials, scale)
+def dense(plan: KernelPlan) -> Tensor:
+    """Build the plan as a matrix, shape (n, m)."""
+    cost, (n, m) = plan.cost, plan.cost.shape
+    own, bias = plan.row_potential(), plan.column_bias()
     out = own.new_empty((n, m))
     # a matrix is read and written along its rows; products want square tiles
     blocks = Blocks(8, 256, 4, 1) if cost.rank == 0 else Blocks(64, 64, 4, 2)
     launch(
         _dense_kernel, (triton.cdiv(n, blocks.n), triton.cdiv(m, blocks.m)),
-        cost.first, cost.second, own, bias, marginals.a, out, n, m, *cost.strides,
+        cost.first, cost.second, own, bias, plan.marginals.a, out, n, m, *cost.strides,
         **cost.constants(), BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     return out

@@ -1,8 +1,7 @@
 """One streamed base-2 log-sum-exp in Triton, for stored and for factored costs.
 
 Two forms of it: the half-step of :func:`torchgw._sinkhorn.softmin.softmin`, which follows the
-maximum, and
-the half-step of a sweep, which scales one fixed kernel
+maximum, and the half-step of a sweep, which scales one fixed kernel
 
     E_ij = exp2(p_i + q_j + S_ij),   p, q the potentials when the sweeper was made,           (T2)
 
@@ -20,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._sinkhorn.kernels.exponents import (
-    exp2_mixed,
     exponents,
     load_left,
     logsumexp_step,
@@ -40,19 +38,14 @@ from torchgw._tensors.launch import launch
 __all__ = [
     "Groups",
     "Rule",
-    "Side",
+    "KernelSide",
     "half_step_",
     "log_sum_exp",
-    "padded",
-    "padded_size",
     "rescaled",
     "softmin_blocks",
     "update",
     "usable",
 ]
-
-# Column vectors are padded to a multiple of the widest tile.
-_PADDING = 1024
 
 
 class Rule(NamedTuple):
@@ -65,7 +58,7 @@ class Rule(NamedTuple):
     control: Tensor  # (2,) tau, w
 
 
-class Side(NamedTuple):
+class KernelSide(NamedTuple):
     """One side of the problem during a sweep, in exponent units."""
 
     start: Tensor  # (n, padded with -inf) p of (T2), -inf too where the weight is zero
@@ -83,17 +76,15 @@ class Groups(NamedTuple):
 
 @triton.jit
 def rescaled(log_sum, old, shift, tau, relaxation):
-    """Return the log-scaling that follows from a sum, as Rule says."""
+    """Compute the log-scaling that follows from a sum, as Rule says."""
     return old + relaxation * ((shift - tau * log_sum) - old)
 
 
 @triton.jit
 def usable(log_sum, scaling):
-    """Whether a sum kept its digits, and an update stays near the kernel's own potentials.
-
-    2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
-    leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
-    """
+    """Whether a sum kept its digits, and an update stays near the kernel's own potentials."""
+    # 2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
+    # leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
     return (tl.abs(log_sum) < 83.0) & (tl.abs(scaling) < 29.0)
 
 
@@ -146,9 +137,7 @@ def _softmin_kernel(
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     STABLE: tl.constexpr,
-    POLY: tl.constexpr,
     SPLITS: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     GROUP: tl.constexpr,  # points of a group, if sums by group are wanted, or 0
@@ -175,10 +164,10 @@ def _softmin_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS, PRECISION,
+            stride_n, stride_m, RANK, BLOCK_R, PARTS,
         )  # fmt: skip
         if STABLE:
-            scaled = exp2_mixed(x + own[:, None], POLY) * tl.load(feed + columns)[None, :]
+            scaled = tl.exp2(x + own[:, None]) * tl.load(feed + columns)[None, :]
             added = tl.sum(scaled, 1)
             total += added
             if GROUP:
@@ -187,7 +176,7 @@ def _softmin_kernel(
                 last = group
                 tl.store(groups + group.to(tl.int64) * pitch + rows, part, mask=rows < n)
         else:
-            best, total = logsumexp_step(best, total, x, POLY)
+            best, total = logsumexp_step(best, total, x)
     if STABLE and SPLITS == 1:
         update(total, rows, rows < n, shift, control, weight, scaling, feed_out, bad)
     else:
@@ -216,41 +205,18 @@ def _combine_kernel(
     update(total, rows, rows < n, shift, control, weight, scaling, feed, bad)
 
 
-def padded_size(size: int) -> int:
-    """Return the size of a column vector padded to whole tiles, so that kernels need no mask."""
-    return _PADDING * int(triton.cdiv(size, _PADDING))
-
-
-def padded(values: Tensor, fill: float) -> Tensor:
-    """Return a vector padded to whole tiles."""
-    result = values.new_full((padded_size(len(values)),), fill)
-    result[: len(values)] = values
-    return result
-
-
 def log_sum_exp(
     cost: Operands,
     bias: Tensor,
     *,
-    poly: int = 0,
     walk: Walk | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Return log2 sum_j exp2(S_ij + bias_j), shape (n,), following the maximum.
-
-    Parameters
-    ----------
-    cost : Operands, shape (n, m)
-    bias : Tensor, shape (m, padded with -inf)
-        Column potential plus base-2 log weight, exponent units.
-    poly : {0, 4, 8}
-        One of so many exponentials by a polynomial.
-    walk : Walk, optional
-        The tiles to sum over; all unless given.
-    blocks, splits : optional
-        Overrides of the tables, for measurements and tests.
-    """
+    """Compute log2 sum_j exp2(S_ij + bias_j), shape (n,), following the maximum."""
+    # The bias is the column potential plus base-2 log weight in exponents, (m, padded with -inf);
+    # the sum is over the tiles of the walk, all unless given. blocks and splits override the
+    # tables, for measurements and tests.
     n, m = cost.shape
     walk = walk or whole(bias.device)
     blocks = walk.fit(blocks or softmin_blocks(cost))
@@ -261,7 +227,7 @@ def log_sum_exp(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
         walk.start, walk.tiles, bias, 0, n, m, width, *cost.strides, **cost.constants(),
-        STABLE=False, POLY=poly, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
+        STABLE=False, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits == 1:
@@ -273,22 +239,19 @@ def log_sum_exp(
 
 def half_step_(
     cost: Operands,
-    rows: Side,
-    columns: Side,
+    rows: KernelSide,
+    columns: KernelSide,
     rule: Rule,
     bad: Tensor,
     *,
-    poly: int = 0,
     walk: Walk | None = None,
     groups: Groups | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> None:
-    """Update the scalings of the rows from the sums of E diag(columns.feed), (T2).
-
-    ``bad``, shape (1,), int32, is set to one if a sum or a scaling is not ``usable``. With a
-    ``walk`` the sums are over its tiles, and ``groups`` may take them by group of columns.
-    """
+    """Update the scalings of the rows from the sums of E diag(columns.feed), (T2)."""
+    # bad, shape (1,), int32, is set to one if a sum or a scaling is not usable. With a walk the
+    # sums are over its tiles, and groups may take them by group of columns.
     n, m = cost.shape
     walk = walk or whole(bad.device)
     groups = groups or Groups(rows.feed, 0)
@@ -300,7 +263,7 @@ def half_step_(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
         walk.start, walk.tiles, groups.sums, groups.sums.stride(0), n, m, width, *cost.strides,
-        **cost.constants(), STABLE=True, POLY=poly, SPLITS=min(splits, 2), WALK=walk.width,
+        **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
         GROUP=groups.width, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         **launch_options(blocks),
     )  # fmt: skip
@@ -312,11 +275,10 @@ def half_step_(
 
 
 def softmin_blocks(cost: Operands) -> Blocks:
-    """Return the tile of a half-step; measurements are in OPTIMIZATION_LOG.md.
-
-    A matrix is read along its contiguous axis. Factored tiles keep exponents in registers: 64 per
-    thread leave room for 16 warps on a multiprocessor, which hide the products behind exponentials.
-    """
+    """Choose the tile of a half-step; measurements are in OPTIMIZATION_LOG.md."""
+    # A matrix is read along its contiguous axis. Factored tiles keep exponents in registers: 64 per
+    # thread leave room for 16 warps on a multiprocessor, which hide the products behind
+    # exponentials.
     if cost.rank == 0:
         return Blocks(4, 1024, 4, 1) if cost.strides[1] == 1 else Blocks(128, 32, 4, 1)
     if cost.precision == "float64":
@@ -324,5 +286,5 @@ def softmin_blocks(cost: Operands) -> Blocks:
     if cost.precision == "float32":
         return Blocks(64, 128, 8, 3)
     if cost.rank > cost.block_rank:
-        return Blocks(128, 256, 8, 2) if cost.precision == "fp16x3" else Blocks(128, 128, 8, 3)
+        return Blocks(128, 256, 8, 2)
     return Blocks(128, 128, 4, 2) if cost.rank == 64 else Blocks(64, 128, 4, 2)

@@ -2,10 +2,9 @@
 """A full Sinkhorn iteration that reads a stored kernel once, in Triton.
 
 The kernel E of :mod:`torchgw._sinkhorn.kernels.softmin` (T2) is made once from a cost matrix. A
-program then
-holds a row of it on chip: its sum gives the new row scaling, and the rescaled row is added to
-column sums that stay in registers over all rows of the program. A small second kernel adds the
-column sums of the programs in a fixed order and gives the new column scalings.
+program then holds a row of it on chip: its sum gives the new row scaling, and the rescaled row is
+added to column sums that stay in registers over all rows of the program. A small second kernel adds
+the column sums of the programs in a fixed order and gives the new column scalings.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from torch import Tensor
 
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors
-from torchgw._sinkhorn.kernels.softmin import Rule, Side, rescaled, update, usable
+from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
 from torchgw._tensors.launch import launch
 
-__all__ = ["StoredKernel", "SweepPlan", "fits", "sweep_plan"]
+__all__ = ["StoredKernel", "SweepShape", "fits", "sweep_shape"]
 
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
-# cost are faster.
+# cost are faster. [L54, L55]
 _WIDEST = {torch.float32: 32768, torch.float64: 16384}
-# Rows of E begin at multiples of so many entries, so that all loads are 16 bytes wide.
+# Rows of E begin at multiples of so many entries, so that all loads are 16 bytes wide. [L38]
 _PITCH = 32
 
 
-class SweepPlan(NamedTuple):
+class SweepShape(NamedTuple):
     """How the fused kernel is launched."""
 
     width: int  # columns of a tile
@@ -207,17 +206,16 @@ def fits(cost: DenseCost) -> bool:
     return _pitch(cost.shape[1]) <= _WIDEST[cost.dtype]
 
 
-def sweep_plan(cost: DenseCost) -> SweepPlan:
-    """Return the launch shape for a matrix; measurements are in OPTIMIZATION_LOG.md.
-
-    A tile gives each thread 16 bytes. Of the 128 registers per thread that 16 warps leave, a row of
-    64 KiB takes 32 for its column sums, 32 for itself and 32 for the next row. Of wider rows only
-    four tiles are loaded ahead, and from 96 KiB on they are read again from the first-level cache.
-    """
+def sweep_shape(cost: DenseCost) -> SweepShape:
+    """Choose the launch shape for a matrix; measurements are in OPTIMIZATION_LOG.md."""
+    # A tile gives each thread 16 bytes. Of the 128 registers per thread that 16 warps leave, a row
+    # of 64 KiB takes 32 for its column sums, 32 for itself and 32 for the next row. Of wider rows
+    # only four tiles are loaded ahead, and from 96 KiB on they are read again from the first-level
+    # cache.
     (n, m), size = cost.shape, cost.dtype.itemsize
     row = _pitch(m) * size
     warps = 4 if row <= 2**13 else 8 if row <= 2**15 else 16
-    return SweepPlan(
+    return SweepShape(
         width=warps * 32 * (16 // size),
         warps=warps,
         programs=min(n, multiprocessors(cost.device) * (1 if warps == 16 else 2)),
@@ -229,13 +227,13 @@ def sweep_plan(cost: DenseCost) -> SweepPlan:
 class StoredKernel:
     """The kernel E of a matrix, and the iteration over it."""
 
-    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
-        self.plan = plan
+    def __init__(self, cost: DenseCost, shape: SweepShape) -> None:
+        self.shape = shape
         n, m = cost.shape
         self.matrix = cost.matrix.new_empty((n, _pitch(m)))
-        self._partial = cost.matrix.new_empty((plan.programs, _pitch(m)))
+        self._partial = cost.matrix.new_empty((shape.programs, _pitch(m)))
 
-    def store(self, cost: DenseCost, f: Side, g: Side, scale: Tensor) -> None:
+    def store(self, cost: DenseCost, f: KernelSide, g: KernelSide, scale: Tensor) -> None:
         """Make E from a cost of the same shape and the potentials where the sweeps begin."""
         (n, m), pitch = cost.shape, self.matrix.shape[1]
         launch(
@@ -244,24 +242,24 @@ class StoredKernel:
             BLOCK_N=32, BLOCK_M=128, **launch_options(Blocks(32, 128, 8, 1)),
         )  # fmt: skip
 
-    def iterate(self, f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
-        """Update both sides.
-
-        Every other ``turn`` goes backwards, and so begins with the rows that the cache still holds.
-        """
-        plan, (n, pitch), m = self.plan, self.matrix.shape, len(g.weight)
-        tiles = triton.cdiv(pitch, plan.width)
+    def iterate(
+        self, f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
+    ) -> None:
+        """Update both sides; every other turn begins with the rows that the cache still holds."""
+        shape, (n, pitch), m = self.shape, self.matrix.shape, len(g.weight)
+        tiles = triton.cdiv(pitch, shape.width)
         launch(
-            _sweep_kernel, (plan.programs,),
+            _sweep_kernel, (shape.programs,),
             self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
-            n, pitch, WIDTH=plan.width, TILES=tiles, AHEAD=min(plan.ahead, tiles), HELD=plan.held,
-            BACKWARDS=turn % 2 == 1, **launch_options(Blocks(1, plan.width, plan.warps, 1)),
+            n, pitch, WIDTH=shape.width, TILES=tiles, AHEAD=min(shape.ahead, tiles),
+            HELD=shape.held, BACKWARDS=turn % 2 == 1,
+            **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
-        rows = min(512, triton.next_power_of_2(plan.programs))
+        rows = min(512, triton.next_power_of_2(shape.programs))
         block = 16 if rows > 256 else 32
         launch(
             _columns_kernel, (triton.cdiv(m, block),),
-            self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, plan.programs, m, pitch,
+            self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, shape.programs, m, pitch,
             ROWS=rows, BLOCK=block, **launch_options(Blocks(rows, block, 8, 1)),
         )  # fmt: skip
 

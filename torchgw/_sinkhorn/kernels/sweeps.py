@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweep
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._sinkhorn.kernels.operands import Operands, scale_of
-from torchgw._sinkhorn.kernels.softmin import Rule, Side, half_step_, padded_size
-from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepPlan
+from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
+from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
+from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
-from torchgw._tensors.cuda_graphs import capture
-from torchgw._typing import Marginals, Potentials
+from torchgw._sinkhorn.problem import STRICT, EntropicPlan
+from torchgw._tensors.cuda_graphs import Idle, capture
+from torchgw._typing import Potentials
 
-__all__ = ["Linear", "TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
+__all__ = ["TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
 
 # Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
-Iteration = Callable[[Side, Side, tuple[Rule, Rule], Tensor, int], None]
+Iteration = Callable[[KernelSide, KernelSide, tuple[Rule, Rule], Tensor, int], None]
 
 # Bytes of a kernel up to which sweeps are replayed as graphs. Reading as much takes as long as the
 # two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
-# another sweeper of its shape holds no more than this altogether, until the process ends.
+# another sweeper of its shape holds no more than this altogether, until the process ends. [L59]
 _GRAPH_BYTES = 2**28
-
-
-class Linear(NamedTuple):
-    """The part of a linear problem that does not depend on the kind of its cost."""
-
-    marginals: Marginals
-    start: Potentials  # where the kernel is made
-    epsilon: float
-    tau: tuple[float, float]  # KL damping of f and g; (1, 1) is balanced
 
 
 class Workspace:
@@ -68,12 +58,12 @@ class Workspace:
         self.shift = zeros(length)
         # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
         self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)
-        self._tau, self._relaxation = (1.0, 1.0), 1.0
+        self._tau, self._relaxation = STRICT, 1.0
         self._factors = self.control[0, :, 1]
         whole = slice(0, split), slice(split, length)
         _, _, _, start, weight, feed, (_, after), *_ = self.vectors
         self.f, self.g = (
-            Side(start[both], weight[part], after[part], feed[both])
+            KernelSide(start[both], weight[part], after[part], feed[both])
             for both, part in zip(whole, self.sides, strict=True)
         )
         self.relaxed, self.plain = (
@@ -86,16 +76,21 @@ class Workspace:
         for part, potential in zip(self.sides, potentials, strict=True):
             self.vectors.given[part].copy_(potential)
 
-    def prepare(self, problem: Linear, rest: tuple[Tensor, Tensor] | None) -> None:
-        """Set what all sweeps of a problem share."""
-        self.vectors.scale.fill_(scale_of(problem.epsilon))
-        prepare_(self.vectors, problem.marginals, problem.start, rest)
-        if problem.tau != self._tau or problem.tau != (1.0, 1.0):
-            self._tau = problem.tau
-            for index, (part, tau) in enumerate(zip(self.sides, problem.tau, strict=True)):
-                self.control[:, index, 0] = tau
+    def prepare(
+        self,
+        start: EntropicPlan | KernelPlan,
+        tau: tuple[float, float],
+        rest: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Set what all sweeps of a problem share, whose kernel is the density of ``start``."""
+        self.vectors.scale.fill_(scale_of(start.epsilon))
+        prepare_(self.vectors, start.marginals, start.potentials, rest)
+        if tau != self._tau or tau != STRICT:
+            self._tau = tau
+            for index, (part, factor) in enumerate(zip(self.sides, tau, strict=True)):
+                self.control[:, index, 0] = factor
                 origin = self.vectors.origin[part]
-                self.shift[part] = (tau - 1.0) * self.vectors.scale * origin
+                self.shift[part] = (factor - 1.0) * self.vectors.scale * origin
 
     def relax(self, relaxation: float) -> None:
         """Set how far the relaxed iterations move."""
@@ -104,11 +99,9 @@ class Workspace:
             self._factors.fill_(relaxation)
 
     def iterate(self, step: Iteration, relaxed: int, plain: bool) -> None:
-        """Run relaxed iterations and a plain one from ``given``; write ``result``.
-
-        The next sweep goes on from what the last one led to if that one is ``plain`` too, or from
-        before it: it is only read off then.
-        """
+        """Run relaxed iterations and a plain one from ``given``; write ``result``."""
+        # The next sweep goes on from what the last one led to if that one is plain too, or from
+        # before it: it is only read off then.
         vectors = self.vectors
         begin_(vectors)
         for turn in range(relaxed):
@@ -152,50 +145,54 @@ class TritonSweeper:
         self._workspace.iterate(self._step, relaxed, plain)
 
 
-def factored_sweeper(cost: Operands, problem: Linear, poly: int = 0) -> TritonSweeper:
-    """Return sweeps by two half-steps per iteration, for any cost."""
-    other = cost.transpose()
+def factored_sweeper(start: KernelPlan, tau: tuple[float, float]) -> TritonSweeper:
+    """Make sweeps by two half-steps per iteration, for any cost."""
+    cost, other = start.cost, start.cost.transpose()
     workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
-    workspace.prepare(problem, None if cost.rank == 0 else (cost.row, cost.column))
+    workspace.prepare(start, tau, None if cost.rank == 0 else (cost.row, cost.column))
 
-    def step(f: Side, g: Side, rules: tuple[Rule, Rule], bad: Tensor, turn: int) -> None:
-        half_step_(cost, f, g, rules[0], bad, poly=poly)
-        half_step_(other, g, f, rules[1], bad, poly=poly)
+    def step(
+        f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
+    ) -> None:
+        half_step_(cost, f, g, rules[0], bad)
+        half_step_(other, g, f, rules[1], bad)
 
-    return TritonSweeper(workspace, step, problem.start)
+    return TritonSweeper(workspace, step, start.potentials)
 
 
 def dense_sweeper(
-    cost: DenseCost, problem: Linear, plan: SweepPlan, *, graphs: bool = True
+    start: EntropicPlan, tau: tuple[float, float], shape: SweepShape, *, graphs: bool = True
 ) -> TritonSweeper:
-    """Return sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
-    device = cost.device
+    """Make sweeps over a stored kernel, by CUDA graphs where launches would dominate."""
+    cost, device = start.cost, start.device
+    assert isinstance(cost, DenseCost)
     graphs = graphs and device.type == "cuda" and cost.matrix.nbytes <= _GRAPH_BYTES
     if not graphs or torch.cuda.is_current_stream_capturing():
-        replay = _Replay(cost, plan)
-        replay.prepare(cost, problem)
-        return TritonSweeper(replay.workspace, replay.kernel.iterate, problem.start)
+        replay = _Replay(cost, shape)
+        replay.prepare(start, tau)
+        return TritonSweeper(replay.workspace, replay.kernel.iterate, start.potentials)
     stream = torch.cuda.current_stream(device).cuda_stream
     # buffers that were made in inference mode may not be written to outside
-    key = (cost.shape, cost.dtype, plan, device, stream, torch.is_inference_mode_enabled())
-    replay = _idle.take(key) or _Replay(cost, plan)
-    replay.prepare(cost, problem)
-    return _GraphedSweeper(replay, key, problem.start)
+    key = (cost.shape, cost.dtype, shape, device, stream, torch.is_inference_mode_enabled())
+    replay = _idle.take(key) or _Replay(cost, shape)
+    replay.prepare(start, tau)
+    return _GraphedSweeper(replay, key, start.potentials)
 
 
 class _Replay:
     """A workspace, its kernel, and graphs of sweeps on them."""
 
-    def __init__(self, cost: DenseCost, plan: SweepPlan) -> None:
+    def __init__(self, cost: DenseCost, shape: SweepShape) -> None:
         self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
-        self.kernel = StoredKernel(cost, plan)
+        self.kernel = StoredKernel(cost, shape)
         # by number of relaxed iterations, and what comes next; None once one has run without
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
 
-    def prepare(self, cost: DenseCost, problem: Linear) -> None:
+    def prepare(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
         """Make the kernel of a problem."""
-        work = self.workspace
-        work.prepare(problem, None)
+        work, cost = self.workspace, start.cost
+        assert isinstance(cost, DenseCost)
+        work.prepare(start, tau, None)
         self.kernel.store(cost, work.f, work.g, work.vectors.scale)
 
     def run(self, relaxed: int, plain: bool) -> None:
@@ -215,13 +212,17 @@ class _Replay:
         graph.replay()
 
 
+# Workspaces between two sweepers, by shape, launch and stream.
+_idle = Idle[_Replay](_GRAPH_BYTES)
+
+
 class _GraphedSweeper(TritonSweeper):
     """Replays graphs; gives its workspace to the next sweeper of this shape when it is gone."""
 
     def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
         super().__init__(replay.workspace, replay.kernel.iterate, start)
         self._replay = replay
-        self._return = weakref.finalize(self, _idle.put, key, replay)
+        self._return = weakref.finalize(self, _idle.put, key, replay, replay.kernel.matrix.nbytes)
         self._return.atexit = False
 
     def _run(self, relaxed: int, plain: bool) -> None:
@@ -231,32 +232,3 @@ class _GraphedSweeper(TritonSweeper):
             super()._run(relaxed, plain)
         else:
             self._replay.run(relaxed, plain)
-
-
-class _Idle:
-    """What waits to be used again, the longest unused going first when there are too many.
-
-    A sweeper owns its workspace, so that sweepers of one shape, or in other threads, do not mix;
-    the key names the stream, on which use follows use.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[Hashable, _Replay]] = []
-        # re-entrant, as a garbage collection inside may finalise a sweeper
-        self._lock = threading.RLock()
-
-    def take(self, key: Hashable) -> _Replay | None:
-        with self._lock:
-            for place, (known, _) in reversed(list(enumerate(self._entries))):
-                if known == key:
-                    return self._entries.pop(place)[1]
-        return None
-
-    def put(self, key: Hashable, replay: _Replay) -> None:
-        with self._lock:
-            self._entries.append((key, replay))
-            while sum(kept.kernel.matrix.nbytes for _, kept in self._entries) > _GRAPH_BYTES:
-                del self._entries[0]
-
-
-_idle = _Idle()

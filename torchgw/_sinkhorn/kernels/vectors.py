@@ -20,7 +20,7 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["BLOCK", "Vectors", "begin_", "finish_", "prepare_"]
 
-# Entries of a block; sides are padded to a multiple of it.
+# Entries of a block; sides are padded to a multiple of it. [L287]
 BLOCK = 1024
 
 
@@ -119,10 +119,8 @@ def _finish_kernel(
     PLAIN: tl.constexpr,  # the next sweep goes on from after the last iteration, or from before
     BLOCK: tl.constexpr,
 ):
-    """Turn log-scalings into potentials, and measure the column error.
-
-    The column mass of the plan is q_j = b_j exp((g_j - g_next_j) / epsilon), a ratio of scalings.
-    """
+    """Turn log-scalings into potentials, and measure the column error."""
+    # The column mass of the plan is q_j = b_j exp((g_j - g_next_j) / epsilon), a ratio of scalings.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     old = tl.load(scalings + at).to(tl.float64)
     new = tl.load(scalings + length + at).to(tl.float64)

@@ -15,33 +15,24 @@ from torch import Tensor
 __all__ = ["block_scaling", "grouped"]
 
 # Blocks of a side above which neighbours are taken together: a step solves as many equations.
+# [L290]
 _MOST_BLOCKS = 512
 # Newton steps at most, and the step after which convergence, which is quadratic, has made the rest
-# negligible beside what the next iteration changes.
+# negligible beside what the next iteration changes. [L207]
 _STEPS = 25
 _LAST_STEP = 0.05
-# Longest step of a log-scaling, in which the quadratic model can be trusted.
+# Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
 _LONGEST = 1.0
 # Ridge, relative to the diagonal: parts that share less mass are not scaled against each other.
+# [L290]
 _RIDGE = 1e-9
 
 
 def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tensor:
-    """Return log-scalings x of block rows: diag(e^x) M diag(e^y) has the given marginals.
-
-    By a few Newton steps in y on the dual, which is concave; x is eliminated.
-
-    Parameters
-    ----------
-    masses : Tensor, shape (k, l), float64
-        Mass M of the plan in each tile.
-    row_mass, column_mass : Tensor, shapes (k,) and (l,), float64
-        Weights of the blocks.
-
-    Returns
-    -------
-    Tensor, shape (k,), float64, natural logarithms; zero for blocks without mass
-    """
+    """Find log-scalings x, (k,), so that some diag(e^x) M diag(e^y) has the given marginals."""
+    # By a few Newton steps in y on the dual, which is concave; x is eliminated. M (k, l) is the
+    # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
+    # natural logarithms.
     blocks = len(row_mass)
     height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
     row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
@@ -83,5 +74,5 @@ def grouped(values: Tensor, size: int) -> Tensor:
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return the quotient, zero where nothing is below."""
+    """Divide, zero where nothing is below."""
     return torch.where(below > 0, above / below, 0.0)

@@ -27,7 +27,7 @@ from torchgw._tensors.block_order import Order, block_order
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
-    "Side",
+    "TileSide",
     "TileLists",
     "TileProblem",
     "block_orders",
@@ -38,17 +38,17 @@ __all__ = [
 ]
 
 # Skipped share of a row or column, in units of the rounding of the dtype: far less than what
-# rounding of the exponents makes of a sum.
+# rounding of the exponents makes of a sum. [L201]
 _DELTA = 16
-# Entries of a temporary table on its way to the bounds.
+# Entries of a temporary table on its way to the bounds. [L201]
 _CHUNK = {"cpu": 2**20, "cuda": 2**26}
-# Principal coordinates that points are ordered by.
+# Principal coordinates that points are ordered by. [L291]
 _COORDINATES = 16
-# Rounding of a bound, in units of the rounding of its largest term.
+# Rounding of a bound, in units of the rounding of its largest term. [L201]
 _ROUNDING = 16
 
 
-class Side(NamedTuple):
+class TileSide(NamedTuple):
     """One side of a cost in blocks, exponent units: left / epsilon, or right."""
 
     order: Order
@@ -58,8 +58,8 @@ class Side(NamedTuple):
     reach: Tensor  # (blocks, r), largest distance to the centre along each coordinate
 
     @classmethod
-    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> Side:
-        """Return a side, its points brought into blocks."""
+    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> TileSide:
+        """Bring the points of a side into blocks."""
         blocks, mass = order.split(factors), order.split(weight.to(factors.dtype), 0.0)
         # where no point has mass any centre will do
         share = torch.where(mass.sum(1, keepdim=True) > 0, mass, 1.0)
@@ -78,7 +78,7 @@ class TileLists(NamedTuple):
 
     @classmethod
     def of(cls, kept: Tensor, width: int) -> TileLists:
-        """Return the lists of a table, shape (row blocks, column blocks), bool."""
+        """Make the lists of a table of kept tiles, shape (row blocks, column blocks), bool."""
         counts = kept.sum(1)
         start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         column = kept.nonzero()[:, 1]
@@ -88,8 +88,8 @@ class TileLists(NamedTuple):
 class TileProblem(NamedTuple):
     """A factored cost whose points are in blocks; potentials come in and go out in exponents."""
 
-    rows: Side
-    columns: Side
+    rows: TileSide
+    columns: TileSide
     row: Tensor  # (n,) float64, part of the cost outside the products, cost units
     column: Tensor  # (m,)
     epsilon: float
@@ -105,28 +105,26 @@ class TileProblem(NamedTuple):
         return self.rows.factors.dtype
 
     def products(self, block: int, columns: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """Return left . right for rows of a block and some blocks of columns, (rows, columns)."""
+        """Compute left . right for rows of a block and some blocks of columns, (rows, columns)."""
         return self.rows.factors[block, rows] @ self.columns.factors[columns].flatten(0, 1).T
 
     def exponents(self, potentials: Potentials) -> tuple[Tensor, Tensor]:
-        """Return u and v of (S1), float64, -inf where there is no point."""
+        """Compute u and v of (S1), float64, -inf where there is no point."""
         f, g = potentials
         u = self.rows.order.split((f.double() - self.row) / self.epsilon, -torch.inf)
         v = self.columns.order.split((g.double() - self.column) / self.epsilon, -torch.inf)
         return u, v
 
     def potentials(self, u: Tensor, v: Tensor) -> Potentials:
-        """Return f and g, the inverse of ``exponents``."""
+        """Compute f and g, the inverse of ``exponents``."""
         return Potentials(
             self.rows.order.join(u) * self.epsilon + self.row,
             self.columns.order.join(v) * self.epsilon + self.column,
         )
 
     def keep(self, u: Tensor, v: Tensor, slack: float) -> Tensor:
-        """Return which tiles to keep, so that potentials may rise by ``slack`` in all.
-
-        What is skipped then stays at most ``skipped_share`` of any row or column.
-        """
+        """Choose the tiles to keep, so that potentials may rise by ``slack`` in all."""
+        # What is skipped then stays at most skipped_share of any row or column.
         least = math.log(skipped_share(self.dtype)) - slack
         u, v = (
             torch.where(side.weight > 0, x, -torch.inf)
@@ -141,8 +139,8 @@ def tile_problem(
     """Bring a cost into blocks."""
     a, b = marginals
     return TileProblem(
-        Side.of(orders[0], cost.left / epsilon, a),
-        Side.of(orders[1], cost.right, b),
+        TileSide.of(orders[0], cost.left / epsilon, a),
+        TileSide.of(orders[1], cost.right, b),
         cost.row.double(),
         cost.column.double(),
         epsilon,
@@ -150,11 +148,9 @@ def tile_problem(
 
 
 def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Order]:
-    """Return an order of both sides, by what moves the exponents.
-
-    The distance of two points of a side is the root of the mean square, over the points of the
-    other side, of the difference of their costs.
-    """
+    """Order both sides by what moves the exponents."""
+    # The distance of two points of a side is the root of the mean square, over the points of the
+    # other side, of the difference of their costs.
     sides = (cost.left, cost.right), (cost.right, cost.left)
     orders = []
     for (own, other), width in zip(sides, widths, strict=True):
@@ -168,24 +164,13 @@ def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Or
 
 
 def skipped_share(dtype: torch.dtype) -> float:
-    """Return delta: the share of a row or column that skipping may lose."""
+    """Choose delta: the share of a row or column that skipping may lose."""
     return _DELTA * torch.finfo(dtype).eps
 
 
-def tile_bounds(rows: Side, columns: Side, u: Tensor, v: Tensor) -> Tensor:
-    """Return upper bounds of the exponents in each tile, (S1), rounding included.
-
-    Parameters
-    ----------
-    rows, columns : Side
-    u : Tensor, shape (row blocks, width)
-        -inf where a row does not count.
-    v : Tensor, shape (column blocks, width)
-
-    Returns
-    -------
-    Tensor, shape (row blocks, column blocks), dtype of the factors
-    """
+def tile_bounds(rows: TileSide, columns: TileSide, u: Tensor, v: Tensor) -> Tensor:
+    """Bound the exponents in each tile from above, (S1), rounding included: (blocks, blocks)."""
+    # u (row blocks, width) and v (column blocks, width) are -inf where a point does not count.
     dtype = rows.factors.dtype
     u, v = u.to(dtype), v.to(dtype)
     bound = _largest(rows.factors, columns.centre, u)
@@ -199,7 +184,7 @@ def tile_bounds(rows: Side, columns: Side, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _largest(factors: Tensor, centres: Tensor, potential: Tensor) -> Tensor:
-    """Return max over each block of potential + factors . centre, (blocks, centres)."""
+    """Find the maximum over each block of potential + factors . centre, (blocks, centres)."""
     blocks, width, _ = factors.shape
     result = factors.new_empty(blocks, len(centres))
     height = max(1, _CHUNK.get(factors.device.type, _CHUNK["cpu"]) // (width * len(centres)))
@@ -212,15 +197,11 @@ def _largest(factors: Tensor, centres: Tensor, potential: Tensor) -> Tensor:
     return result
 
 
-def potential_bound(rows: Side, columns: Side, v: Tensor) -> Tensor:
-    """Return upper bounds of the u that make the sums of rows one, shape (row blocks, width).
-
-    The exponential is convex, so that over a block J of mass b(J)
-
-        sum_J b_j exp(v_j + left_i . right_j) >= b(J) exp(mean_J v + left_i . d_J),
-
-    d_J and the mean taken by weight: a softmin's tiles are chosen without knowing its outcome.
-    """
+def potential_bound(rows: TileSide, columns: TileSide, v: Tensor) -> Tensor:
+    """Bound from above the u that make the sums of rows one, shape (row blocks, width)."""
+    # The exponential is convex, so that over a block J of mass b(J) sum_J b_j exp(v_j + left_i .
+    # right_j) >= b(J) exp(mean_J v + left_i . d_J), d_J and the mean taken by weight: a softmin's
+    # tiles are chosen without knowing its outcome.
     mass = columns.weight.sum(1)
     level = torch.where(columns.weight > 0, v.to(columns.weight.dtype), 0.0)
     mean = (columns.weight * level).sum(1) / mass

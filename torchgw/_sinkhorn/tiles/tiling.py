@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     TileProblem,
@@ -18,22 +19,23 @@ from torchgw._sinkhorn.tiles.bounds import (
     tile_problem,
 )
 from torchgw._tensors.block_order import Order
-from torchgw._typing import Marginals
 
 __all__ = ["SLACK", "TileReport", "Tiling"]
 
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
-# are chosen anew. Three units keep 6% more tiles.
+# are chosen anew. Three units keep 6% more tiles. [L192]
 SLACK = 3.0
 # Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
+# [L199]
 _WIDTH = 128
 # Blocks of a side above which blocks are twice as wide: their bounds would cost as much as tiles.
+# [L210]
 _MOST_BLOCKS = 4096
 # Share of the tiles above which a single pass goes over all: on an H200 softmins break even at 0.49
-# and products at 0.66 (100,000 squared, rank 35), on a CPU between 0.42 and 0.66.
+# and products at 0.66 (100,000 squared, rank 35), on a CPU between 0.42 and 0.66. [L215]
 _MOST_KEPT = 0.5
 # Blocks of a side that a CPU makes where it can, at the price of blocks of 32: the small problem of
-# the blocks then leaves little to the iterations.
+# the blocks then leaves little to the iterations. [L206]
 _BLOCKS = 256
 _LEAST_WIDTH = 32
 
@@ -54,26 +56,15 @@ class _Memory:
     orders: tuple[Order, Order] | None = None
     shares: list[float] = field(default_factory=list)
     bound: float = 0.0
-    # what a backend has made of a cost, and the orientation that it was made in
-    last: tuple[Any, bool] | None = None
-    done: bool = False
 
 
 class Tiling:
-    """The blocks of one problem; those of a transposed cost are ``tiling.T``.
+    """The blocks of one problem; those of a transposed cost are ``tiling.T``."""
 
-    The order of the points is made at the first cost and kept: any order is right, a good one skips
-    more.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        (n, m). Costs of another shape, as those of a subsample, are left alone.
-    width : int
-        Points of a block.
-    storable : bool, optional
-        Whether sweeps on a CPU that end up with all tiles may store the cost.
-    """
+    # The order of the points is made at the first cost and kept: any order is right, a good one
+    # skips more. Costs of another shape, as those of a subsample, are left alone. A width is that
+    # of a block, in points; storable says whether sweeps on a CPU that end up with all tiles may
+    # store the cost.
 
     def __init__(
         self, shape: tuple[int, int], width: int = _WIDTH, *, storable: bool = False
@@ -86,7 +77,7 @@ class Tiling:
 
     @classmethod
     def of(cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False) -> Tiling:
-        """Return the tiling of a problem, with the width that suits its size and device."""
+        """Choose the width of blocks that suits the size and the device of a problem."""
         width = _WIDTH
         while max(shape) > width * _MOST_BLOCKS:
             width *= 2
@@ -101,47 +92,27 @@ class Tiling:
         other._memory, other._swapped = self._memory, not self._swapped
         return other
 
-    @property
-    def last(self) -> Any:
-        """What a backend has made of the last cost of a solve, which its next step may use again.
-
-        It has a transpose ``T``, for use with that of the tiling.
-        """
-        if self._memory.last is None:
-            return None
-        made, swapped = self._memory.last
-        return made if swapped == self._swapped else made.T
-
-    @last.setter
-    def last(self, made: Any) -> None:
-        keep = made is not None and not self._memory.done
-        self._memory.last = (made, self._swapped) if keep else None
-
-    def forget(self) -> None:
-        """End a solve: what it has made takes as much memory as its factors, and is not kept."""
-        self._memory.last, self._memory.done = None, True
-
     def fits(self, cost: Cost) -> bool:
         """Whether a cost is one whose tiles can be skipped."""
         return isinstance(cost, FactoredCost) and cost.shape == self.shape
 
-    def pays(self, cost: Cost) -> bool:
-        """Whether tiles of a cost should be chosen for a single pass.
-
-        Not where the tiles chosen last were most of all: the choice then costs more than it saves.
-        Sweeps choose once for many passes, and gain a second level.
-        """
+    def pays(self) -> bool:
+        """Whether tiles should be chosen for a single pass."""
+        # Not where the tiles chosen last were most of all: the choice then costs more than it
+        # saves. Sweeps choose once for many passes, and gain a second level.
         shares = self._memory.shares
-        return self.fits(cost) and not (shares and shares[-1] > _MOST_KEPT)
+        return not (shares and shares[-1] > _MOST_KEPT)
 
-    def problem(self, cost: Cost, marginals: Marginals, epsilon: float) -> TileProblem:
-        """Bring a cost into blocks."""
+    def problem(self, given: LinearProblem) -> TileProblem:
+        """Bring a linear problem into blocks."""
+        cost = given.cost
         assert isinstance(cost, FactoredCost)
         if self._memory.orders is None:
             orders = block_orders(cost, (self.width, self.width))
             self._memory.orders = orders[::-1] if self._swapped else orders
         orders = self._memory.orders
-        return tile_problem(cost, marginals, epsilon, orders[::-1] if self._swapped else orders)
+        orders = orders[::-1] if self._swapped else orders
+        return tile_problem(cost, given.marginals, given.epsilon, orders)
 
     def lists(self, problem: TileProblem, u: Tensor, v: Tensor, slack: float = 0.0) -> TileLists:
         """Choose the tiles of known potentials."""
@@ -153,14 +124,14 @@ class Tiling:
         return self.record(problem, problem.keep(u, v, 0.0))
 
     def record(self, problem: TileProblem, kept: Tensor) -> TileLists:
-        """Return the lists of a table of kept tiles, and remember their share."""
+        """Make the lists of a table of kept tiles, and remember their share."""
         lists = TileLists.of(kept, self.width)
         self._memory.shares.append(lists.share)
         self._memory.bound = max(self._memory.bound, skipped_share(problem.dtype))
         return lists
 
     def report(self) -> TileReport | None:
-        """Return what was skipped, or ``None`` if there was nothing to choose."""
+        """Say what was skipped, or nothing if there was nothing to choose."""
         shares = self._memory.shares
         if not shares:
             return None

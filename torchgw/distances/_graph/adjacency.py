@@ -11,7 +11,7 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["symmetrise", "validate_graph"]
 
-# Relative difference of the two weights of an edge that passes for rounding.
+# Relative difference of the two weights of an edge that passes for rounding. [L302]
 _SYMMETRY_TOLERANCE = 1e-5
 
 

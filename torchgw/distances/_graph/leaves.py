@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = ["Leaves", "box_gaps", "into_leaves", "pair_squares"]
 
 # Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
+# [L151]
 _LEAF_POINTS = 64
 
 

@@ -31,25 +31,25 @@ class Neighbours(NamedTuple):
 
 
 # In more dimensions a KD-tree visits most of its leaves: for a Gaussian cloud of 20,000 points it
-# is four times faster than tiles in 8, as fast in 12 and half as fast in 15.
+# is four times faster than tiles in 8, as fast in 12 and half as fast in 15. [L303]
 _TREE_DIMENSIONS = 12
-# Pairs of points, in more dimensions, that take a core several minutes.
+# Pairs of points, in more dimensions, that take a core several minutes. [L303]
 _MANY_PAIRS = 10**10
 # Queries, in few dimensions, that take one core less time (0.4 ms for 500) than starting a thread
-# on each core does (2.5 ms on 16).
+# on each core does (2.5 ms on 16). [L71]
 _ONE_CORE_QUERIES = 1_000
 _ONE_CORE_DIMENSIONS = 3
 # Bytes that one step of a search may work on, for each point, and their bounds: what a few thousand
-# points gain from more is lost in the noise.
+# points gain from more is lost in the noise. [L165]
 _WORK_BYTES_EACH = 2**11
 _WORK_BYTES = (2**27, 2**30)
 # Seconds for a pair of points on an H200: in leaves, for each coordinate and in addition; as
-# products, for each 64 coordinates and in addition.
+# products, for each 64 coordinates and in addition. [L303]
 _LEAF_SECONDS = (1.2e-11, 2.4e-11)
 _PRODUCT_SECONDS = (1.0e-12, 1.5e-12)
-# Pairs up to which tiles need fewer launches than anything else.
+# Pairs up to which tiles need fewer launches than anything else. [L303]
 _SMALL_PAIRS = 2**24
-# Leaves that give a first bound, and query leaves that the share to visit is estimated from.
+# Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
 

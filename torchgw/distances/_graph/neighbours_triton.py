@@ -11,10 +11,10 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["MOST_KEPT", "nearest_candidates"]
 
-# Candidates that a row's registers can hold.
+# Candidates that a row's registers can hold. [L304]
 MOST_KEPT = 128
 # Relative error of a product of two vectors rounded to half precision, and of one to which products
-# with the remainders are added; each of the terms that are added up contributes 2^-23 more.
+# with the remainders are added; each of the terms that are added up contributes 2^-23 more. [L304]
 _ROUNDING = {1: 2.0**-9, 3: 2.0**-19}
 
 

@@ -13,11 +13,11 @@ from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
 
 __all__ = ["Bridges", "shortest_bridges"]
 
-# Points up to which all distances are computed: 0.6 ms for 400 points, by boxes 8 ms.
+# Points up to which all distances are computed: 0.6 ms for 400 points, by boxes 8 ms. [L162]
 _TABLE_POINTS = 1_024
-# Steps along the spatial order at which points of other components are looked for first.
+# Steps along the spatial order at which points of other components are looked for first. [L305]
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
-# Pairs of boxes, and bytes of distances, that are looked at together.
+# Pairs of boxes, and bytes of distances, that are looked at together. [L305]
 _PAIRS = 2**21
 _WORK_BYTES = {"cpu": 2**28, "cuda": 2**30}
 

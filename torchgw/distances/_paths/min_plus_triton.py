@@ -11,7 +11,7 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["close_"]
 
-# Intermediate vertices that one step adds, and the side of the tiles that it updates.
+# Intermediate vertices that one step adds, and the side of the tiles that it updates. [L306]
 _PIVOT = 64
 _TILE = 128
 

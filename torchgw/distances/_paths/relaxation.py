@@ -20,26 +20,27 @@ from torchgw.distances._graph.edges import Edges
 
 __all__ = ["EdgeRelaxation"]
 
-# Rounds between two checks of whether anything still changes.
+# Rounds between two checks of whether anything still changes. [L148]
 _ROUNDS = 16
 # Edges in a row of the table, as a share of the mean degree. A vertex with more has several rows.
+# [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that few vertices leave idle can
-# do that.
+# do that. [L156, L164]
 _STEP = 4.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 16.0
 # From so many sources, on a table of so few rows, one launch finds all paths, with a program for
-# each source; on more rows a program's passes take too long.
+# each source; on more rows a program's passes take too long. [L72]
 _ONE_LAUNCH_ROWS = 768
 _ONE_LAUNCH_SOURCES = 128
 # Sources that a table of so few rows has room for at least: recording another graph of launches
-# would take longer than the rounds of some empty columns.
+# would take longer than the rounds of some empty columns. [L163]
 _SHARED_SOURCES = 16
 _SHARED_ROWS = 2**16
-# Bytes of the (rows, sources) table of path lengths.
+# Bytes of the (rows, sources) table of path lengths. [L307]
 _TABLE_BYTES = 2**30
 
 

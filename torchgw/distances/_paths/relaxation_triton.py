@@ -10,10 +10,10 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["ROWS", "SOURCES", "relax_", "relax_rows_"]
 
-# Vertices and sources in a tile.
+# Vertices and sources in a tile. [L157]
 ROWS = 64
 SOURCES = 8
-# Passes over a tile before it is its neighbours' turn.
+# Passes over a tile before it is its neighbours' turn. [L157]
 _PASSES = 16
 
 

@@ -1,0 +1,22 @@
+"""What waits between two uses; graphs themselves are tested where they are used."""
+
+from __future__ import annotations
+
+from torchgw._tensors.cuda_graphs import Idle
+
+
+def test_the_latest_of_a_kind_is_handed_out_once():
+    idle = Idle[str]()
+    for key, item in (("a", "old"), ("b", "other"), ("a", "new")):
+        idle.put(key, item)
+    assert [idle.take("a") for _ in range(3)] == ["new", "old", None]
+    assert idle.take("b") == "other"
+
+
+def test_the_longest_unused_goes_when_there_is_too_much():
+    idle = Idle[str](most=10)
+    for number in range(3):
+        idle.put(number, f"item {number}", size=4)
+    assert [idle.take(number) for number in range(3)] == [None, "item 1", "item 2"]
+    idle.put(0, "larger than all", size=11)
+    assert idle.take(0) is None

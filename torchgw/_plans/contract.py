@@ -1,0 +1,281 @@
+"""What every plan can be asked, and how it answers from its products and rows."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from torchgw._boundary.plans import (
+    as_index,
+    as_points_of,
+    as_values,
+    check_draw,
+    check_entries,
+    check_threshold,
+)
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._plans.pairs import Anchors
+from torchgw._sinkhorn.cost import Cost
+from torchgw._tensors.draws import categories_at, sample_categories
+from torchgw._tensors.memory import check_fits
+
+__all__ = ["Plan", "exactly"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+# Entries of one block of rows, where a plan is read row by row. [L320]
+_BLOCK_ENTRIES = 2**22
+
+
+def exactly(method: Method) -> Method:
+    """Keep autocast, which would round products of exponents, out of a method of a plan."""
+
+    @functools.wraps(method)
+    def run(plan: Any, *args: Any, **options: Any) -> Any:
+        kind = plan.device.type
+        if not torch.is_autocast_enabled(kind):
+            return method(plan, *args, **options)
+        with torch.autocast(kind, enabled=False):
+            return method(plan, *args, **options)
+
+    return run  # type: ignore[return-value]
+
+
+class Plan(ABC):
+    """A coupling of n source and m target points, as an operator, shape (n, m).
+
+    A kind of plan supplies its shape, its transpose and products with a table; everything else
+    follows from these, and is overridden where it can be had at less.
+    """
+
+    # NumPy leaves ``values @ plan`` to the plan
+    __array_ufunc__ = None
+    # What to say of points that carry no mass, when they are to be mapped.
+    _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the plan computes."""
+        return self._like().device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the entries."""
+        return self._like().dtype
+
+    @abstractmethod
+    def _like(self) -> Tensor | Cost | Plan:
+        """Return something that has the device and the dtype of the plan."""
+
+    @property
+    @abstractmethod
+    def T(self) -> Plan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+
+    @abstractmethod
+    def _product(self, table: Tensor) -> Tensor:
+        """Compute the product with values of shape (m, c), of the dtype of the plan or a wider."""
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        """Compute rows as a matrix, shape (s, m)."""
+        every = torch.arange(self.shape[0], device=self.device)
+        chosen = (every[:, None] == every[index]).to(self.dtype)
+        return self.T._product(chosen).T
+
+    @exactly
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values, (n,) or (n, c), for values of shape (m,) or (m, c)."""
+        values = as_values("values", values, self.device)
+        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
+            raise InvalidInputError(
+                f"`plan @ values` needs values of shape ({self.shape[1]},) or "
+                f"({self.shape[1]}, c); got {tuple(values.shape)}. "
+                "Use `plan.T @ values` to map the other way."
+            )
+        dtype = values.dtype if values.dtype.is_floating_point else self.dtype
+        table = values.to(torch.promote_types(dtype, self.dtype))
+        result = self._product(table.reshape(len(values), -1))
+        shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
+        return shaped
+
+    def __rmatmul__(self, values: Any) -> Tensor:
+        """Return values @ plan for values of shape (n,) or (c, n)."""
+        values = as_values("values", values, self.device)
+        if values.ndim not in (1, 2) or values.shape[-1] != self.shape[0]:
+            raise InvalidInputError(
+                f"`values @ plan` needs values of shape ({self.shape[0]},) or "
+                f"(c, {self.shape[0]}); got {tuple(values.shape)}."
+            )
+        moved: Tensor = self.T @ values.T if values.ndim == 2 else self.T @ values
+        return moved.T if values.ndim == 2 else moved
+
+    def push(self, values: Any) -> Tensor:
+        """Map values (n, c) on the source to the target, ``plan.T @ values`` (moscot's name)."""
+        mapped: Tensor = self.T @ values
+        return mapped
+
+    def pull(self, values: Any) -> Tensor:
+        """Map values (m, c) on the target to the source, ``plan @ values`` (moscot's name)."""
+        mapped: Tensor = self @ values
+        return mapped
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
+        ones_n, ones_m = (
+            torch.ones(size, dtype=torch.float64, device=self.device) for size in self.shape
+        )
+        return self @ ones_m, self.T @ ones_n
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points.
+
+        Parameters
+        ----------
+        points : array-like, shape (m, d)
+            Coordinates of the target points.
+
+        Returns
+        -------
+        Tensor, shape (n, d)
+            Row i is sum_j P_ij y_j / sum_j P_ij.
+
+        Raises
+        ------
+        UnsupportedError
+            If a source point carries no mass.
+        """
+        points = as_points_of("points", points, self.shape[1], self.device)
+        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        empty = int((sums[:, -1] == 0).sum())
+        if empty:
+            raise UnsupportedError(f"{empty} points {self._unmapped}")
+        return sums[:, :-1] / sums[:, -1:]
+
+    @exactly
+    def rows(self, index: Any) -> Tensor:
+        """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
+        return self._block(as_index(index, self.shape[0], self.device))
+
+    def argmax(self, axis: int = 1) -> Tensor:
+        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
+        if not isinstance(axis, Integral) or axis not in (0, 1):
+            raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
+        return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
+
+    @exactly
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest entries of each row: values (n, k), and their columns (n, k), int64.
+
+        Raises
+        ------
+        InvalidInputError
+            Unless 1 <= k <= m.
+        """
+        k = check_entries(k, self.shape[1])
+        best = [block.topk(k, dim=1) for block in self._blocks()]
+        return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
+
+    @exactly
+    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+        """Draw ``count`` pairs (i, j) from the plan, with repetition, as two tensors (count,).
+
+        Parameters
+        ----------
+        count : int
+        generator : torch.Generator, on the device of the plan
+        """
+        check_draw(count, generator, self.device)
+        source = sample_categories(self._row_masses(), count, generator)
+        return Anchors(source, self._partners(source, generator))
+
+    @exactly
+    def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw pairs whose source points are at places of the cumulative mass along an order."""
+        # Uniform places (s,) in [0, 1) make the pairs a sample of the plan. The order is a
+        # permutation of the source points; targets are independent given their sources.
+        source = order[categories_at(self._row_masses()[order], places)]
+        return Anchors(source, self._partners(source, generator))
+
+    def to_dense(self) -> Tensor:
+        """Build the (n, m) matrix, in the dtype of the plan and on its device.
+
+        Raises
+        ------
+        PlanTooLargeError
+            If it would take more than the free memory of its device.
+        """
+        others = "`lazy_plan` (`plan @ V`, `topk`, `barycentric`) or `lazy_plan.to_sparse(k)`"
+        check_fits(self.shape, self.dtype, self.device, others)
+        return self.stored()
+
+    @exactly
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
+        return torch.cat(list(self._blocks()))
+
+    @exactly
+    def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
+        """Keep the entries that matter, as a SciPy matrix on the CPU.
+
+        Parameters
+        ----------
+        k : int, optional
+            Keep the k largest entries of each row.
+        threshold : float
+            Without ``k``: keep entries that carry at least this share of their row's mass, and the
+            largest of each row in any case.
+
+        Returns
+        -------
+        scipy.sparse.csr_array, shape (n, m), float64
+            Its sum is the mass kept.
+        """
+        if k is not None:
+            k = check_entries(k, self.shape[1])
+            values, columns = (part.cpu().numpy() for part in self.topk(k))
+            start = np.arange(0, values.size + 1, k)
+            data = values.astype(np.float64).ravel()
+            return scipy.sparse.csr_array((data, columns.ravel(), start), shape=self.shape)
+        check_threshold(threshold)
+        parts = []
+        for block in self._blocks():
+            keep = block >= threshold * block.sum(1, keepdim=True)
+            keep.scatter_(1, block.argmax(1, keepdim=True), True)
+            kept = torch.where(keep, block, 0.0).double().cpu().numpy()
+            parts.append(scipy.sparse.csr_array(kept))
+        return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
+
+    def _height(self) -> int:
+        """Choose how many rows a block has."""
+        return max(1, _BLOCK_ENTRIES // self.shape[1])
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Go through the plan by blocks of rows."""
+        height = self._height()
+        for start in range(0, self.shape[0], height):
+            yield self._block(slice(start, start + height))
+
+    def _row_masses(self) -> Tensor:
+        """Find the masses by which rows are drawn, (n,)."""
+        return self.marginals()[0]
+
+    def _partners(self, source: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw a target point for each of some source points, (s,)."""
+        drawn = [
+            sample_categories(self._block(part), 1, generator)[:, 0]
+            for part in source.split(self._height())
+        ]
+        return torch.cat(drawn)

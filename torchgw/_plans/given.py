@@ -1,0 +1,97 @@
+"""Plans that are given: a matrix, or a few pairs of points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw._plans.contract import Plan
+from torchgw._plans.pairs import Anchors
+from torchgw._tensors.draws import accumulate, categories_at, sample_categories
+
+__all__ = ["PairPlan", "StoredPlan"]
+
+
+class _GivenPlan(Plan):
+    """A plan that a gradient reads: products are of the dtype of the values, which are trusted."""
+
+    def __matmul__(self, values: Any) -> Tensor:
+        """Return plan @ values, (n,) or (n, c), for values of shape (m,) or (m, c)."""
+        product = self._product(values.reshape(len(values), -1))
+        return product.reshape(self.shape[0], *values.shape[1:])
+
+
+class StoredPlan(_GivenPlan):
+    """A matrix (n, m), as the user gives one or polishing meets one."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    def _like(self) -> Tensor:
+        return self.matrix
+
+    @property
+    def T(self) -> StoredPlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return StoredPlan(self.matrix.T)
+
+    def stored(self) -> Tensor:
+        """Return the matrix."""
+        return self.matrix
+
+    def _product(self, table: Tensor) -> Tensor:
+        return self.matrix.to(table.dtype) @ table
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        return self.matrix[index]
+
+    def _row_masses(self) -> Tensor:
+        return self.matrix.sum(1)
+
+    def _partners(self, source: Tensor, generator: torch.Generator) -> Tensor:
+        return sample_categories(self.matrix[source], 1, generator)[:, 0]
+
+
+class PairPlan(_GivenPlan):
+    """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
+
+    def __init__(self, pairs: Anchors, mass: Tensor, shape: tuple[int, int]) -> None:
+        self.pairs = pairs
+        self.mass = mass
+        self._shape = shape
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self._shape
+
+    def _like(self) -> Tensor:
+        return self.mass
+
+    @property
+    def T(self) -> PairPlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix."""
+        n, m = self.shape
+        flat = self.pairs.source * m + self.pairs.target
+        return accumulate(flat, self.mass, n * m).reshape(n, m)
+
+    def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
+        """Draw pairs whose source points are at places of the cumulative mass along an order."""
+        turn = order.argsort()[self.pairs.source].argsort()
+        drawn = turn[categories_at(self.mass[turn], places)]
+        return Anchors(self.pairs.source[drawn], self.pairs.target[drawn])
+
+    def _product(self, table: Tensor) -> Tensor:
+        terms = self.mass[:, None].to(table.dtype) * table[self.pairs.target]
+        return accumulate(self.pairs.source, terms, self.shape[0])

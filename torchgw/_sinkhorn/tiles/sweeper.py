@@ -1,0 +1,148 @@
+"""The two-level sweep over the tiles that matter: one algorithm for every engine.
+
+A half-step over the rows and one over the columns settle differences between near points; scaling
+whole blocks of rows (:mod:`torchgw._sinkhorn.tiles.block_scaling`) settles those between far ones;
+Anderson's method removes what slow modes are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.contract import Sweep, Sweeper
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.softmin import checked
+from torchgw._sinkhorn.tiles.block_scaling import block_scaling
+from torchgw._typing import Potentials
+
+__all__ = ["Engine", "TwoLevelSweeper"]
+
+# Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
+# [L208]
+_LINEAR = 2.0
+# Rises of the error after which the second level is given up: where blocks hold many clusters, or
+# points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
+_MOST_RISES = 2
+
+
+class Engine(Protocol):
+    """Half-steps over chosen tiles, and where they have led.
+
+    The potentials u of the rows and v of the columns are in exponents, in a unit and an order of
+    points of the engine's own.
+    """
+
+    slack: float  # how far u and v may rise together before the tiles are no longer right
+    used: Tensor  # bool, of the shape of v: which columns have mass
+
+    @property
+    def u(self) -> Tensor:
+        """Potentials of the rows."""
+
+    @property
+    def v(self) -> Tensor:
+        """Potentials of the columns."""
+
+    def begin(self, start: Potentials) -> None:
+        """Go to some potentials."""
+
+    def choose(self) -> None:
+        """Choose the tiles that matter near u and v."""
+
+    def rise(self, v: Tensor) -> Tensor:
+        """Tell how far u and some potentials of the columns have risen since the choice, ()."""
+
+    def update_rows(self) -> None:
+        """Take the half-step from v to u."""
+
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        """Take the half-step from u, whose sums are kept by block of rows; v before and after."""
+
+    def usable(self) -> Tensor:
+        """Tell whether the last half-steps have neither over- nor underflowed, ()."""
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Add up the plan by blocks: mass of each tile, of each block of rows and of columns."""
+
+    def scale_rows(self, scaling: Tensor) -> Tensor:
+        """Add log-scalings of blocks to u; return the columns' half-step from there."""
+
+    def move_columns(self, v: Tensor) -> None:
+        """Set v."""
+
+    def f(self, u: Tensor) -> Tensor:
+        """Turn potentials of the rows into cost units and the order of the points, (n,)."""
+
+    def g(self, v: Tensor) -> Tensor:
+        """Turn potentials of the columns into cost units and the order of the points, (m,)."""
+
+
+class TwoLevelSweeper:
+    """Runs iterations over tiles, each followed by a scaling of whole blocks."""
+
+    # Where that stops getting better it goes on with one level over all tiles.
+
+    def __init__(
+        self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]
+    ) -> None:
+        self._engine = engine
+        self._problem = problem
+        self._all_tiles = all_tiles
+        self._plain: Sweeper | None = None
+        self._acceleration = Anderson()
+        self._error, self._rises = float("inf"), 0
+
+    @property
+    def two_level(self) -> bool:
+        """Whether blocks are still scaled."""
+        return self._plain is None
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run a sweep, without relaxation as long as there are two levels."""
+        if self._plain is not None:
+            return self._plain(start, count, relaxation)
+        engine = self._engine
+        engine.begin(start)
+        ok = torch.ones((), dtype=torch.bool, device=start.f.device)
+        for _ in range(count):
+            if engine.rise(engine.v) > engine.slack:
+                engine.choose()
+            engine.update_rows()
+            if engine.slack < float(engine.rise(engine.v)) < math.inf:
+                # sums over too few tiles: their potentials are too large, and keep enough of them
+                engine.choose()
+                engine.update_rows()
+            u = engine.u.clone()
+            v, v_next = engine.update_columns()
+            ok = ok & engine.usable() & (engine.rise(torch.maximum(v, v_next)) <= engine.slack)
+            scaling = block_scaling(*engine.masses())
+            scaled = engine.scale_rows(scaling)
+            if scaling.abs().max() > _LINEAR:
+                self._acceleration = Anderson()
+                engine.move_columns(scaled)
+            else:
+                engine.move_columns(self._extrapolated(v, scaled))
+        g, g_next = engine.g(v), engine.g(v_next)
+        check = checked(ok, g, g_next, self._problem.marginals.b, self._problem.epsilon)
+        state = Potentials(engine.f(engine.u), engine.g(engine.v))
+        if self._stagnates(float(check[1])):
+            self._plain = self._all_tiles(state)
+        return Sweep(engine.f(u), g, g_next, state, check)
+
+    def _extrapolated(self, v: Tensor, image: Tensor) -> Tensor:
+        """Choose the next potentials of the columns, from those before and what followed."""
+        used = self._engine.used
+        point, followed = (torch.where(used, x, 0.0) for x in (v, image))
+        return torch.where(used, self._acceleration.next(point, followed), image)
+
+    def _stagnates(self, error: float) -> bool:
+        """Tell from the latest error whether two levels have stopped getting better."""
+        self._rises += error >= self._error
+        self._error = error
+        return self._rises >= _MOST_RISES
