@@ -30,6 +30,7 @@ from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.result import GWResult, make_result
+from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import (
@@ -72,6 +73,7 @@ def solve(
     n_anchors: int | None = None,
     redraw: float = 0.9,
     n_init: int | None = None,
+    search: SearchName = "auto",
     init: Any = None,
     max_iter: int = 500,
     min_iter: int = 40,
@@ -167,10 +169,18 @@ def solve(
         Starts of the multi-start, 16 by default. It solves a coarse problem of up to 96 points per
         side, and compares the best optima on 256; the solve continues from the winner. 1 is a
         single start from a x b at a large epsilon. Where few points do not represent the spaces, as
-        in many dimensions, half as many starts are made on all points if there are at most 512 per
-        side, and a single one otherwise. Relaxed problems start the coarse relaxed problem from the
-        optima found and from a x b, and continue from where its objective is lowest; where few
-        points do not represent the spaces they make a single start unless ``n_init`` is given.
+        in many dimensions or on graphs, half as many starts are made on all points if there are at
+        most 512 per side, and then as many chains on all points as ``search`` allows. Relaxed
+        problems start the coarse relaxed problem from the optima found and from a x b, and continue
+        from where its objective is lowest; where few points do not represent the spaces they make a
+        single start unless ``n_init`` is given.
+    search : {"auto", "fast", "thorough"}
+        How far to search where few points do not represent the spaces. ``"auto"`` follows up to 16
+        chains on all points, from near a x b down a ladder of epsilons, and keeps the best by the
+        objective; it ends as soon as independent chains agree. That is for up to about 1,500 points
+        per side on a CPU (1,000 take about 20 s on two cores) and 3,500 on a GPU; beyond, and with
+        ``"fast"``, there is a single start. ``"thorough"`` follows up to 64 chains whatever the
+        spaces, and up to 16 times the work. ``result.trials`` tells what each chain came to.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
@@ -298,6 +308,7 @@ def solve(
         gradient=gradient,
         n_anchors=n_anchors,
         n_init=n_init,
+        search=search,
         redraw=redraw,
         max_iter=max_iter,
         min_iter=min_iter,

@@ -45,6 +45,7 @@ class CoarseProblem(NamedTuple):
     linear: Tensor | None  # (s, t), the least entry zero
     x: Tensor  # (r, s, s)
     y: Tensor  # (r, t, t)
+    column: Tensor  # (r, t), centred row means of the target's tables
     base: Tensor  # (s, t)
     constant: Tensor  # ()
     unit: Tensor  # () of the cost over that of the square loss
@@ -164,7 +165,9 @@ def _constants(
     ]
     constant = alpha * (square_x + square_y - 2 * mean_x * mean_y) + floor
     one = torch.ones_like(alpha)
-    coarse = CoarseProblem(source, target, alpha, linear, x[None], y[None], base, constant, one)
+    coarse = CoarseProblem(
+        source, target, alpha, linear, x[None], y[None], column[None], base, constant, one
+    )
     return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
 
 

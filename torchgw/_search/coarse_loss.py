@@ -42,6 +42,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     changed = square._replace(
         x=x,
         y=y,
+        column=column,
         base=base,
         constant=alpha * (own_x + own_y - 2 * mean_x @ mean_y) + coarse.floor,
         unit=torch.full_like(alpha, unit),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all
+from torchgw._search.chains import Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
@@ -21,9 +22,20 @@ from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
-from torchgw.distances.sampling import column_reader
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.sampling import choose_points, column_reader
 
-__all__ = ["Alternative", "DEFAULT_STARTS", "Search", "find_optima", "represent"]
+__all__ = [
+    "Alternative",
+    "DEFAULT_STARTS",
+    "Search",
+    "SearchName",
+    "find_optima",
+    "represent",
+    "search_all_points",
+]
+
+SearchName = Literal["auto", "fast", "thorough"]
 
 # Starts by default: all that make_starts() has, and four random rotations. [L116]
 DEFAULT_STARTS = 16
@@ -51,6 +63,15 @@ _LEAST_EPSILON = 1e-3
 # [L109, L219]
 _COARSEST = 0.2
 _WHOLE = 512
+# Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
+# curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
+_LONELY = 0.9
+# Multiplications that chains on all points may take by default, and where a search is thorough.
+_OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
+_THOROUGH = 16
+# Chains then, unless ``n_init`` says how many; there is no such search with fewer than the least.
+_CHAINS = {"auto": 16, "thorough": 64}
+_FEWEST_CHAINS = 4
 # Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
 
@@ -73,6 +94,9 @@ class Alternative:
         Which points of X and of Y those are.
     shape : tuple of int
         (n, m), of the whole problem.
+    epsilon : float
+        Where it is taken up as a start, as a share of the natural scale of the cost; 0 is the
+        target.
     """
 
     value: float
@@ -81,6 +105,7 @@ class Alternative:
     source: Tensor
     target: Tensor
     shape: tuple[int, int]
+    epsilon: float = GUESS_EPSILON
 
     def __repr__(self) -> str:
         """Leave out the tensors."""
@@ -91,8 +116,10 @@ class Alternative:
 class Search(NamedTuple):
     """What a multi-start has found."""
 
-    alternatives: tuple[Alternative, ...]  # the best first; none if the coarse problem cannot tell
-    ambiguity: float  # in [0, 1], NaN if the coarse problem cannot tell
+    alternatives: tuple[Alternative, ...]  # the best first; none if nothing could tell
+    ambiguity: float  # in [0, 1], NaN if nothing could tell
+    trials: tuple[Trial, ...] = ()  # of chains on all points
+    agreed: bool | None = None  # whether independent chains found the best; None if there were none
 
 
 class _Distinct(NamedTuple):
@@ -156,6 +183,83 @@ def find_optima(
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     return Search(alternatives, _ambiguity(coarse, alternatives))
+
+
+def search_all_points(
+    problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
+) -> Search:
+    """Follow chains on all points, where the device can afford them, from the target's objective.
+
+    Parameters
+    ----------
+    problem : Problem
+    epsilon : float
+        Target of the whole solve.
+    first : Search
+        What few points have found; its optima take part where they are of all points.
+    n_init : int, optional
+        Number of chains.
+    how : {"auto", "thorough"}
+    """
+    n, m = problem.source.n, problem.target.n
+    operations = _OPERATIONS[problem.source.device.type]
+    if how == "thorough":
+        operations *= _THOROUGH
+    count = min(n_init or _CHAINS[how], chains_within(operations, n, m))
+    if count < _FEWEST_CHAINS or problem.loss.cross is None:
+        return first
+    if how == "auto" and is_structured(problem):
+        return first
+    whole = _coarsen(problem, max(n, m), call_directly)
+    coarse = whole.problem
+    guesses = [
+        (one.label, one.plan)
+        for one in first.alternatives
+        if torch.equal(one.source, coarse.source.indices)
+        and torch.equal(one.target, coarse.target.indices)
+    ]
+    found = climb(whole, epsilon, count, guesses)
+    apart = coarse.distances(found.plans).tolist()
+    kept: list[int] = []
+    for i in range(len(found.plans)):
+        if all(apart[i][j] > _DISTINCT for j in kept):
+            kept.append(i)
+    alternatives = tuple(
+        Alternative(
+            found.trials[i].value,
+            found.trials[i].start,
+            found.plans[i],
+            coarse.source.indices,
+            coarse.target.indices,
+            (n, m),
+            epsilon=0.0,
+        )
+        for i in kept
+    )
+    return Search(alternatives, _ambiguity(whole, alternatives), found.trials, found.agreed)
+
+
+def is_structured(problem: Problem) -> bool:
+    """Tell whether points have others like them, so that few of them represent all."""
+    sides = zip((problem.source, problem.target), problem.marginals, strict=True)
+    return all(_loneliness(*side) <= _LONELY for side in sides)
+
+
+def _loneliness(provider: DistanceProvider, weights: Tensor) -> float:
+    """Root mean square difference of a point's distances to those of the nearest coarse point.
+
+    Relative to the deviation of distances: about 1 where points have nothing in common. That also
+    holds for adjacency matrices and similarities, which say "near" with large numbers or not at
+    all.
+    """
+    points = choose_points(provider, weights, _POINTS).indices
+    columns = provider.columns(points).double()
+    others = columns.clone()
+    others[points, torch.arange(len(points), device=points.device)] = torch.inf
+    nearest = points[others.argmin(1)]
+    error = (columns - columns[nearest]).square().mean(1) @ weights
+    variance = columns.var().clamp_min(torch.finfo(columns.dtype).tiny)
+    return float((error / variance).sqrt())
 
 
 def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:

@@ -58,12 +58,12 @@ def solve_batch(
     exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
     kernel = exponent.exp_()
     v = b.expand(len(costs), 1, -1)
-    u = a / (kernel * v).sum(-1, keepdim=True)
+    u = a / (kernel @ v.mT)
     for _ in range(iterations):
-        v = _relax(v, b / (kernel * u).sum(-2, keepdim=True), relaxation - 1)
-        u = _relax(u, a / (kernel * v).sum(-1, keepdim=True), relaxation - 1)
-    v = (b / (kernel * u).sum(-2, keepdim=True)).clamp_(SMALLEST, LARGEST)
-    u = a / (kernel * v).sum(-1, keepdim=True)
+        v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
+        u = _relax(u, a / (kernel @ v.mT), relaxation - 1)
+    v = (b / (u.mT @ kernel)).clamp_(SMALLEST, LARGEST)
+    u = a / (kernel @ v.mT)
     return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
 
 

@@ -16,7 +16,13 @@ from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.matching import match_points
-from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima
+from torchgw._search.optima import (
+    DEFAULT_STARTS,
+    Alternative,
+    Search,
+    find_optima,
+    search_all_points,
+)
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.subsample import Subsample
 from torchgw._sinkhorn.choose import choose_backend
@@ -60,6 +66,8 @@ def first_guess(
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
     pairs = match_points(searched) if _in_doubt(search, searched) else None
+    if pairs is None and sample is None and options.search != "fast":
+        search = search_all_points(problem, epsilon, search, options.n_init, options.search)
     if pairs is not None:
         guess = Guess(pairs, None, GUESS_EPSILON)
     elif search.alternatives:
@@ -130,7 +138,7 @@ def from_alternative(found: Alternative, device: torch.device) -> Guess:
     mass = found.plan.flatten()
     used = mass > 0
     pairs = Anchors(*(side[used].to(device) for side in pairs))
-    return Guess(PairPlan(pairs, mass[used].to(device), found.shape), None, GUESS_EPSILON)
+    return Guess(PairPlan(pairs, mass[used].to(device), found.shape), None, found.epsilon)
 
 
 def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:

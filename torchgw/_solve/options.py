@@ -13,6 +13,7 @@ from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.marginals import MarginalRule
+from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import check_backend
 
 __all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
@@ -31,6 +32,7 @@ class Options:
     gradient: GradientName = "auto"
     n_anchors: int | None = None
     n_init: int | None = None
+    search: SearchName = "auto"
     redraw: float = 0.9
     max_iter: int = 500
     min_iter: int = 40
@@ -56,6 +58,7 @@ class Options:
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
             check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
         check_choice("gradient", self.gradient, get_args(GradientName))
+        check_choice("search", self.search, get_args(SearchName))
         check_backend(self.backend)
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("storage", self.storage, get_args(Storage))

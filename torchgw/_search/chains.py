@@ -1,0 +1,365 @@
+"""Chains of solves on all points, for problems that few points do not represent.
+
+Each chain begins near the product plan, breaks its symmetry in a way of its own, and follows
+epsilon down a ladder. Chains are compared by the objective with entropy: first where epsilon is
+still large enough to be cheap and small enough to tell good optima from bad ones, and the best of
+them again at the target.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._plans.rounded import round_to_marginals
+from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
+from torchgw._sinkhorn.batch import solve_batch
+from torchgw._typing import Marginals
+
+__all__ = ["Climbed", "Trial", "chains_within", "climb"]
+
+# Epsilons of this file are shares of the natural scale.
+# Where chains are compared first: those that lead to a poor optimum are in it by then.
+_COMPARED_AT = 0.02
+# Objectives within this of each other, relative, are of the same optimum.
+_SAME = 1e-3
+# Noise on the product plan of a chain that has no other start.
+_FAINT = 0.1
+# Outer iterations of a kick, and Sinkhorn iterations of each.
+_KICKS, _KICK_INNER = 5, 2
+# Change of the plan (L1) below which a stage of a ladder is done.
+_SETTLED = 2e-3
+# Sinkhorn iterations of an outer iteration on a ladder.
+_INNER = 5
+# Outer and Sinkhorn iterations in which the plans meet their marginals, and over-relaxation.
+_LAST, _LAST_INNER, _LAST_RELAXATION = 5, 60, 1.7
+# Chains that go on to the target, and how far from the best objective they may be, relative.
+_REFINED, _CLOSE = 4, 0.05
+# Share of entries that are not zero up to which products on a CPU are sparse.
+_SPARSE = 0.05
+# Entries of plans that advance together: a CPU does best with what its cache holds.
+_TOGETHER = {"cpu": 2**17, "cuda": 2**28}
+
+
+class Ladder(NamedTuple):
+    """How epsilon falls: geometrically, with some outer iterations at each stage."""
+
+    start: float
+    decay: float
+    outer: int
+
+    def stages(self, last: float) -> list[float]:
+        """List the epsilons down to the last one."""
+        count = math.ceil(math.log(last / self.start) / math.log(self.decay) - 1e-9)
+        return [self.start * self.decay**stage for stage in range(count)] + [last]
+
+
+class Kind(NamedTuple):
+    """A way to begin a chain, and how it goes on."""
+
+    name: str
+    ladder: Ladder
+    kick: tuple[float, float] | None = None  # epsilon, and the share of rows linearised at
+
+
+# What breaks the symmetry of the product plan decides on the optimum, and nothing serves all
+# problems: random rows on dense similarities; on graphs noise so faint that the leading modes
+# grow alone; ladders that converge at each epsilon where they branch late.
+_QUICK = Ladder(0.1, 0.7, 4)
+_FAINT_NOISE = Kind("faint noise", _QUICK)
+_SLOW = Kind("faint noise, slowly", Ladder(0.1, 0.5, 30))
+_LOW = Kind("faint noise, from a low epsilon", Ladder(0.05, 0.7, 20))
+_KICK = Kind("kick", _QUICK, (0.1, 0.1))
+_HOT = Kind("hot kick", _QUICK, (0.3, 0.05))
+# Chains that all problems get: the search is over if they agree. Then those that follow, by turns.
+_FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
+_LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
+# Chains with the best objective, kicked ones among them, that make a search end early.
+_AGREEING = 3
+# How many of these run before the next look at what has been found.
+_ROUND = 4
+# What a ladder goes on with below the epsilon of the first comparison.
+_REFINE = Ladder(_COMPARED_AT, 0.7, 20)
+
+
+class Trial(NamedTuple):
+    """What one start came to."""
+
+    start: str
+    epsilon: float  # that it has reached, units of the cost
+    objective: float  # there, with entropy
+    value: float  # without entropy
+    seconds: float
+    status: str  # "refined", or "left behind" at the first comparison
+
+
+class Climbed(NamedTuple):
+    """What the chains have found, the best first."""
+
+    plans: Tensor  # (k, s, t) float64, of exact marginals
+    trials: tuple[Trial, ...]  # of all chains; the first k are those of the plans
+    agreed: bool  # whether independent chains found the best one
+
+
+@dataclass(eq=False)
+class _Chain:
+    """One chain on its way."""
+
+    kind: Kind
+    number: int | None
+    plan: Tensor  # (s, t) float32
+    g: Tensor  # (1, t) potential, units of the cost
+    epsilon: float = math.inf  # of its last linear problem, units of the cost
+    objective: float = math.inf
+    value: float = math.inf
+    seconds: float = 0.0
+
+    def trial(self, status: str) -> Trial:
+        """Report it."""
+        name = self.kind.name if self.number is None else f"{self.kind.name} {self.number}"
+        return Trial(name, self.epsilon, self.objective, self.value, self.seconds, status)
+
+
+def chains_within(operations: float, n: int, m: int) -> int:
+    """Count the chains that a number of multiplications allows."""
+    iterations = _QUICK.outer * len(_QUICK.stages(_COMPARED_AT))
+    return int(operations / (iterations * n * m * (n + m)))
+
+
+def climb(
+    coarse: Coarsened, target: float, count: int, guesses: Sequence[tuple[str, Tensor]] = ()
+) -> Climbed:
+    """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
+
+    Plans (s, t) found by other means are compared with the best at the end, by their names.
+    """
+    world = _World(coarse)
+    low = target / coarse.scale
+    level = max(low, _COMPARED_AT)
+    kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
+    chains: list[_Chain] = []
+    behind: list[_Chain] = []
+    while True:
+        done = len(chains) + len(behind)
+        numbers = range(done, min(count, done + (_ROUND if done else len(_FIRST))))
+        fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
+        for ladder, together in world.groups(fresh, [chain.kind.ladder for chain in fresh]):
+            world.descend(together, ladder.stages(level), ladder.outer)
+        chains = sorted(chains + fresh, key=lambda chain: chain.objective)
+        agreed = _agree(chains)
+        if not agreed and numbers.stop < count:
+            continue
+        best = _promising(chains)
+        if low < level:
+            for ladder, together in world.groups(best, [_REFINE] * len(best)):
+                world.descend(together, ladder.stages(low), ladder.outer)
+        best.sort(key=lambda chain: chain.objective)
+        behind += [chain for chain in chains if chain not in best]
+        chains = best
+        if not agreed or _agree(best) or numbers.stop >= count:
+            break
+        # what looked alike has parted: the others are compared at the target
+        level = low
+    found = [world.take(name, plan) for name, plan in guesses]
+    for _, together in world.groups(found, [_REFINE] * len(found)):
+        world.descend(together, [low], _REFINE.outer)
+    best = sorted(best + found, key=lambda chain: chain.objective)
+    plans = [
+        world.settle(together, low) for _, together in world.groups(best, [_REFINE] * len(best))
+    ]
+    order = sorted(range(len(best)), key=lambda i: best[i].objective)
+    trials = [best[i].trial("refined") for i in order]
+    trials += [chain.trial("left behind") for chain in behind]
+    return Climbed(torch.cat(plans)[order], tuple(trials), _agree([best[i] for i in order]))
+
+
+def _agree(chains: Sequence[_Chain]) -> bool:
+    """Whether independent chains, the best first, have found the same optimum."""
+    same = [chain for chain in chains if _near(chain, chains[0], _SAME)]
+    kicked = sum(chain.kind.kick is not None for chain in same)
+    # all faint ones may follow the same modes into the same poor optimum
+    return len(same) >= _AGREEING and kicked >= min(2, len(same))
+
+
+def _near(chain: _Chain, best: _Chain, share: float) -> bool:
+    """Whether the objective of a chain is within a share of the best."""
+    return chain.objective - best.objective <= share * abs(best.objective)
+
+
+def _promising(chains: Sequence[_Chain]) -> list[_Chain]:
+    """Choose what goes on to the target: the best of each kind first, then the others."""
+    close = [chain for chain in chains if _near(chain, chains[0], _CLOSE)]
+    first = {chain.kind: chain for chain in reversed(close)}.values()
+    ranked = sorted(close, key=lambda chain: (chain not in first, chain.objective))
+    return ranked[:_REFINED]
+
+
+class _World:
+    """The problem between all points in single precision, and what moves plans of it."""
+
+    def __init__(self, coarse: Coarsened) -> None:
+        problem = coarse.problem
+        self.problem, self.scale = problem, coarse.scale
+        self.marginals = Marginals(problem.source.weights.float(), problem.target.weights.float())
+        self.base = problem.base.float()
+        self.parts = len(problem.x)
+        # centred tables: constants of rows and columns move no plan, and would cost digits
+        self.x = (-4 * problem.alpha * problem.x).float()
+        self.y = problem.y.float()
+        self.column = problem.column.float()
+        self.sparse = _Sparse.of(problem)
+
+    def costs(self, plans: Tensor) -> Tensor:
+        """Linearise at plans (B, s, t)."""
+        if self.sparse is not None:
+            return torch.stack([self.base + self.sparse(plan) for plan in plans])
+        left = side_by_side(self.x.flatten(0, 1) @ plans, self.parts)
+        count = len(plans)
+        y = self.y.flatten(0, 1).expand(count, -1, -1)
+        return torch.baddbmm(self.base.expand(count, -1, -1), left, y)
+
+    def costs_at_rows(self, plan: Tensor, rows: Tensor) -> Tensor:
+        """Linearise at some rows of a plan (s, t), scaled to mass one."""
+        some = plan[rows] / plan[rows].sum()
+        near = self.x[:, :, rows]
+        # these points have other mean distances than all, which is what breaks the symmetry
+        means = (near @ some.sum(1))[:, :, None] * self.column[:, None, :]
+        cost: Tensor = (near @ (some @ self.y) + means).sum(0) + self.base
+        return cost
+
+    def begin(self, kind: Kind, number: int) -> _Chain:
+        """Break the symmetry of the product plan."""
+        clock = perf_counter()
+        a, b = self.marginals
+        generator = torch.Generator(device=a.device).manual_seed(number)
+        plan, g = torch.outer(a, b), torch.zeros_like(b)[None]
+        if kind.kick is None:
+            noise = torch.randn(plan.shape, device=a.device, generator=generator)
+            plan = plan * (1 + _FAINT * noise).clamp_(0.01)
+            plan = plan / plan.sum()
+            return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+        epsilon, share = kind.kick
+        count = max(2, round(share * len(a)))
+        for _ in range(_KICKS):
+            rows = torch.randperm(len(a), device=a.device, generator=generator)[:count]
+            cost = self.costs_at_rows(plan, rows)[None]
+            plans, g = self.solve(cost, g[None], epsilon * self.scale, _KICK_INNER)
+            plan, g = plans[0], g[0]
+        return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+
+    def take(self, name: str, plan: Tensor) -> _Chain:
+        """Make a chain of a plan that was found by other means."""
+        return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
+
+    def solve(
+        self, costs: Tensor, g: Tensor, epsilon: float, iterations: int, relaxation: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Run Sinkhorn iterations of linear problems (B, s, t)."""
+        each = costs.new_full((len(costs),), epsilon)
+        plans, g = solve_batch(costs, self.marginals, g, each, iterations, relaxation)
+        return plans, g
+
+    def groups(
+        self, chains: Sequence[_Chain], ladders: Sequence[Ladder]
+    ) -> Iterator[tuple[Ladder, list[_Chain]]]:
+        """Divide chains into those that go down the same ladder together."""
+        size = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
+        for ladder in dict.fromkeys(ladders):
+            alike = [chain for chain, own in zip(chains, ladders, strict=True) if own == ladder]
+            for start in range(0, len(alike), size):
+                yield ladder, alike[start : start + size]
+
+    def descend(self, chains: list[_Chain], stages: Sequence[float], outer: int) -> None:
+        """Take chains down a ladder, until their plans have settled at each epsilon."""
+        clock = perf_counter()
+        plans = torch.stack([chain.plan for chain in chains])
+        g = torch.stack([chain.g for chain in chains])
+        for share in stages:
+            last = math.inf
+            for _ in range(outer):
+                before = plans
+                plans, g = self.solve(self.costs(plans), g, share * self.scale, _INNER)
+                change = float((plans - before).abs().sum((1, 2)).amax())
+                # one that grows leaves a saddle point
+                if change < min(_SETTLED, last):
+                    break
+                last = change
+        epsilon = stages[-1] * self.scale
+        plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
+        self._record(chains, plans, g, epsilon, clock)
+
+    def settle(self, chains: list[_Chain], share: float) -> Tensor:
+        """Meet the marginals at the target; round the plans, float64."""
+        clock = perf_counter()
+        plans = torch.stack([chain.plan for chain in chains])
+        g = torch.stack([chain.g for chain in chains])
+        epsilon = share * self.scale
+        for _ in range(_LAST):
+            plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
+        self._record(chains, plans, g, epsilon, clock)
+        weights = self.problem.source.weights, self.problem.target.weights
+        return round_to_marginals(plans.double(), *weights)
+
+    def _record(
+        self, chains: list[_Chain], plans: Tensor, g: Tensor, epsilon: float, clock: float
+    ) -> None:
+        """Note plans, what they are worth, and how long they took."""
+        # plans that miss their marginals have no objective to compare
+        exact = round_to_marginals(plans, *self.marginals)
+        costs = self.costs(exact).add_(self.base)
+        values = self.problem.constant + 0.5 * _total(costs.mul_(exact))
+        a, b = self.marginals
+        entropy = _total(torch.special.xlogy(exact, exact / (a[:, None] * b)))
+        objectives = (values + epsilon * entropy).nan_to_num(nan=torch.inf).tolist()
+        seconds = (perf_counter() - clock) / len(chains)
+        numbers = zip(chains, plans, g, objectives, values.tolist(), strict=True)
+        for chain, plan, potential, objective, value in numbers:
+            chain.plan, chain.g, chain.epsilon = plan, potential, epsilon
+            chain.objective, chain.value = objective, value
+            chain.seconds += seconds
+
+
+class _Sparse:
+    """-4 alpha x P y by sparse tables A and B.
+
+    x is A - r 1' - 1 r' + c 11', and y likewise.
+    """
+
+    def __init__(self, problem: CoarseProblem) -> None:
+        tables = problem.source.table, problem.target.table
+        weights = problem.source.weights, problem.target.weights
+        means = [table @ weight for table, weight in zip(tables, weights, strict=True)]
+        self.means = [mean.float() for mean in means]
+        self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
+        self.left, self.right = (table.float().to_sparse_csr() for table in tables)
+        self.weight = float(-4 * problem.alpha)
+
+    @classmethod
+    def of(cls, problem: CoarseProblem) -> _Sparse | None:
+        """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
+        tables = problem.source.table, problem.target.table
+        plain = len(problem.x) == 1 and problem.unit == 1 and tables[0].device.type == "cpu"
+        dense = max(int(table.count_nonzero()) / table.numel() for table in tables)
+        return cls(problem) if plain and dense <= _SPARSE else None
+
+    def __call__(self, plan: Tensor) -> Tensor:
+        """Compute the product at one plan."""
+        (row, column), (mean_x, mean_y) = self.means, self.mean
+        total = plan.sum(0)
+        half = (self.left @ plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
+        sums = half.sum(1)
+        product = (self.right @ half.T.contiguous()).T.addr_(sums, column, alpha=-1)
+        product.sub_((half @ column - mean_y * sums)[:, None])
+        return product.mul_(self.weight)
+
+
+def _total(tables: Tensor) -> Tensor:
+    """Sum matrices (B, s, t) in float64."""
+    return tables.sum(2).sum(1, dtype=torch.float64)
