@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from torchgw._boundary.console import messages, progress
 from torchgw._errors import PlanTooLargeError, TorchGWError, warn_user
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.named import NAMED, from_graphs
+from torchgw._sinkhorn.choose import BackendName
 from torchgw.cli._commands import add_commands, add_output_options, positive
 from torchgw.cli._files import check_output, read_array, read_weights
 
@@ -178,7 +179,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--objective-tol", type=float, help="decrease of the objective that goes on; 0 for any")
     add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
     add("--inner-tol", type=float, help="tolerance of the marginals")
-    add("--backend", help="auto, triton, compile or eager")
+    add("--backend", help=", ".join(get_args(BackendName)))
     add("--device", help="torch device, such as cpu or cuda:0")
     add("--precision", help="auto, mixed, float64 or float32")
     add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
