@@ -9,6 +9,7 @@ from torchgw._errors import InvalidInputError as InvalidInputError
 from torchgw._errors import InvalidTypeError as InvalidTypeError
 from torchgw._errors import NumericalError as NumericalError
 from torchgw._errors import PlanTooLargeError as PlanTooLargeError
+from torchgw._errors import SearchWarning as SearchWarning
 from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
@@ -16,6 +17,7 @@ from torchgw._plans.transport import TransportPlan as TransportPlan
 from torchgw._results.report import Report as Report
 from torchgw._results.result import GWResult as GWResult
 from torchgw._results.storage import load as load
+from torchgw._search.chains import Trial as Trial
 from torchgw._search.optima import Alternative as Alternative
 from torchgw._solve.status import Status as Status
 from torchgw._typing import Iteration as Iteration

@@ -280,6 +280,8 @@ def solve(
         If the result did not converge; the message is ``result.status.advice``.
     GraphWarning
         If a neighbour graph was disconnected.
+    SearchWarning
+        If there may be a better optimum; the message is ``result.doubt``.
 
     Notes
     -----

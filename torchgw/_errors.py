@@ -80,6 +80,10 @@ class PerformanceWarning(TorchGWWarning):
     """Something will take long, and the message says what would be faster."""
 
 
+class SearchWarning(TorchGWWarning):
+    """The search for an optimum ended without agreement; the message says what to do."""
+
+
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the line outside the package that called it, however deep inside this is."""
     frame: FrameType | None = sys._getframe(1)

@@ -28,6 +28,7 @@ __all__ = [
     "plot_match",
     "plot_plan",
     "plot_points",
+    "plot_trials",
 ]
 
 # Rows or columns of the largest picture of a plan. [L317]
@@ -251,6 +252,45 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ax.margins(x=0.2)
     ax.set_xlabel("objective of the coarse plan")
     ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
+    return ax
+
+
+@reject_unknown
+def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
+    """Draw the objectives that the chains of a search have reached, the best on top.
+
+    Those left behind at a larger epsilon have their objective there, in grey.
+
+    Parameters
+    ----------
+    result : GWResult
+        Of `torchgw.solve(X, Y)`, with trials.
+    ax : matplotlib Axes or None
+        Where to draw; None makes one in a new figure.
+
+    Returns
+    -------
+    Axes
+        The axes drawn on.
+    """
+    _check_result(result, "trials")
+    trials = result.trials
+    if not trials:
+        raise InvalidInputError(
+            "The result has no trials: there was no search on all points. Pass search='thorough' "
+            "to solve()."
+        )
+    ax = ax or _new_axes(2)
+    colours = ["C0" if trial.status == "refined" else "0.7" for trial in trials]
+    ax.barh(range(len(trials)), [trial.objective for trial in trials], color=colours)
+    for place, trial in enumerate(trials):
+        text = f" {trial.objective:.4g}, epsilon {trial.epsilon:.2g}, {trial.seconds:.1f} s"
+        ax.text(trial.objective, place, text, va="center")
+    ax.set_yticks(range(len(trials)), [trial.start for trial in trials])
+    ax.invert_yaxis()
+    ax.margins(x=0.4)
+    ax.set_xlabel("objective with entropy")
+    ax.set_title(f"{len(trials)} chains" + (", in doubt" if result.doubt else ""))
     return ax
 
 

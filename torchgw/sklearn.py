@@ -18,6 +18,7 @@ from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.losses import LossName
 from torchgw._results.result import GWResult
+from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Precision, Regularization, Storage
@@ -55,6 +56,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         n_anchors: int | None = None,
         redraw: float = 0.9,
         n_init: int | None = None,
+        search: SearchName = "auto",
         feature_metric: FeatureMetric = "sqeuclidean",
         skip_tiles: bool | Literal["auto"] = "auto",
         max_iter: int = 500,

@@ -8,7 +8,7 @@ from typing import Any
 import scipy.sparse
 from torch import Tensor
 
-from torchgw._errors import ConvergenceWarning, warn_user
+from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
@@ -16,6 +16,7 @@ from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.report import Log, Report
+from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
@@ -77,6 +78,12 @@ class GWResult(Result):
         cannot be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are
         none, and for relaxed problems, whose values have no common zero. With a linear cost both
         values count from the least that its entries could cost.
+    trials : tuple of Trial
+        What each chain of a search on all points came to, the best one first: its start, the
+        epsilon that it has reached, the objective with entropy and the value there, seconds, and
+        whether it was refined or left behind. Empty without such a search.
+    doubt : str
+        Why there may be a better optimum and what to do about it; empty where nothing says so.
     n_iters : int
         Outer iterations; ``report.inner_iterations`` counts the Sinkhorn iterations.
     history : tuple of Iteration
@@ -110,6 +117,8 @@ class GWResult(Result):
     report: Report
     alternatives: tuple[Alternative, ...] = ()
     ambiguity: float = float("nan")
+    trials: tuple[Trial, ...] = ()
+    doubt: str = ""
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     extension: Extension | None = None
@@ -264,11 +273,12 @@ class GWResult(Result):
         return f"GWResult({size}, {numbers})\n  {how}, {count} iterations in {seconds}\n  {ended}"
 
     def _warn_of_ambiguity(self) -> str:
-        """Make a line for the summary if another optimum is nearly as good."""
+        """Make lines for the summary if another optimum is nearly as good, or may be better."""
+        doubt = f"\n  {self.doubt}" if self.doubt else ""
         # NaN is not above it
         if not self.ambiguity > _AMBIGUOUS:
-            return ""
-        return (
+            return doubt
+        return doubt + (
             f"\n  Ambiguous: another optimum is nearly as good (ambiguity {self.ambiguity:.2f}). "
             "See `alternatives`; pass one as `init`."
         )
@@ -280,6 +290,8 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
         warn_user(ending.status.advice, ConvergenceWarning)
+    if search and search.doubt:
+        warn_user(search.doubt, SearchWarning)
     return GWResult(
         lazy_plan=ending.plan,
         potential_a=outcome.potentials.f,
@@ -300,6 +312,8 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         report=Report.of(outcome, problem, sides.landmarks),
         alternatives=search.alternatives if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
+        trials=search.trials if search else (),
+        doubt=search.doubt if search else "",
         history=tuple(recorder.history),
         timings=dict(recorder.timings),
         extension=Extension(

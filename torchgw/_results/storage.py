@@ -30,6 +30,7 @@ from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
+from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.status import Status
@@ -57,6 +58,7 @@ _RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Anchors, DenseCost, FactoredCost, Iteration, Marginals, MeanDistances, Potentials, Space,
+        Trial,
     )
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -105,7 +106,7 @@ class Climbed(NamedTuple):
 
     plans: Tensor  # (k, s, t) float64, of exact marginals
     trials: tuple[Trial, ...]  # of all chains; the first k are those of the plans
-    agreed: bool  # whether independent chains found the best one
+    agreed: bool  # whether several found the best one
 
 
 @dataclass(eq=False)
@@ -177,7 +178,8 @@ def climb(
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [chain.trial("left behind") for chain in behind]
-    return Climbed(torch.cat(plans)[order], tuple(trials), _agree([best[i] for i in order]))
+    same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
+    return Climbed(torch.cat(plans)[order], tuple(trials), same >= _AGREEING)
 
 
 def _agree(chains: Sequence[_Chain]) -> bool:
@@ -338,7 +340,7 @@ class _Sparse:
         means = [table @ weight for table, weight in zip(tables, weights, strict=True)]
         self.means = [mean.float() for mean in means]
         self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
-        self.left, self.right = (table.float().to_sparse_csr() for table in tables)
+        self.left, self.right = (scipy.sparse.csr_array(table.float().numpy()) for table in tables)
         self.weight = float(-4 * problem.alpha)
 
     @classmethod
@@ -353,11 +355,17 @@ class _Sparse:
         """Compute the product at one plan."""
         (row, column), (mean_x, mean_y) = self.means, self.mean
         total = plan.sum(0)
-        half = (self.left @ plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
+        half = _times(self.left, plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
         sums = half.sum(1)
-        product = (self.right @ half.T.contiguous()).T.addr_(sums, column, alpha=-1)
+        product = _times(self.right, half.T).T.addr_(sums, column, alpha=-1)
         product.sub_((half @ column - mean_y * sums)[:, None])
         return product.mul_(self.weight)
+
+
+def _times(left: scipy.sparse.csr_array, right: Tensor) -> Tensor:
+    """Multiply a sparse matrix by a dense one."""
+    product: Tensor = torch.from_numpy(left @ right.numpy())
+    return product
 
 
 def _total(tables: Tensor) -> Tensor:

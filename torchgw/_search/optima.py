@@ -72,6 +72,21 @@ _THOROUGH = 16
 # Chains then, unless ``n_init`` says how many; there is no such search with fewer than the least.
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
+# What is said where the search cannot vouch for its optimum.
+_WHY_SINGLE = {
+    "auto": "A few points do not represent these distances, and there are too many to search them "
+    "all by default, so this is the optimum of a single start; there may be a better one. Pass "
+    "search='thorough', or an `init` that you know.",
+    "thorough": "A few points do not represent these distances, and there are too many to search "
+    "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
+    "that you know, or fewer points.",
+}
+_WHY_OPEN = {
+    "auto": "{count} chains on all points did not agree on an optimum; there may be a better one. "
+    "See `result.trials`; pass search='thorough' to search longer.",
+    "thorough": "{count} chains on all points did not agree on an optimum; there may be a better "
+    "one. See `result.trials`; pass a larger `n_init` to search longer.",
+}
 # Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
 
@@ -119,7 +134,7 @@ class Search(NamedTuple):
     alternatives: tuple[Alternative, ...]  # the best first; none if nothing could tell
     ambiguity: float  # in [0, 1], NaN if nothing could tell
     trials: tuple[Trial, ...] = ()  # of chains on all points
-    agreed: bool | None = None  # whether independent chains found the best; None if there were none
+    doubt: str = ""  # why there may be a better optimum, and what to do
 
 
 class _Distinct(NamedTuple):
@@ -206,10 +221,10 @@ def search_all_points(
     if how == "thorough":
         operations *= _THOROUGH
     count = min(n_init or _CHAINS[how], chains_within(operations, n, m))
-    if count < _FEWEST_CHAINS or problem.loss.cross is None:
-        return first
     if how == "auto" and is_structured(problem):
         return first
+    if count < _FEWEST_CHAINS or problem.loss.cross is None:
+        return first._replace(doubt=_WHY_SINGLE[how])
     whole = _coarsen(problem, max(n, m), call_directly)
     coarse = whole.problem
     guesses = [
@@ -236,7 +251,8 @@ def search_all_points(
         )
         for i in kept
     )
-    return Search(alternatives, _ambiguity(whole, alternatives), found.trials, found.agreed)
+    doubt = "" if found.agreed else _WHY_OPEN[how].format(count=len(found.trials))
+    return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
 
 
 def is_structured(problem: Problem) -> bool:
