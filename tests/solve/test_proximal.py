@@ -47,8 +47,8 @@ def test_schedule_adds_one_step_of_regularisation_each_time():
         assert 1 / values[i + 1] == pytest.approx(1 / values[i] + 1 / 0.1)
         assert anneal.share(i) == pytest.approx(values[i + 1] / 0.1)
     assert anneal.final(0) == 0.1
-    later = Annealing(start=0.1, target=0.1, proximal=True, first=12)
-    assert [later(i) for i in (11, 12, 13)] == [0.1, 0.1, 0.05]
+    later = Annealing(start=0.1, target=0.1, proximal=True)
+    assert [later(i) for i in (0, 1)] == [0.1, 0.05]
 
 
 @pytest.mark.parametrize("steps", [2, 5])

@@ -92,16 +92,16 @@ def loop_tolerance(setting: Setting, change: float) -> float:
 
 
 def look_ahead(
-    anneal: Annealing, iteration: int, potentials: Potentials, previous: Potentials | None
+    anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
     """Return where the next Sinkhorn solve begins: where this one ended, or one step further.
 
     In the long run a proximal step adds the same potentials every time, so f / epsilon grows
     linearly.
     """
-    if previous is None or anneal.share(iteration - 1) == 1:
+    if previous is None or anneal.share(step - 1) == 1:
         return potentials
-    before, now, after = (anneal(iteration + step) for step in (-1, 0, 1))
+    before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))
     return Potentials(
         *(
             after * (2 * new / now - old / before)

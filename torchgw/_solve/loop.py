@@ -38,8 +38,8 @@ _MET = 3e-3
 _INNER_ITERATIONS = {True: 50, False: 20}
 
 
-def iterate(setting: Setting, state: LoopState) -> LoopState:
-    """Run outer iterations until the coupling settles or the budget is spent.
+def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
+    """Run outer iterations, at most so many, until the coupling settles or the budget is spent.
 
     One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
     potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
@@ -55,8 +55,10 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
     step = make_step(setting)
     follow = NextPoint(gradient, step, setting.anneal, setting.marginals, setting.generator)
     descent = Descent(options.objective_tol, _dual_excess(setting))
-    while (iteration := len(recorder.history)) < options.max_iter:
-        epsilon = setting.anneal(iteration)
+    left = options.max_iter - state.done
+    for _ in range(left if most is None else min(most, left)):
+        done, annealed = state.done, state.annealed
+        epsilon = setting.anneal(annealed)
         at_target = epsilon <= setting.anneal.target
 
         clock = perf_counter()
@@ -77,17 +79,19 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         check_finite(report.dual, inner.error, epsilon)
         # objectives can be compared, and steps followed, of plans with both marginals
         met = not at_target or inner.error <= _MET
-        coupling = follow(state.coupling, latest, state.latest, change, iteration, met=met)
-        start = look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
+        coupling = follow(state.coupling, latest, state.latest, change, annealed, met=met)
+        start = look_ahead(setting.anneal, annealed, inner.potentials, state.potentials)
         point = state.coupling
-        state = LoopState(coupling, latest, inner.potentials, start)
+        state = LoopState(
+            coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1
+        )
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and gradient.exact and change <= reachable
         budget = next_budget(setting, budget, inner.error, settled=settled)
         recorder.time("coupling", clock)
 
         entry = Iteration(
-            iteration, epsilon, report.dual, inner.error, change, inner.n_iters, cost.shape
+            done, epsilon, report.dual, inner.error, change, inner.n_iters, cost.shape
         )
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
@@ -99,7 +103,7 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
             return state._replace(status=Status.CONVERGED, solved=solved)
         if at_target and not gradient.exact and average.update(report.dual):
             return state._replace(status=Status.STATIONARY)
-        falling = at_target and setting.anneal.share(iteration) == 1
+        falling = at_target and setting.anneal.share(annealed) == 1
         if falling and descent.update(report, met=met):
             return state._replace(status=Status.FLAT)
         # what is prepared may be as large as the factors: it goes before the next cost comes

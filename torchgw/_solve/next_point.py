@@ -55,7 +55,7 @@ class NextPoint:
         latest: Coupling,
         previous: Coupling,
         change: float,
-        iteration: int,
+        annealed: int,
         *,
         met: bool,
     ) -> Coupling:
@@ -63,8 +63,8 @@ class NextPoint:
 
         ``met`` says whether the plan has its marginals; momentum does not follow others.
         """
-        gradient, step, share = self._gradient, self._step, self._anneal.share(iteration)
-        at_target = self._anneal(iteration) <= self._anneal.target
+        gradient, step, share = self._gradient, self._step, self._anneal.share(annealed)
+        at_target = self._anneal(annealed) <= self._anneal.target
         if share < 1:
             return gradient.mean(point, latest, share, self._generator)
         if isinstance(step, RelaxedStep):

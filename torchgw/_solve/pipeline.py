@@ -143,9 +143,7 @@ def begin(
     if sample is None:
         return setting, starting_point(setting, guess)
     state = start_coarse(setting, sample, guess)
-    done = Annealing(
-        epsilon, epsilon, proximal=strategy.proximal, first=len(recorder.history)
-    )  # fmt: skip
+    done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     return replace(setting, anneal=done), state
 
 
@@ -203,15 +201,13 @@ def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Sett
         # a cost that vanishes, such as that of a single point, has nothing to stand out of
         ratio = noise.standard_error / noise.size if noise.size > 0 else 0.0
         wanted = count * min((_SIGNAL_TO_NOISE * ratio) ** 2, _MOST_ANCHORS)
-        left = setting.options.max_iter - len(setting.recorder.history)
+        left = setting.options.max_iter - state.done
         if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
             break
         grown = min(_MOST_ANCHORS, max(2 * count, math.ceil(min(wanted, _MOST_ANCHORS))))
         logger.info("the sampled cost is drowned in noise: %d anchors in place of %d", grown, count)
-        anneal = replace(setting.anneal, first=len(setting.recorder.history))
-        gradient = setting.gradient.with_anchors(grown)
-        setting = replace(setting, gradient=gradient, anneal=anneal)
-        state = iterate(setting, starting_point(setting, guess))
+        setting = replace(setting, gradient=setting.gradient.with_anchors(grown))
+        state = iterate(setting, starting_point(setting, guess)._replace(done=state.done))
     return setting, state
 
 
@@ -220,15 +216,14 @@ def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopSta
 
     Many iterations with few columns and one with many take fewer of them than many with many.
     """
-    gradient, done = setting.gradient, len(setting.recorder.history)
+    gradient = setting.gradient
     assert isinstance(gradient, SampledGradient)
     count = min(_REFINING * gradient.n_anchors, _REFINED_ANCHORS)
-    spent = state.status is Status.STOPPED or done >= setting.options.max_iter
+    spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter
     if count <= gradient.n_anchors or spent or setting.anneal.proximal:
         return setting, state
     setting = replace(setting, gradient=gradient.with_anchors(count))
-    once = replace(setting, options=replace(setting.options, max_iter=done + 1))
-    refined = iterate(once, state)
+    refined = iterate(setting, state, most=1)
     status = refined.status if refined.status is Status.STOPPED else state.status
     return setting, refined._replace(status=status)
 
@@ -265,4 +260,6 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     potentials = extend(
         sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
     )  # fmt: skip
-    return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)
+    return LoopState(
+        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
+    )

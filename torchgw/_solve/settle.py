@@ -37,7 +37,7 @@ def settle(
     problem that is solved as well, its plan is the result.
     """
     clock = perf_counter()
-    options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
+    options, epsilon = setting.options, setting.anneal.final(state.annealed)
     if state.solved is not None and state.solved.plan.dtype == dtype:
         plan = state.solved.plan
         state = state._replace(coupling=state.solved.point)

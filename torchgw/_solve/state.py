@@ -84,4 +84,6 @@ class LoopState(NamedTuple):
     potentials: Potentials | None  # of the last plan, cost units; None before there is one
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
+    done: int = 0  # outer iterations of the whole solve so far
+    annealed: int = 0  # those of them since the annealing began, which give the next its epsilon
     solved: Solved | None = None  # what the result can be, if the loop has reached it
