@@ -43,7 +43,7 @@ class Polished(NamedTuple):
 def polish(
     gradient: Gradient,
     plan: TransportPlan,
-    relaxation: MarginalRule | None,
+    rule: MarginalRule | None,
     generator: torch.Generator,
 ) -> Polished:
     """Run conditional gradient (Frank-Wolfe) steps with exact line search [1]_ [2]_.
@@ -57,7 +57,7 @@ def polish(
         Exact.
     plan : TransportPlan, shape (n, m)
         Where to start, once it is rounded to its weights.
-    relaxation : MarginalRule or None
+    rule : MarginalRule or None
         Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
         normalised here.
     generator : torch.Generator
@@ -73,17 +73,17 @@ def polish(
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
-        return gradient.linearise(coupling).dense().matrix.double()
+        return gradient.linearise(coupling).seen(coupling.masses).dense().matrix.double()
 
     marginals = plan.weights
     matrix = plan.to_dense().double()
-    if relaxation is None:
+    if rule is None:
         matrix = round_to_marginals(matrix, *marginals)
     else:
         matrix /= matrix.sum()
     cost = cost_at(matrix)
     for step in range(_STEPS + 1):
-        vertex = _vertex(cost, marginals, relaxation)
+        vertex = _vertex(cost, marginals, rule)
         direction = vertex - matrix
         slope = float((cost * direction).sum())
         stationary = -slope <= _SMALLEST_GAP * float((cost * matrix).sum().abs())
@@ -106,7 +106,7 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
     return TransportPlan(cost, zero, like.weights, 1.0)
 
 
-def check_polish(marginals: Marginals, relaxation: MarginalRule | None, *, exact: bool) -> None:
+def check_polish(marginals: Marginals, rule: MarginalRule | None, *, exact: bool) -> None:
     """Refuse what cannot be polished here.
 
     Raises
@@ -119,8 +119,8 @@ def check_polish(marginals: Marginals, relaxation: MarginalRule | None, *, exact
             "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
             "gradient='dense' or 'factored', or polish=False."
         )
-    free = relaxation is not None and relaxation.mass is None
-    bounds = relaxation is not None and relaxation.mass is not None
+    free = rule is not None and rule.mass is None
+    bounds = rule is not None and rule.mass is not None
     if bounds or not (free or _is_assignment(marginals)):
         _exact_transport()
 
@@ -130,12 +130,12 @@ def _is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertex(cost: Tensor, marginals: Marginals, relaxation: MarginalRule | None) -> Tensor:
+def _vertex(cost: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
     """Return a plan of least linear cost, of mass one."""
-    if relaxation is not None:
-        if relaxation.mass is not None:
-            return _partial_vertex(cost, marginals, relaxation.mass)
-        return _one_sided_vertex(cost, marginals, strict=relaxation.rho.index(math.inf))
+    if rule is not None:
+        if rule.mass is not None:
+            return _partial_vertex(cost, marginals, rule.mass)
+        return _one_sided_vertex(cost, marginals, strict=rule.rho.index(math.inf))
     a, b = (weight.cpu().numpy() for weight in marginals)
     table = cost.cpu().numpy()
     if not _is_assignment(marginals):

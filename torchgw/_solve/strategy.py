@@ -25,7 +25,7 @@ from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision
 from torchgw._solve.polish import check_polish
-from torchgw._solve.precision import Steps, choose_precision
+from torchgw._solve.precision import Dtypes, choose_precision
 from torchgw._solve.state import Recorder, Setting
 from torchgw.distances.sampling import choose_points
 
@@ -65,7 +65,7 @@ class Strategy:
     options : Options
     gradient : str
     precision : str
-    steps : Steps
+    dtypes : Dtypes
         Dtypes of the loop and of the settling.
     n_anchors : int
         To begin with, of a sampled gradient.
@@ -85,7 +85,7 @@ class Strategy:
     options: Options
     gradient: str
     precision: Precision
-    steps: Steps
+    dtypes: Dtypes
     n_anchors: int
     spread: float
     epsilon: float
@@ -124,9 +124,9 @@ class Strategy:
         return (
             self.gradient == "dense"
             and self.problem.loss.is_square
-            and self.options.relaxation is None
+            and self.options.rule is None
             # a later stage is exact
-            and dtype == torch.float32 != self.steps.settle
+            and dtype == torch.float32 != self.dtypes.settle
             and self.problem.source.device.type == "cuda"
             and n * m >= _HALF_ENTRIES
         )
@@ -139,29 +139,26 @@ class Strategy:
         generator: torch.Generator,
         recorder: Recorder,
     ) -> Setting:
-        """Return what the loop needs to run in some dtype."""
-        relaxation = self.options.relaxation
-        device = self.problem.source.device
+        """Make what the loop needs to run in some dtype."""
+        options, rule, problem = self.options, self.options.rule, self.problem.to(dtype)
         if self._half(dtype):
             # what a patient annealing leads to is not settled to the last digits
-            base: Gradient = HalfGradient(self.problem.to(dtype), rough=anneal.patient)
+            base: Gradient = HalfGradient(problem, rough=anneal.patient)
         else:
-            base = make_gradient(
-                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.redraw
-            )
+            base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
         return Setting(
-            gradient=base if relaxation is None else RelaxedGradient(base),
-            marginals=self.problem.marginals,
+            gradient=base if rule is None else RelaxedGradient(base, problem),
+            problem=problem,
             anneal=anneal,
-            options=self.options,
-            backend=choose_backend(self.options.backend, device, dtype, self.tiling),
+            options=options,
+            backend=choose_backend(options.backend, problem.source.device, dtype, self.tiling),
             generator=generator,
             recorder=recorder,
             store=self.store,
             tol=tol,
             scale=self.scale,
             dtype=dtype,
-            relaxation=relaxation,
+            rule=rule,
         )
 
 
@@ -170,18 +167,18 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     gradient = choose_gradient(options.gradient, problem)
     if options.polish:
-        check_polish(problem.marginals, options.relaxation, exact=gradient != "sampled")
-    mass = (options.relaxation and options.relaxation.mass) or 1.0
+        check_polish(problem.marginals, options.rule, exact=gradient != "sampled")
+    mass = (options.rule and options.rule.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
         share = torch.tensor(1 / mass, device=device)
         problem = replace(problem, linear=problem.linear.scaled(share))
-    precision, steps = choose_precision(options.precision, device, n * m)
+    precision, dtypes = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
     spread = natural_scale(
         visible(problem, n_anchors) if gradient == "sampled" else problem,
-        relaxed=options.relaxation is not None,
+        relaxed=options.rule is not None,
     )
     if options.epsilon == "auto":
         epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
@@ -190,14 +187,14 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
 
     rank = cost_rank(gradient, problem, n_anchors)
     store, tiling = _choose_storage(
-        problem, options, gradient, steps, rank, annealed=options.n_init == 1
+        problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
     )
     return Strategy(
         problem=problem,
         options=options,
         gradient=gradient,
         precision=precision,
-        steps=steps,
+        dtypes=dtypes,
         n_anchors=n_anchors,
         spread=spread,
         epsilon=epsilon,
@@ -207,30 +204,30 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     )
 
 
-def annealed(strategy: Strategy) -> Strategy:
-    """Return the strategy for a search that had nothing to choose from: a single start."""
-    problem, options = strategy.problem, strategy.options
+def annealed(problem: Problem, strategy: Strategy) -> Strategy:
+    """Change the strategy for a search that had nothing to choose from: a single start."""
+    options = strategy.options
     rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
     store, tiling = _choose_storage(
-        problem, options, strategy.gradient, strategy.steps, rank, annealed=True
+        problem, options, strategy.gradient, strategy.dtypes, rank, annealed=True
     )
     return replace(strategy, store=store, tiling=tiling)
 
 
 def _choose_storage(
-    problem: Problem, options: Options, gradient: str, steps: Steps, rank: int, *, annealed: bool
+    problem: Problem, options: Options, gradient: str, dtypes: Dtypes, rank: int, *, annealed: bool
 ) -> tuple[bool, Tiling | None]:
     """Return whether costs are stored, and the tiling if tiles of them are skipped."""
     shape, device = (problem.source.n, problem.target.n), problem.source.device
     matrix = isinstance(problem.linear, DenseCost)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
     # relaxed problems have no sweeps over tiles, which is what makes streaming fast
-    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
+    tiled = reason is None and options.skip_tiles is not False and options.rule is None
     # annealing all points from a large epsilon keeps most tiles for many iterations
     tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
-    store = store_cost(options.storage, device, steps, shape, rank, tiled=tiled)
+    store = store_cost(options.storage, device, dtypes, shape, rank, tiled=tiled)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
-    storable = options.storage == "auto" and cost_fits(device, steps, shape)
+    storable = options.storage == "auto" and cost_fits(device, dtypes, shape)
     return store, choose_tiling(options.skip_tiles, shape, device, reason, storable=storable)
 
 
