@@ -27,13 +27,9 @@ class HalfGradient(DenseGradient):
     is a sum of two half-precision numbers, and three of the four products of these are kept, as
     one product of three times the length. Accumulation is in float32.
 
-    Parameters
-    ----------
-    problem : Problem
-        With the square loss, in float32, on any device.
-    rough : bool, optional
-        Keep the first part of each number only: a third of the work. Each entry of a factor is then
-        off by up to 5e-4 of itself, at random, and a sum over n of them by a root of n less.
+    The problem has the square loss and is in float32. A ``rough`` gradient keeps the first part of
+    each number only, which is a third of the work: each entry of a factor is then off by up to 5e-4
+    of itself, at random, and a sum over n of them by a root of n less.
     """
 
     def __init__(self, problem: Problem, *, rough: bool = False) -> None:

@@ -44,7 +44,7 @@ PRODUCT = Guess(None, None, 1.0)
 def first_guess(
     problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
 ) -> tuple[Guess, Search | None]:
-    """Return where to start, on the subsample if there is one, and what a multi-start found."""
+    """Find where to start, on the subsample if there is one, and what a multi-start found."""
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -82,17 +82,10 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def _read_init(init: Any, marginals: Marginals) -> Guess:
-    """Return the start that ``init`` asks for.
+    """Read the start that ``init`` asks for.
 
     A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
     are taken up at a larger epsilon, which smooths them without forgetting them.
-
-    Raises
-    ------
-    InvalidInputError
-        If ``init`` does not fit the problem, or cannot be told to be any of the known kinds.
-    InvalidTypeError
-        If it is none of them.
     """
     device = marginals.a.device
     shape = (len(marginals.a), len(marginals.b))
@@ -120,7 +113,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:
-    """Return an optimum of a coarse problem as a start for the whole one."""
+    """Turn an optimum of a coarse problem into a start for the whole one."""
     s, t = found.plan.shape
     pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
     mass = found.plan.flatten()
@@ -150,7 +143,7 @@ def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.dev
 
 
 def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
-    """Return the coupling of a matching: a partner of each source point, or pairs of indices."""
+    """Make the coupling of a matching: a partner of each source point, or pairs of indices."""
     a, b = marginals
     n, m = len(a), len(b)
     if table.ndim == 2 and table.shape[1] == 2 and len(table):

@@ -51,17 +51,7 @@ def polish(
     Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
     and goes to the least value between the plan and V, where the objective is a parabola.
 
-    Parameters
-    ----------
-    gradient : Gradient
-        Exact.
-    plan : TransportPlan, shape (n, m)
-        Where to start, once it is rounded to its weights.
-    rule : MarginalRule or None
-        Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
-        normalised here.
-    generator : torch.Generator
-        Passed to the gradient, which draws nothing from it.
+    The gradient is exact, and plans of relaxed marginals are normalised here.
 
     References
     ----------
@@ -98,7 +88,7 @@ def polish(
 
 
 def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
-    """Return a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
+    """Write a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
     product = torch.outer(*like.weights)
     density = torch.where(product > 0, matrix / product, 1.0)
     cost = DenseCost(-density.clamp_min(_SMALLEST_DENSITY).log())
@@ -107,13 +97,7 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
 
 
 def check_polish(marginals: Marginals, rule: MarginalRule | None, *, exact: bool) -> None:
-    """Refuse what cannot be polished here.
-
-    Raises
-    ------
-    UnsupportedError
-        For a sampled gradient, and for a general linear problem without POT.
-    """
+    """Refuse a sampled gradient, and a general linear problem without POT."""
     if not exact:
         raise UnsupportedError(
             "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
@@ -131,7 +115,7 @@ def _is_assignment(marginals: Marginals) -> bool:
 
 
 def _vertex(cost: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
-    """Return a plan of least linear cost, of mass one."""
+    """Find a plan of least linear cost, of mass one."""
     if rule is not None:
         if rule.mass is not None:
             return _partial_vertex(cost, marginals, rule.mass)
@@ -167,14 +151,14 @@ def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
 def _exact_vertex(
     a: NDArray[np.float64], b: NDArray[np.float64], table: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return a plan of least cost; of negative costs POT's solver may say that there is none."""
+    """Find a plan of least cost; of negative costs POT's solver may say that there is none."""
     shifted = np.ascontiguousarray(table - table.min())
     vertex: NDArray[np.float64] = _exact_transport()(a, b / b.sum() * a.sum(), shifted)
     return vertex
 
 
 def _exact_transport() -> Callable[..., Any]:
-    """Return POT's solver of the linear problem for weights of any kind."""
+    """Find POT's solver of the linear problem for weights of any kind."""
     try:
         import ot
     except ImportError:

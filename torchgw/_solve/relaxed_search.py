@@ -58,18 +58,8 @@ def search_relaxed(
     The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
     optima of strict marginals.
 
-    Parameters
-    ----------
-    problem : Problem
-        The whole problem as asked.
-    strategy : Strategy
-        How it will be solved.
-    generator : torch.Generator
-        Not drawn from: the gradients here are exact.
-
-    Notes
-    -----
-    All of it runs on the CPU: launches would take longer than the work.
+    All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
+    generator, as the gradients here are exact.
     """
     # iterations of a loss that is no product take too long for many starts
     represented = None if problem.loss.cross is None else represent(problem)

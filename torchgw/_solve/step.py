@@ -125,12 +125,8 @@ class CapturedStep:
     Where the gradient has few tables, the graphs work on tables of their own, into which a solve
     copies its gradient's, and are kept from solve to solve.
 
-    Parameters
-    ----------
-    step : Step
-        On a CUDA device; what it calls must read nothing back.
-    replay : bool, optional
-        ``False`` makes the same calls without graphs, which must not change a bit.
+    The step is on a CUDA device and reads nothing back. Without ``replay`` the same calls are made
+    without graphs, which must not change a bit.
     """
 
     overwrites = True

@@ -23,20 +23,11 @@ class MovingAverage:
 
     A decrease within the noise of the average is none: it would come by chance, again and again.
     The noise is estimated from how successive values differ, which a steady fall hardly changes.
-
-    Attributes
-    ----------
-    weight : float
-        Of the newest value; 0 switches the stopping off.
-    improvement : float
-        Relative decrease of the average that counts as progress.
-    patience : int
-        Values without progress before stopping.
     """
 
-    weight: float
-    improvement: float
-    patience: int
+    weight: float  # of the newest value; 0 switches the stopping off
+    improvement: float  # relative decrease of the average that counts as progress
+    patience: int  # values without progress before stopping
     _average: float = field(default=float("nan"), init=False)
     _best: float = field(default=float("inf"), init=False)
     _stalled: int = field(default=0, init=False)
@@ -81,12 +72,8 @@ class Descent:
     where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
     second order in P - X, and its entropy follows from the dual value.
 
-    Parameters
-    ----------
-    tol : float
-        Mean relative decrease per iteration that counts as falling; 0 switches the stopping off.
-    constant : float
-        What the dual value has and the objective has not.
+    ``tol`` is the mean relative decrease per iteration that counts as falling, 0 for no stopping;
+    ``constant`` is what the dual value has and the objective has not.
     """
 
     def __init__(self, tol: float, constant: float) -> None:

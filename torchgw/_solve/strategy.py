@@ -56,42 +56,19 @@ _SCALE_POINTS = 64
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a solve has settled on.
+    """What a solve has settled on."""
 
-    Attributes
-    ----------
-    problem : Problem
-        In units of the mass of a partial plan: its linear term is divided by that.
-    options : Options
-    gradient : str
-    precision : str
-    dtypes : Dtypes
-        Dtypes of the loop and of the settling.
-    n_anchors : int
-        To begin with, of a sampled gradient.
-    spread : float
-        :func:`natural_scale`, zero where every plan costs the same.
-    epsilon : float
-        To reach, in units of the mass.
-    mass : float
-        Of a partial plan, otherwise one.
-    store : bool
-        Whether the cost of an iteration is built.
-    tiling : Tiling or None
-        Where tiles are skipped.
-    """
-
-    problem: Problem
+    problem: Problem  # in units of the mass of a partial plan: its linear term is divided by that
     options: Options
     gradient: str
     precision: Precision
-    dtypes: Dtypes
-    n_anchors: int
-    spread: float
-    epsilon: float
-    mass: float
-    store: bool
-    tiling: Tiling | None
+    dtypes: Dtypes  # of the loop and of the settling
+    n_anchors: int  # that a sampled gradient begins with
+    spread: float  # natural_scale(), zero where every plan costs the same
+    epsilon: float  # to reach, in units of the mass
+    mass: float  # mass that a partial plan moves; 1 for other problems
+    store: bool  # whether the (n, m) cost of an iteration is built
+    tiling: Tiling | None  # of solves that skip tiles
 
     @property
     def scale(self) -> float:
@@ -217,7 +194,7 @@ def annealed(problem: Problem, strategy: Strategy) -> Strategy:
 def _choose_storage(
     problem: Problem, options: Options, gradient: str, dtypes: Dtypes, rank: int, *, annealed: bool
 ) -> tuple[bool, Tiling | None]:
-    """Return whether costs are stored, and the tiling if tiles of them are skipped."""
+    """Choose whether costs are stored, and the tiling if tiles of them are skipped."""
     shape, device = (problem.source.n, problem.target.n), problem.source.device
     matrix = isinstance(problem.linear, DenseCost)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
@@ -232,7 +209,7 @@ def _choose_storage(
 
 
 def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
-    """Return the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
+    """Count the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
     if gradient == "dense" or isinstance(problem.linear, DenseCost):
         return 0
     linear = 0 if problem.linear is None else problem.linear.rank
@@ -243,7 +220,7 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
 
 
 def natural_scale(problem: Problem, *, relaxed: bool) -> float:
-    """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
+    """Compute the spread of the cost at a concentrated plan, zero where every plan costs the same.
 
     4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
     would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
@@ -273,22 +250,10 @@ def choose_tiling(
     *,
     storable: bool,
 ) -> Tiling | None:
-    """Return the tiling of a solve whose tiles are to be skipped.
+    """Make the tiling of a solve that skips tiles, if it was ``asked`` for or can be.
 
-    Parameters
-    ----------
-    asked : bool or "auto"
-    shape : tuple of int
-    device : torch.device
-    reason : str or None
-        Why tiles cannot be skipped, as :func:`why_no_tiles` says.
-    storable : bool
-        Whether the cost may be stored where skipping them comes to nothing.
-
-    Raises
-    ------
-    UnsupportedError
-        If it was asked for and cannot be done; the message gives the reason.
+    ``reason`` says why tiles cannot be skipped; ``storable``, whether the cost may be stored where
+    skipping them comes to nothing. What was asked for and cannot be done is refused.
     """
     if asked is True and reason is not None:
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
@@ -300,7 +265,7 @@ def choose_tiling(
 def why_no_tiles(
     gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
 ) -> str | None:
-    """Return why no tiles of the costs of a solve can be skipped, or ``None``."""
+    """Say why no tiles of the costs of a solve can be skipped, or ``None``."""
     if gradient != "factored":
         return (
             f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
