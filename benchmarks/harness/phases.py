@@ -222,7 +222,7 @@ class Clock:
 def labelled(clock: Clock) -> Iterator[None]:
     """Label every target while the block runs, without graphs of iterations: they run no code."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(outer_loop, "choose_step", lambda step, shape: step))
+        stack.enter_context(mock.patch.object(outer_loop, "choose_step", lambda step: step))
         for target in targets():
             wrapped = _wrap(getattr(target.owner, target.attribute), target, clock)
             stack.enter_context(mock.patch.object(target.owner, target.attribute, wrapped))
