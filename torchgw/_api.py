@@ -322,7 +322,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
-        relaxation=check_marginal_rule(unbalanced, mass),
+        rule=check_marginal_rule(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
     )

@@ -22,7 +22,7 @@ from torch.profiler import record_function
 
 from benchmarks.harness.measure import synchronize
 from torchgw import _api
-from torchgw._gradients import dense, factored, sampled
+from torchgw._gradients import contract, dense, factored, sampled
 from torchgw._plans import transport
 from torchgw._problem import preparation, providers
 from torchgw._sinkhorn import loop
@@ -32,7 +32,6 @@ from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerProblem
 from torchgw._solve import evaluation, inner, strategy
 from torchgw._solve import loop as outer_loop
-from torchgw._solve import step as steps
 from torchgw._typing import Potentials
 from torchgw.distances import dijkstra, landmark
 
@@ -97,7 +96,7 @@ def _apply_work(arguments: dict[str, Any]) -> Work:
 
 def _product_work(arguments: dict[str, Any]) -> Work:
     """Return the work of DX P DY."""
-    plan = arguments["coupling"]
+    plan = arguments["coupling"].values
     n, m = plan.shape
     return Work((n * n + m * m + 2 * n * m) * plan.itemsize, 2.0 * n * m * (n + m))
 
@@ -133,10 +132,10 @@ _TARGETS = (
     Target(transport.TransportPlan, "sample", "sampling"),
     Target(transport.TransportPlan, "to_dense", "apply"),
     Target(loop, "read", "checks"),
-    Target(steps, "dual_value", "checks"),
+    Target(contract.StrictGradient, "dual_value", "checks"),
     Target(outer_loop, "check_finite", "checks"),
-    Target(dense.DenseGradient, "change", "checks"),
-    Target(factored.FactoredGradient, "change", "checks"),
+    Target(dense.PlanMatrix, "change", "checks"),
+    Target(factored.Encoding, "change", "checks"),
     Target(dense.DenseGradient, "evaluate", "evaluation"),
     Target(factored.FactoredGradient, "evaluate", "evaluation"),
     Target(sampled.SampledGradient, "evaluate", "evaluation"),
@@ -223,7 +222,7 @@ class Clock:
 def labelled(clock: Clock) -> Iterator[None]:
     """Label every target while the block runs, without graphs of iterations: they run no code."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(outer_loop, "choose_step", lambda step, shape: step))
+        stack.enter_context(mock.patch.object(outer_loop, "choose_step", lambda step: step))
         for target in targets():
             wrapped = _wrap(getattr(target.owner, target.attribute), target, clock)
             stack.enter_context(mock.patch.object(target.owner, target.attribute, wrapped))

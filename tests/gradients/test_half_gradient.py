@@ -6,7 +6,7 @@ import pytest
 import torch
 from problems import distance_matrices, random_weights
 
-from torchgw._gradients.dense import DenseGradient
+from torchgw._gradients.dense import DenseGradient, PlanMatrix
 from torchgw._gradients.half import HalfGradient, product, split
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import DenseCost
@@ -37,8 +37,8 @@ def make(device, unit, alpha=1.0):
 @pytest.mark.parametrize("alpha", [1.0, 0.3])
 def test_cost_is_that_of_the_dense_gradient(device, unit, alpha):
     problem, plan = make(device, unit, alpha)
-    exact = DenseGradient(problem).linearise(plan).matrix
-    half = HalfGradient(problem.to(torch.float32)).linearise(plan.float())
+    exact = DenseGradient(problem).linearise(PlanMatrix(plan)).cost.matrix
+    half = HalfGradient(problem.to(torch.float32)).linearise(PlanMatrix(plan.float())).cost
     assert half.dtype == torch.float32
     # what a plan sees of a cost; float32 rounds its largest entries
     error = (half.matrix - exact).abs().max()
@@ -54,11 +54,19 @@ def test_a_plan_between_few_points_is_in_range(device, rough):
     few = torch.zeros(70, 90, dtype=torch.float64, device=device)
     few[3, 5] = few[60, 80] = 0.5
     # 30 times the weights
-    got = HalfGradient(problem.to(torch.float32), rough=rough).linearise(few.float()).matrix
+    got = (
+        HalfGradient(problem.to(torch.float32), rough=rough)
+        .linearise(PlanMatrix(few.float()))
+        .cost.matrix
+    )
     assert got.isfinite().all()
     own = Problem(problem.source, problem.target, Marginals(few.sum(1), few.sum(0)), 1.0, None)
-    exact = DenseGradient(own).linearise(few).matrix
-    got = HalfGradient(own.to(torch.float32), rough=rough).linearise(few.float()).matrix
+    exact = DenseGradient(own).linearise(PlanMatrix(few)).cost.matrix
+    got = (
+        HalfGradient(own.to(torch.float32), rough=rough)
+        .linearise(PlanMatrix(few.float()))
+        .cost.matrix
+    )
     assert (got - exact).abs().max() < (2e-3 if rough else 4e-7) * exact.abs().max()
 
 
@@ -74,9 +82,9 @@ def test_columns_are_taken_to_have_their_weights(device):
         matrix = matrix - (matrix @ b)[:, None]
         return matrix - a @ matrix
 
-    expected = centred(gradient.linearise(plan).matrix)
-    got = centred(half.linearise(wrong.float()).matrix.double())
-    raw = centred(gradient.linearise(wrong).matrix)
+    expected = centred(gradient.linearise(PlanMatrix(plan)).cost.matrix)
+    got = centred(half.linearise(PlanMatrix(wrong.float())).cost.matrix.double())
+    raw = centred(gradient.linearise(PlanMatrix(wrong)).cost.matrix)
     assert (got - expected).abs().max() < 1e-6
     assert (raw - expected).abs().max() > 1e-4
 

@@ -113,24 +113,23 @@ def test_implausible_values_are_not_converged():
     a, b = (torch.full((size,), 1 / size, dtype=torch.float64) for size in (12, 9))
     linear = torch.rand(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for alpha, table in ((1.0, None), (0.5, DenseCost(linear))):
-        gradient = DenseGradient(
-            Problem(
-                PrecomputedDistance(torch.from_numpy(d_x)),
-                PrecomputedDistance(torch.from_numpy(d_y)),
-                Marginals(a, b),
-                alpha,
-                table,
-            )
+        problem = Problem(
+            PrecomputedDistance(torch.from_numpy(d_x)),
+            PrecomputedDistance(torch.from_numpy(d_y)),
+            Marginals(a, b),
+            alpha,
+            table,
         )
+        gradient = DenseGradient(problem)
         mean = 0.0 if table is None else float(linear.mean())
         product = reference.gw_value(d_x, d_y, np.full((12, 9), 1 / 108))
         assert gradient.product == pytest.approx(alpha * product, rel=1e-12)
 
-        def judged(value, error=0.0, spread=0.0, mean=mean, gradient=gradient):
+        def judged(value, error=0.0, spread=0.0, mean=mean, known=(problem, gradient)):
             found = Evaluation(
                 Marginals(a, b), error, QuadraticValue(value, spread), linear=mean, kl=0.1
             )
-            return judge(Status.CONVERGED, found, gradient, 1e-6, constant=False)
+            return judge(Status.CONVERGED, found, *known, 1e-6, constant=False)
 
         assert judged(product) is Status.CONVERGED
         assert judged(0.0) is Status.CONVERGED

@@ -14,8 +14,8 @@ from problems import LargestTensor, distance_matrices, isometric_copy, random_we
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
-from torchgw._gradients.dense import DenseGradient
-from torchgw._gradients.sampled import SampledGradient
+from torchgw._gradients.dense import DenseGradient, PlanMatrix
+from torchgw._gradients.sampled import AnchorCoupling, SampledGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import LOSSES
@@ -162,10 +162,10 @@ def test_sampled_cost_is_right_in_the_mean(loss):
     sides = (PrecomputedDistance(torch.from_numpy(table)) for table in (D_X, D_Y))
     problem = Problem(*sides, marginals, 0.7, None, LOSSES[loss])
     plan = solve(loss=loss, epsilon=0.1).lazy_plan
-    expected = DenseGradient(problem).linearise(plan.stored()).dense().matrix
+    expected = DenseGradient(problem).linearise(PlanMatrix(plan.stored())).cost.dense().matrix
     generator = torch.Generator().manual_seed(0)
     sampled = SampledGradient(problem, 100_000, 1.0)
-    cost = sampled.linearise(plan.sample(100_000, generator)).dense().matrix
+    cost = sampled.linearise(AnchorCoupling(*plan.sample(100_000, generator))).cost.dense().matrix
     centred = []
     for table in (cost, expected):
         table = table - (marginals.a @ table)
@@ -178,8 +178,10 @@ def test_sampled_cost_is_right_in_the_mean(loss):
     # root mean squares by weight and not
     assert error < 2 * noise.standard_error + coarse * size
     assert noise.standard_error < 0.03 * size
-    product = sampled.linearise(None).dense().matrix
-    exact = DenseGradient(problem).linearise(torch.outer(*marginals)).dense().matrix
+    product = sampled.linearise(sampled.start()).cost.dense().matrix
+    exact = (
+        DenseGradient(problem).linearise(PlanMatrix(torch.outer(*marginals))).cost.dense().matrix
+    )
     for table in (product, exact):
         table -= table.mean(0)
         table -= table.mean(1, keepdim=True)
@@ -316,9 +318,9 @@ def test_sampled_absolute_needs_no_matrix():
     problem = Problem(side, side, marginals, 1.0, None, LOSSES["absolute"])
     gradient = SampledGradient(problem, 128, 0.9)
     with LargestTensor() as largest:
-        cost = gradient.linearise(None)
+        cost = gradient.linearise(gradient.start()).cost
         plan = TransportPlan(cost, Potentials(0 * weights, 0 * weights), marginals, 10.0)
-        cost = gradient.linearise(gradient.update(plan, None, generator))
+        cost = gradient.linearise(gradient.update(plan, None, generator)).cost
         gradient.evaluate(plan, Marginals(*plan.marginals()), generator)
     assert cost.rank == 128 + 64
     assert largest.size < n**2

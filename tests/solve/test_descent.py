@@ -19,10 +19,10 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._solve.next_point import Momentum
+from torchgw._solve.next_point import Nesterov
 from torchgw._solve.status import Status
-from torchgw._solve.step import PlainStep
-from torchgw._solve.stopping import Descent, Report
+from torchgw._solve.step import Step
+from torchgw._solve.stopping import Descent, Verdict
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
 
@@ -55,7 +55,7 @@ def test_the_objective_is_known_an_iteration_later(name, alpha):
     problem = Problem(*sides, Marginals(a, b), alpha, linear)
     gradient = make_gradient(name, problem, 1, 1.0)
     backend = choose_backend("auto", torch.device("cpu"), torch.float64)
-    step = PlainStep(gradient, problem.marginals, backend, torch.Generator(), store=True)
+    step = Step(gradient, problem.marginals, backend, torch.Generator(), store=True)
     constant = float(a @ gradient.row + b @ gradient.column) / 2
     descent = Descent(1e-5, constant)
     tables = [stored_matrix(side).numpy() for side in sides]
@@ -65,7 +65,7 @@ def test_the_objective_is_known_an_iteration_later(name, alpha):
         prepared = backend.prepare(LinearProblem(cost, problem.marginals, EPSILON))
         solved = sinkhorn(prepared, None, max_iter=3000, tol=1e-13)
         coupling, told = step.update(prepared, solved.potentials, coupling, coupling)
-        descent.update(Report(*told.tolist()))
+        descent.update(Verdict(*told.tolist()))
         f, g = solved.potentials
         plan = ((f[:, None] + g - cost.dense().matrix) / EPSILON).exp().numpy() / 750
         objective = alpha * gw_value(*tables, plan)
@@ -78,7 +78,7 @@ def test_the_objective_is_known_an_iteration_later(name, alpha):
 
 def report(change, value):
     """A report of a plan whose quadratic part is nothing and whose objective is the dual value."""
-    return Report(change, value, 0.0, 0.0, 0.0)
+    return Verdict(change, value, 0.0, 0.0, 0.0)
 
 
 def test_descent_stops_where_the_objective_does_and_the_plan_does_not():
@@ -95,7 +95,7 @@ def test_descent_stops_where_the_objective_does_and_the_plan_does_not():
     unmet = Descent(1e-4, 0.0)
     assert not any(unmet.update(report(0.1, 1.0), met=turn % 5 != 0) for turn in range(30))
     unknown = Descent(1e-4, 0.0)
-    assert not any(unknown.update(Report(math.nan, 1.0, *3 * [math.nan])) for _ in range(30))
+    assert not any(unknown.update(Verdict(math.nan, 1.0, *3 * [math.nan])) for _ in range(30))
 
 
 def test_patient_annealing_arrives_exactly():
@@ -113,7 +113,7 @@ def test_momentum_has_the_weights_of_the_columns_and_begins_again():
     a, b = torch.full((4,), 0.25).double(), torch.tensor([0.1, 0.2, 0.7]).double()
     start, step = torch.outer(a, b), torch.zeros(4, 3).double()
     step[:2, :2] = torch.tensor([[0.01, -0.01], [-0.01, 0.01]])
-    momentum = Momentum(Marginals(a, b), wanted=False)
+    momentum = Nesterov(Marginals(a, b), wanted=False)
     begun = [momentum.wanted(change) for change in (1.0, 0.4, 0.3, 0.01)]
     assert begun == [False, False, True, True]
     point, image, lengths = start, start + step, []
@@ -147,7 +147,7 @@ def test_random_clouds_end_with_a_flat_objective():
 
 def test_momentum_ends_where_steps_grow():
     weights = torch.full((2,), 0.5)
-    momentum = Momentum(Marginals(weights, weights), wanted=True)
+    momentum = Nesterov(Marginals(weights, weights), wanted=True)
     assert [momentum.wanted(change) for change in (math.inf, 0.3, 0.1, 0.13, 0.14)] == 5 * [True]
     assert [momentum.wanted(change) for change in (0.16, 0.1, 0.09)] == 3 * [False]
 

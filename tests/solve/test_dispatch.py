@@ -7,7 +7,7 @@ import torch
 
 from torchgw._solve import cost_model
 from torchgw._solve.cost_model import problem_seconds, store_cost
-from torchgw._solve.precision import Steps, choose_precision
+from torchgw._solve.precision import Dtypes, choose_precision
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -51,8 +51,8 @@ def test_the_measured_best(n, m, rank, stored):
 @pytest.mark.parametrize(("n", "stored"), [(1200, True), (1700, False), (4500, False)])
 @pytest.mark.parametrize("rank", [50, 90])
 def test_small_problems_do_without_tiles(n, rank, stored):
-    steps = choose_precision("auto", CPU, n * n)[1]
-    assert store_cost("auto", CPU, steps, (n, n), rank, tiled=True) is stored
+    dtypes = choose_precision("auto", CPU, n * n)[1]
+    assert store_cost("auto", CPU, dtypes, (n, n), rank, tiled=True) is stored
 
 
 def test_a_matrix_that_does_not_fit_is_streamed(free):
@@ -81,7 +81,7 @@ def test_time_grows_with_size_and_rank(device, dtype):
 
 
 def test_both_dtypes_of_a_solve_count():
-    loop = Steps(torch.float32, torch.float64, again=False)
+    loop = Dtypes(torch.float32, torch.float64, again=False)
     shape = (12_000, 14_000)
     assert not store_cost("auto", CUDA, loop, shape, 9)
     assert store_cost("auto", CUDA, loop._replace(again=True), shape, 9)

@@ -15,8 +15,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, Status
-from torchgw._gradients.sampled import SampledGradient
-from torchgw._plans.pairs import Anchors
+from torchgw._gradients.sampled import AnchorCoupling, SampledGradient
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._typing import Marginals
@@ -47,8 +46,8 @@ def test_schedule_adds_one_step_of_regularisation_each_time():
         assert 1 / values[i + 1] == pytest.approx(1 / values[i] + 1 / 0.1)
         assert anneal.share(i) == pytest.approx(values[i + 1] / 0.1)
     assert anneal.final(0) == 0.1
-    later = Annealing(start=0.1, target=0.1, proximal=True, first=12)
-    assert [later(i) for i in (11, 12, 13)] == [0.1, 0.1, 0.05]
+    later = Annealing(start=0.1, target=0.1, proximal=True)
+    assert [later(i) for i in (0, 1)] == [0.1, 0.05]
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -126,13 +125,14 @@ def test_reservoir_keeps_its_share():
     generator = torch.Generator().manual_seed(0)
     problem = Problem(table, table, Marginals(uniform, uniform), 1.0, None)
     gradient = SampledGradient(problem, 1000, 1.0)
-    latest = Anchors(*(torch.arange(1000) + 1000 for _ in range(2)))
-    first = gradient.mean(None, latest, 0.5, generator)
+    latest = AnchorCoupling(*(torch.arange(1000) + 1000 for _ in range(2)))
+    first = gradient.start().mean(latest, 0.5, generator)
     assert int((first.source >= 1000).sum()) == 500
     assert torch.equal(first.source >= 1000, first.target >= 1000)
     # shares below one anchor are met in the mean: 200 draws of 0.3 anchors
     counts = [
-        int((gradient.mean(None, latest, 3e-4, generator).source >= 1000).sum()) for _ in range(200)
+        int((gradient.start().mean(latest, 3e-4, generator).source >= 1000).sum())
+        for _ in range(200)
     ]
     assert set(counts) == {0, 1}
     assert 30 < sum(counts) < 90

@@ -123,8 +123,8 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     density = _Density(plan)
     root = density.b.sqrt()
     generator = torch.Generator(device=plan.device)
-    no_change = gradient.start()
-    shape = no_change.shape
+    product = gradient.start()
+    no_change = product.vector()
 
     def step(v: Tensor, term: Upstream) -> tuple[Response, Tensor]:
         """Make Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
@@ -138,15 +138,15 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
         return Response(density, u, v, term), column
 
     def curvature(coupling: Tensor) -> Upstream:
-        cost = gradient.linearise(coupling)
+        cost = gradient.linearise(product.with_vector(coupling)).cost
         return lambda rows: cost.rows(rows).dense().matrix.to(plan.dtype)
 
     def residual(v: Tensor, coupling: Tensor, term: Upstream) -> tuple[Tensor, Tensor]:
         response, column = step(v, term)
-        answer = gradient.update(response, None, generator)  # type: ignore[arg-type]
+        answer = gradient.update(response, None, generator).vector()  # type: ignore[arg-type]
         scaled = root * column
         # potentials are defined up to a constant, which rounding must not excite
-        return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype).flatten()
+        return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype)
 
     zero_v, zero = torch.zeros_like(density.b), torch.zeros_like(no_change)
     parts = residual(zero_v, zero, upstream)
@@ -156,7 +156,7 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
 
     def unpack(x: Tensor) -> tuple[Tensor, Tensor]:
         v = torch.where(root > 0, x[: len(root)] / root, 0.0)
-        return v, (x[len(root) :] / unit).reshape(shape).to(no_change.dtype)
+        return v, (x[len(root) :] / unit).to(no_change.dtype)
 
     def operator(x: Tensor) -> Tensor:
         v, coupling = unpack(x)

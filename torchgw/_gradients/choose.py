@@ -27,7 +27,7 @@ def make_gradient(name: str, problem: Problem, n_anchors: int, redraw: float) ->
 
 
 def cost_rows(known: Linearised, side: int) -> CostRows:
-    """Return the cost of new points of the source (0) or the target (1)."""
+    """Make the cost of new points of the source (0) or the target (1)."""
     kinds = {kind.name: kind for kind in (DenseGradient, FactoredGradient, SampledGradient)}
     return kinds[known.gradient].rows_at(known, side)
 
@@ -42,12 +42,9 @@ _MOST_TRIPLES = {"cpu": 1_000_000_000, "cuda": 100_000_000_000}
 
 
 def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
-    """Return the gradient asked for, or for "auto" an exact one wherever it fits.
+    """Choose the gradient asked for, or for "auto" an exact one wherever it fits.
 
-    Raises
-    ------
-    UnsupportedError
-        If "factored" is asked for and neither side has factors, or "dense" and it takes too long.
+    Refuse "factored" where neither side has factors, and "dense" where it takes too long.
     """
     crossed = problem.crossed()
     if crossed is None:
@@ -78,7 +75,7 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
 
 
 def _choose_without_products(name: GradientName, problem: Problem) -> GradientName:
-    """Return the gradient for a loss whose cross term is no product, as :func:`choose_gradient`."""
+    """Choose the gradient for a loss whose cross term is no product, as :func:`choose_gradient`."""
     n, m, kind = problem.source.n, problem.target.n, problem.source.device.type
     loss, size = problem.loss.name, n * m * min(n, m)
     cheap = problem.source.cheap_columns and problem.target.cheap_columns

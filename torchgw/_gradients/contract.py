@@ -1,4 +1,4 @@
-"""Three ways to linearise the Gromov-Wasserstein objective, one contract.
+"""What a gradient is: it linearises the objective at a coupling of a plan.
 
 At a plan P the linear cost is (docs/algorithm.md, equation 2)
 
@@ -9,19 +9,21 @@ and of the distances themselves (``_problem/losses.py``).
 
 The first two terms of L depend on rows or columns alone. A balanced plan does not see them (they
 move into the potentials), and on distances of different size they would swamp the third in float32;
-so linearised costs leave them out, and ``row`` and ``column`` hold them in float64.
+so they stand beside the cost, as ``row`` and ``column``.
 
-Each gradient carries of P only what its cost needs, the *coupling*:
+Each gradient carries of P only what its cost needs, a *coupling* of its own class:
 
     dense      P itself, (n, m)
     factored   encoded P, (r_x, r_y) or (n, r_y)
     sampled    anchor pairs drawn from P
+    relaxed    one of these, with the marginals of P
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,25 +31,37 @@ from torch import Tensor
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.means import MeanDistances
 from torchgw._plans.contract import Plan
+from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw._typing import Marginals
+from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = [
+    "CostNoise",
     "CostRows",
     "Coupling",
+    "ExactCoupling",
     "Gradient",
+    "LinearCost",
     "Linearised",
     "Plan",
     "QuadraticValue",
+    "StrictGradient",
     "add_linear",
     "exact_own_terms",
     "own_value",
     "product_value",
 ]
+
+# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
+# look alike is a saddle point that exact arithmetic would never leave. [L292]
+_START_NOISE = 1e-6
 
 
 class QuadraticValue(NamedTuple):
@@ -57,8 +71,107 @@ class QuadraticValue(NamedTuple):
     standard_error: float
 
 
-# Each gradient's own: a plan, its encoding, or anchors; None stands for the product plan.
-Coupling = Any
+class CostNoise(NamedTuple):
+    """How well a sampled cost is known, root mean squares over all pairs, cost units."""
+
+    standard_error: float
+    size: float
+
+
+class Coupling(Protocol):
+    """What a gradient carries of a plan: a named tuple of tensors, which CUDA graphs copy."""
+
+    @property
+    def masses(self) -> Marginals | None:
+        """Row and column sums of a relaxed plan, of sum one; ``None`` for those of the problem."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it stands for a x b without numbers, so that its cost has another shape."""
+
+    def mean(self, latest: Self, share: float, generator: torch.Generator) -> Self:
+        """Average: (1 - share) of this and share of the latest; of samples, a sample of it."""
+
+    def change(self, previous: Self) -> Tensor:
+        """Compute the relative change since another coupling, (), float64; NaN for samples."""
+
+    def perturbed(self) -> Self:
+        """Add a little noise, always the same; samples have their own."""
+
+    def minus(self, point: Self) -> Tensor:
+        """Compute the direction from another coupling; samples have none, (0,)."""
+
+    def vector(self) -> Tensor:
+        """List the numbers that extrapolation may move; samples have none, (0,)."""
+
+    def with_vector(self, vector: Tensor) -> Self:
+        """Make the coupling of such numbers."""
+
+
+class ExactCoupling(NamedTuple):
+    """A table of numbers that is linear in the plan."""
+
+    values: Tensor
+
+    @property
+    def masses(self) -> None:
+        """``None``: the marginals are those of the problem."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no numbers."""
+        return False
+
+    def mean(self, latest: Self, share: float, generator: torch.Generator) -> Self:
+        """Compute the mean itself, which is as large as either."""
+        mean = torch.lerp(self.values.to(latest.values.dtype), latest.values, share)
+        return self._replace(values=mean)
+
+    def perturbed(self) -> Self:
+        """Multiply by noise that does not depend on a seed of the user's."""
+        values = self.values
+        generator = torch.Generator(device=values.device).manual_seed(0)
+        noise = torch.randn(
+            values.shape, dtype=values.dtype, device=values.device, generator=generator
+        )
+        return self._replace(values=values * (1 + _START_NOISE * noise))
+
+    def minus(self, point: Self) -> Tensor:
+        """Subtract the numbers of another coupling."""
+        return self.values - point.values
+
+    def vector(self) -> Tensor:
+        """List the numbers."""
+        return self.values.flatten()
+
+    def with_vector(self, vector: Tensor) -> Self:
+        """Make a table of other numbers."""
+        return self._replace(values=vector.view(self.values.shape))
+
+
+class LinearCost(NamedTuple):
+    """C(P) = cost_ij + row_i + column_j at some plan."""
+
+    cost: Cost
+    row: Tensor  # (n,), 2 alpha DX^2 p (square loss)
+    column: Tensor  # (m,), 2 alpha DY^2 q (square loss)
+
+    def seen(self, masses: Marginals | None) -> Cost:
+        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses.
+
+        A constant changes the mass of a relaxed problem's plan only, and a large one would under-
+        or overflow it.
+        """
+        cost = self.cost
+        if masses is None:
+            return cost
+        p, q = (mass.to(cost.dtype) for mass in masses)
+        row, column = self.row - p @ self.row, self.column - q @ self.column
+        if isinstance(cost, DenseCost):
+            mean = p @ (cost.matrix @ q)
+            return DenseCost(cost.matrix + (row - mean)[:, None] + column)
+        mean = p @ cost.row + q @ cost.column - (p @ cost.left) @ (q @ cost.right)
+        return cost._replace(row=cost.row + row - mean, column=cost.column + column)
 
 
 class Linearised(NamedTuple):
@@ -69,7 +182,7 @@ class Linearised(NamedTuple):
 
     gradient: str  # name of the gradient that the cost is by
     providers: tuple[DistanceProvider | None, DistanceProvider | None]  # None: not in the file
-    coupling: Coupling  # of P, the source's points or factors along its rows
+    coupling: Tensor | Anchors  # of P, the source's points or factors along its rows
     alpha: float
     loss: Loss
     # of a side whose factors the coupling is in: points whose distances determine those of others
@@ -78,7 +191,7 @@ class Linearised(NamedTuple):
     own: Marginals | None = None  # terms of rows (n,) and of columns (m,) in a relaxed plan's cost
 
     def distances(self, side: int) -> DistanceProvider:
-        """Return the scaled distances of the source (0) or the target (1)."""
+        """Read the scaled distances of the source (0) or the target (1)."""
         provider = self.providers[side]
         if provider is None:
             raise UnsupportedError(
@@ -89,9 +202,9 @@ class Linearised(NamedTuple):
         return provider
 
     def oriented(self, side: int) -> Tensor:
-        """Return a coupling that is a matrix, float64, with the given side along its rows."""
-        coupling: Tensor = self.coupling if side == 0 else self.coupling.T
-        return coupling.double()
+        """Turn a coupling that is a matrix, float64, with the given side along its rows."""
+        assert isinstance(self.coupling, Tensor)
+        return (self.coupling if side == 0 else self.coupling.T).double()
 
 
 class CostRows(NamedTuple):
@@ -101,70 +214,151 @@ class CostRows(NamedTuple):
     points: Tensor | None  # the s known points that distances are to; None is all
 
 
-class Gradient(Protocol):
-    """How the solver sees each of the three."""
+# A coupling of the class that the gradient itself makes.
+Own = Any
+
+
+class Gradient(ABC):
+    """How the solver sees each of them; the defaults are those of an exact one."""
 
     name: str
     exact: bool
-    problem: Problem
-    row: Tensor  # (n,) float64, 2 alpha DX^2 a (square loss)
-    column: Tensor  # (m,) float64, 2 alpha DY^2 b (square loss)
-    product: float  # alpha <L(a x b), a x b>
+    dtype: torch.dtype  # of the distances
+    marginals: Marginals  # weights of the points
+    row: Tensor  # (n,) float64, what the potentials f of the linear problems lack
+    column: Tensor  # (m,) float64, what g lacks
+    product: float | None  # alpha <L(a x b), a x b>, if no plan should have a larger value
+    linear_below: float  # change of the coupling below which steps are nearly linear in it
+    momentum: bool = False  # whether slow steps are followed further
+    shortens: bool = False  # whether steps that turn back are shortened
+    n_anchors: int | None = None  # of a sample
 
+    @abstractmethod
     def start(self) -> Coupling:
-        """Return the coupling of the product plan a x b; ``None`` where it has its own cost."""
+        """Make the coupling of the product plan a x b."""
 
-    def linearise(self, coupling: Coupling) -> Cost:
-        """Return C(P) - row - column at the coupling of P, for ``None`` at the product plan."""
+    @abstractmethod
+    def linearise(self, coupling: Own) -> LinearCost:
+        """Compute C(P) at the coupling of P."""
 
-    def update(self, plan: Plan, coupling: Coupling, generator: torch.Generator) -> Coupling:
-        """Return the coupling of a plan."""
+    @abstractmethod
+    def update(self, plan: Plan, previous: Own | None, generator: torch.Generator) -> Coupling:
+        """Make the coupling of a plan; a sample may keep some of the ``previous`` one."""
 
-    def mean(
-        self, coupling: Coupling, latest: Coupling, share: float, generator: torch.Generator
-    ) -> Coupling:
-        """Return (1 - share) coupling + share latest; a sample of it where they are samples."""
+    @abstractmethod
+    def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
+        """Compute the value of the linear problem whose plan has a coupling, ()."""
 
-    def change(self, coupling: Coupling, previous: Coupling) -> Tensor:
-        """Return the relative change between two couplings, (), float64; NaN for samples."""
-
-    def pairing(self, cost: Cost, point: Coupling, coupling: Coupling) -> Tensor:
-        """Return <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN for samples.
+    @abstractmethod
+    def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
+        """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown.
 
         ``cost`` is that at the coupling ``point`` of X, and ``coupling`` is that of P.
         """
 
+    @abstractmethod
     def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+        self,
+        plan: TransportPlan,
+        masses: Marginals,
+        generator: torch.Generator,
+        coupling: Own | None = None,
     ) -> QuadraticValue:
-        """Return <L(P), P> for the plan as it is, whose row and column sums are ``masses``."""
+        """Compute <L(P), P> of a plan with row and column sums ``masses``.
 
-    def remember(self, coupling: Coupling, masses: Marginals) -> Linearised:
-        """Return what a result keeps of its cost at the coupling of a plan of these marginals."""
+        The ``coupling`` of the plan, where it is known already, may spare a product with the plan.
+        """
+
+    @abstractmethod
+    def squares(self) -> float:
+        """Compute alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
+
+    @abstractmethod
+    def remember(self, coupling: Own, masses: Marginals) -> Linearised:
+        """Keep what a result needs of the cost at the coupling of a plan of these marginals."""
+
+    @abstractmethod
+    def why_not_captured(self) -> str | None:
+        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """List all tensors that it reads, if graphs on a :meth:`copy` may serve later solves."""
+        return ()
+
+    def kind(self) -> Hashable:
+        """Say what its calls depend on besides :meth:`tables`."""
+        return self.name
+
+    def copy(self) -> Gradient:
+        """Make a gradient like it on tables of its own."""
+        return self
+
+    def centred_by(self, masses: Marginals) -> Gradient:
+        """Make the gradient for plans of other marginals; the cost of an exact one is the same."""
+        return self
+
+    def noise(self, coupling: Own) -> CostNoise | None:
+        """Estimate the error of the cost at a coupling; ``None`` for exact ones."""
+        return None
+
+    def with_anchors(self, count: int) -> Gradient:
+        """Make the same gradient with another number of anchors, if it has any."""
+        return self
+
+
+class StrictGradient(Gradient):
+    """What gradients of plans with the marginals of the problem share: constant row and column."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.dtype, self.marginals = problem.dtype, problem.marginals
+        self.linear_below = problem.loss.linear_below
+
+    def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
+        """Compute <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
+
+        The terms that the linear problem does not see are part of f and g here.
+        """
+        a, b = self.marginals
+        return a @ (potentials.f + self.row) + b @ (potentials.g + self.column)
+
+    def squares(self) -> float:
+        """Compute alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
+        a, b = self.marginals
+        return float((a @ self.row).abs() + (b @ self.column).abs()) / 2
+
+    def why_not_captured(self) -> str | None:
+        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
+        loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
+        if loss.cross is None:
+            return f"loss={loss.name!r} takes one launch after the other for each point."
+        if not all(side.capturable for side in sides):
+            return "a provider computes its distances on the host, or looks at them."
+        return None
 
 
 def _own_sums(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
-    """Return DX^2 p and DY^2 q, or the same of another loss, in the dtype of the distances."""
+    """Compute DX^2 p and DY^2 q, or the same of another loss, in the dtype of the distances."""
     p, q = (mass.to(problem.dtype) for mass in masses)
     source, target = problem.loss.own
     return sums(problem.source, source, p), sums(problem.target, target, q)
 
 
 def exact_own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return 2 alpha DX^2 a and 2 alpha DY^2 b, float64."""
+    """Compute 2 alpha DX^2 a and 2 alpha DY^2 b, float64."""
     source, target = _own_sums(problem, problem.marginals)
     return 2 * problem.alpha * source.double(), 2 * problem.alpha * target.double()
 
 
 def own_value(problem: Problem, masses: Marginals) -> float:
-    """Return p' DX^2 p + q' DY^2 q."""
+    """Compute p' DX^2 p + q' DY^2 q."""
     p, q = (mass.to(problem.dtype) for mass in masses)
     source, target = _own_sums(problem, masses)
     return float((p @ source + q @ target).double())
 
 
 def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -> float:
-    """Return alpha <L(a x b), a x b>, given 2 alpha DX^2 a, 2 alpha DY^2 b and a' DX a b' DY b."""
+    """Compute alpha <L(a x b), a x b>, given 2 alpha DX^2 a, 2 alpha DY^2 b and a' DX a b' DY b."""
     a, b = problem.marginals
     return float((a @ own[0] + b @ own[1]) / 2 - 2 * problem.alpha * cross.double())
 

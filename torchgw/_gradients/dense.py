@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import (
     CostRows,
+    ExactCoupling,
+    LinearCost,
     Linearised,
     Plan,
     QuadraticValue,
+    StrictGradient,
     add_linear,
     exact_own_terms,
     own_value,
@@ -23,29 +28,48 @@ from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DenseGradient"]
+__all__ = ["DenseGradient", "PlanMatrix"]
 
 
 def _total(matrix: Tensor) -> Tensor:
-    """Return the sum of a matrix in float64, without a float64 copy of it."""
+    """Sum a matrix in float64, without a float64 copy of it."""
     return matrix.sum(1).sum(dtype=torch.float64)
 
 
-class DenseGradient:
+class PlanMatrix(ExactCoupling):
+    """The plan itself, (n, m)."""
+
+    def change(self, previous: PlanMatrix) -> Tensor:
+        """Compute the L1 distance of two plans, which have mass one."""
+        return _total((self.values - previous.values).abs_())
+
+
+class DenseGradient(StrictGradient):
     """Exact, by matrix products of stored tables."""
 
     name = "dense"
     exact = True
+    momentum = True
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self._cross = problem.cross()
         self.row, self.column = exact_own_terms(problem)
         total = self._cross.total(*(weight.to(problem.dtype) for weight in problem.marginals))
         self.product = product_value(problem, (self.row, self.column), total)
 
+    def why_not_captured(self) -> str | None:
+        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
+        # the distances are stored, whatever provides them
+        return None if self.problem.loss.cross is not None else super().why_not_captured()
+
+    def kind(self) -> Hashable:
+        """Say what its calls depend on besides :meth:`tables`."""
+        problem, shapes = self.problem, tuple(part.shape for part in self.tables())
+        return self.name, problem.dtype, problem.alpha, type(problem.linear), shapes
+
     def copy(self) -> DenseGradient:
-        """Return the same linearisation on tables of its own, as one of the square loss."""
+        """Make the same linearisation on tables of its own, as one of the square loss."""
         source, target = (
             PrecomputedDistance.unchecked(part.clone()) for part in self._cross.tables()
         )
@@ -56,66 +80,63 @@ class DenseGradient:
         return DenseGradient(Problem(source, target, marginals, problem.alpha, linear))
 
     def tables(self) -> tuple[Tensor, ...]:
-        """Return all that linearising reads, and the vectors that its costs leave out."""
+        """List all that linearising reads, and the vectors beside its costs."""
         rest = self.problem.linear or ()
         return (
             *self._cross.tables(), self.row, self.column, *self.problem.marginals, *rest
         )  # fmt: skip
 
-    def start(self) -> Tensor:
-        """Return a x b."""
+    def start(self) -> PlanMatrix:
+        """Make a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
-        return torch.outer(a, b)
+        return PlanMatrix(torch.outer(a, b))
 
-    def linearise(self, coupling: Tensor | None) -> Cost:
-        """Return the stored cost at a plan of shape (n, m)."""
-        assert coupling is not None
-        alpha = self.problem.alpha
-        matrix = self._cross(coupling.to(self.problem.dtype)).mul_(-4 * alpha)
-        return add_linear(DenseCost(matrix), self.problem)
+    def linearise(self, coupling: PlanMatrix) -> LinearCost:
+        """Compute the stored cost at a plan."""
+        matrix = self._products(coupling.values.to(self.problem.dtype))
+        return LinearCost(add_linear(DenseCost(matrix), self.problem), self.row, self.column)
 
-    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return the plan as a matrix."""
-        return plan.stored()
+    def _products(self, plan: Tensor) -> Tensor:
+        """Compute -4 alpha DX P DY."""
+        return self._cross(plan).mul_(-4 * self.problem.alpha)
 
-    def mean(
-        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
-        """Return the mean itself, which is as large as either."""
-        return torch.lerp(coupling.to(latest.dtype), latest, share)
+    def update(
+        self, plan: Plan, previous: PlanMatrix | None, generator: torch.Generator
+    ) -> PlanMatrix:
+        """Build the plan as a matrix."""
+        return PlanMatrix(plan.stored())
 
-    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
-        """Return the L1 distance of two plans, which have mass one."""
-        assert previous is not None
-        return _total((coupling - previous).abs_())
-
-    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
-        """Return <C(X) - (1 - alpha) M, P> by one pass over both matrices."""
-        whole = _total(cost.dense().matrix * coupling)
+    def pairing(self, cost: Cost, point: PlanMatrix, coupling: PlanMatrix) -> Tensor:
+        """Compute <C(X) - (1 - alpha) M, P> by one pass over both matrices."""
+        whole = _total(cost.dense().matrix * coupling.values)
         linear = self.problem.linear
         if linear is None:
             return whole
-        share = _total(linear.dense().matrix * coupling)
+        share = _total(linear.dense().matrix * coupling.values)
         return whole - (1 - self.problem.alpha) * share
 
     def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+        self,
+        plan: TransportPlan,
+        masses: Marginals,
+        generator: torch.Generator,
+        coupling: PlanMatrix | None = None,
     ) -> QuadraticValue:
-        """Return the value by matrix products."""
+        """Compute the value by matrix products."""
         dense = plan.stored().to(self.problem.dtype)
         own = own_value(self.problem, masses)
         cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
         return QuadraticValue(own - 2 * float(cross), 0.0)
 
-    def remember(self, coupling: Tensor, masses: Marginals) -> Linearised:
-        """Return the plan and the distances."""
+    def remember(self, coupling: PlanMatrix, masses: Marginals) -> Linearised:
+        """Keep the plan and the distances."""
         problem = self.problem
         sides = problem.source, problem.target
-        return Linearised("dense", sides, coupling, problem.alpha, problem.loss)
+        return Linearised("dense", sides, coupling.values, problem.alpha, problem.loss)
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:
-        """Return -4 alpha d P DY, for distances d of new points to all known ones."""
+        """Make -4 alpha d P DY, for distances d of new points to all known ones."""
         far, weight = known.distances(1 - side), 4 * known.alpha
         coupling = known.oriented(side)
         if known.loss.cross is None:

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from torchgw._gradients.contract import (
     CostRows,
+    ExactCoupling,
+    LinearCost,
     Linearised,
     Plan,
     QuadraticValue,
+    StrictGradient,
     add_linear,
     exact_own_terms,
     own_value,
@@ -25,7 +28,7 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
 
-__all__ = ["FactoredGradient"]
+__all__ = ["Encoding", "FactoredGradient"]
 
 
 class _Side(NamedTuple):
@@ -35,22 +38,33 @@ class _Side(NamedTuple):
     factors: Factors | None
 
     def encode(self, values: Tensor) -> Tensor:
-        """Return A' V, or V where D has no factors."""
+        """Compute A' V, or V where D has no factors."""
         # a polished plan is double precision in any solve
         return values if self.factors is None else self.factors.matrix.T.to(values.dtype) @ values
 
     def metric(self, encoded: Tensor) -> Tensor:
-        """Return diag(s) W, or D W where D has no factors."""
+        """Compute diag(s) W, or D W where D has no factors."""
         if self.factors is None:
             return self.provider.apply(encoded)
         return self.factors.signs[:, None] * encoded
 
     def decode(self, measured: Tensor) -> Tensor:
-        """Return A W, or W where D has no factors."""
+        """Compute A W, or W where D has no factors."""
         return measured if self.factors is None else self.factors.matrix @ measured
 
 
-class FactoredGradient:
+class Encoding(ExactCoupling):
+    """A plan as the factors of the distances see it."""
+
+    def change(self, previous: Encoding) -> Tensor:
+        """Compute the relative change in the Frobenius norm."""
+        values = self.values
+        size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
+        relative: Tensor = (values - previous.values).norm() / size
+        return relative.double()
+
+
+class FactoredGradient(StrictGradient):
     """Exact, from factors D = A diag(s) A' of at least one side.
 
     With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
@@ -61,7 +75,7 @@ class FactoredGradient:
     exact = True
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        super().__init__(problem)
         both = problem.crossed()
         assert both is not None
         self.row, self.column = exact_own_terms(problem)
@@ -79,11 +93,11 @@ class FactoredGradient:
     def _oriented(self, plan: Plan) -> Plan:
         return plan.T if self._swapped else plan
 
-    def start(self) -> Tensor:
-        """Return the coupling of a x b."""
+    def start(self) -> Encoding:
+        """Make the coupling of a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         left, right = (b, a) if self._swapped else (a, b)
-        return self._left.encode(torch.outer(left, right @ self._factors.matrix))
+        return Encoding(self._left.encode(torch.outer(left, right @ self._factors.matrix)))
 
     @property
     def _factors(self) -> Factors:
@@ -91,53 +105,43 @@ class FactoredGradient:
         assert factors is not None
         return factors
 
-    def linearise(self, coupling: Tensor | None) -> Cost:
-        """Return the factored cost at a coupling."""
-        assert coupling is not None
-        measured = self._left.metric(coupling.to(self.problem.dtype)) * self._factors.signs
-        left = 4 * self.problem.alpha * self._left.decode(measured)
+    def _measured(self, coupling: Encoding) -> Tensor:
+        """Apply the metrics of both sides to a coupling."""
+        values = coupling.values.to(self.problem.dtype)
+        return self._left.metric(values) * self._factors.signs
+
+    def linearise(self, coupling: Encoding) -> LinearCost:
+        """Compute the factored cost at a coupling."""
+        left = 4 * self.problem.alpha * self._left.decode(self._measured(coupling))
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
-        return add_linear(cost.centred(), self.problem)
+        return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
 
-    def update(self, plan: Plan, coupling: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return the coupling of a plan, by one streamed product."""
-        return self._left.encode(self._oriented(plan) @ self._factors.matrix)
+    def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
+        """Encode a plan, by one streamed product."""
+        return Encoding(self._left.encode(self._oriented(plan) @ self._factors.matrix))
 
-    def mean(
-        self, coupling: Tensor, latest: Tensor, share: float, generator: torch.Generator
-    ) -> Tensor:
-        """Return the mean itself, which is as large as either."""
-        return torch.lerp(coupling.to(latest.dtype), latest, share)
-
-    def change(self, coupling: Tensor, previous: Tensor | None) -> Tensor:
-        """Return the relative change in the Frobenius norm."""
-        assert previous is not None
-        size = coupling.norm().clamp_min(torch.finfo(coupling.dtype).tiny)
-        relative: Tensor = (coupling - previous).norm() / size
-        return relative.double()
-
-    def pairing(self, cost: Cost, point: Tensor, coupling: Tensor) -> Tensor:
-        """Return -4 alpha <DX X DY, P>, from the couplings alone."""
-        measured = self._left.metric(point.to(self.problem.dtype)) * self._factors.signs
-        return -4 * self.problem.alpha * torch.sum(measured.double() * coupling.double())
+    def pairing(self, cost: Cost, point: Encoding, coupling: Encoding) -> Tensor:
+        """Compute -4 alpha <DX X DY, P>, from the couplings alone."""
+        cross = torch.sum(self._measured(point).double() * coupling.values.double())
+        return -4 * self.problem.alpha * cross
 
     def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+        self,
+        plan: TransportPlan,
+        masses: Marginals,
+        generator: torch.Generator,
+        coupling: Encoding | None = None,
     ) -> QuadraticValue:
-        """Return the value from one streamed product."""
-        return self.value(self.update(plan, None, generator), masses)
-
-    def value(self, coupling: Tensor, masses: Marginals) -> QuadraticValue:
-        """Return the value of the plan that has a coupling."""
+        """Compute the value from the coupling of the plan."""
+        coupling = self.update(plan, None, generator) if coupling is None else coupling
         own = own_value(self.problem, masses)
-        coupling = coupling.to(self.problem.dtype)
-        measured = self._left.metric(coupling) * self._factors.signs
-        cross = torch.sum(measured.double() * coupling.double())
+        values = coupling.values.to(self.problem.dtype)
+        cross = torch.sum(self._measured(coupling).double() * values.double())
         return QuadraticValue(own - 2 * float(cross), 0.0)
 
-    def remember(self, coupling: Tensor, masses: Marginals) -> Linearised:
-        """Return the coupling from source to target, and what gives new points their factors."""
+    def remember(self, coupling: Encoding, masses: Marginals) -> Linearised:
+        """Keep the coupling from source to target, and what gives new points their factors."""
         problem = self.problem
         sides = (self._right, self._left) if self._swapped else (self._left, self._right)
         source, target = (
@@ -146,7 +150,7 @@ class FactoredGradient:
         return Linearised(
             "factored",
             (problem.source, problem.target),
-            coupling.T if self._swapped else coupling,
+            coupling.values.T if self._swapped else coupling.values,
             problem.alpha,
             problem.loss,
             references=(source, target),
@@ -154,7 +158,7 @@ class FactoredGradient:
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:
-        """Return -4 alpha d P DY, by the factors that distances d give new points."""
+        """Make -4 alpha d P DY, by the factors that distances d give new points."""
         assert known.loss.cross is not None
         near, far = known.loss.cross[side], known.loss.cross[1 - side]
         crossed = transformed(known.distances(1 - side), far)
@@ -180,7 +184,7 @@ class FactoredGradient:
 
 
 def _known_factors(provider: DistanceProvider) -> Factors:
-    """Return the factors of a provider that has them."""
+    """Read the factors of a provider that has them."""
     factors = provider.factors()
     assert factors is not None
     return factors

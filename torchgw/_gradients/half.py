@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import add_linear
 from torchgw._gradients.dense import DenseGradient
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.cost import Cost, DenseCost
 
 __all__ = ["HalfGradient"]
 
@@ -29,13 +27,9 @@ class HalfGradient(DenseGradient):
     is a sum of two half-precision numbers, and three of the four products of these are kept, as
     one product of three times the length. Accumulation is in float32.
 
-    Parameters
-    ----------
-    problem : Problem
-        With the square loss, in float32, on any device.
-    rough : bool, optional
-        Keep the first part of each number only: a third of the work. Each entry of a factor is then
-        off by up to 5e-4 of itself, at random, and a sum over n of them by a root of n less.
+    The problem has the square loss and is in float32. A ``rough`` gradient keeps the first part of
+    each number only, which is a third of the work: each entry of a factor is then off by up to 5e-4
+    of itself, at random, and a sum over n of them by a root of n less.
     """
 
     def __init__(self, problem: Problem, *, rough: bool = False) -> None:
@@ -49,10 +43,12 @@ class HalfGradient(DenseGradient):
         self._right = self._parts(self._y * units[1], dim=0, other=True)
         self._unit = 1 / (units[0] * units[1])
 
-    def linearise(self, coupling: Tensor | None) -> Cost:
-        """Return the stored cost at a plan of shape (n, m)."""
-        assert coupling is not None
-        plan = coupling.to(self.problem.dtype)
+    def tables(self) -> tuple[Tensor, ...]:
+        """List nothing: graphs on so large a problem serve one solve."""
+        return ()
+
+    def _products(self, plan: Tensor) -> Tensor:
+        """Compute -4 alpha DX P DY by half-precision products."""
         # a plan between coarse points has entries far above the weights
         first = _scale(plan)
         inner = product(self._left, self._parts(plan * first, dim=0, other=True))
@@ -67,21 +63,20 @@ class HalfGradient(DenseGradient):
         column += self._u @ along + self._cx * self._cy
         left = torch.stack([self._u, row, torch.ones_like(row)], dim=1)
         right = torch.stack([self._w, torch.ones_like(column), column])
-        matrix.addmm_(left, right, alpha=factor)
-        return add_linear(DenseCost(matrix), self.problem)
+        return matrix.addmm_(left, right, alpha=factor)
 
     def _parts(self, matrix: Tensor, *, dim: int, other: bool) -> Tensor:
         return matrix.half() if self._rough else split(matrix, dim=dim, other=other)
 
 
 def _scale(matrix: Tensor) -> Tensor:
-    """Return what makes the largest entry of a matrix a large half-precision number, ()."""
+    """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
     largest: Tensor = torch.linalg.vector_norm(matrix, torch.inf)
     return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the doubly centred table, the centred row means, and the mean, by weight."""
+    """Compute the doubly centred table, the centred row means, and the mean, by weight."""
     mean = table.double() @ weight
     whole = float(mean @ weight)
     mean = mean - whole
@@ -90,7 +85,7 @@ def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def split(matrix: Tensor, *, dim: int, other: bool) -> Tensor:
-    """Return half-precision parts of a matrix in the order that the other factor's match.
+    """Split a matrix into half-precision parts, in the order that the other factor's match.
 
     High, high, low, or for the ``other`` factor high, low, high, put one after another in a
     dimension, so that their product is high high + high low + low high.
@@ -101,7 +96,7 @@ def split(matrix: Tensor, *, dim: int, other: bool) -> Tensor:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two half-precision matrices in float32."""
+    """Multiply two half-precision matrices in float32."""
     if left.device.type == "cuda":
         return torch.mm(left, right, out_dtype=torch.float32)
     # the same numbers: products of two half-precision numbers are exact in float32

@@ -91,7 +91,7 @@ def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
 
 
 def visible(problem: Problem, n_anchors: int) -> Problem:
-    """Return the problem as anchors show it.
+    """Limit the problem to what anchors show of it.
 
     Where a distance of zero is extreme, a few anchors would stand for the distance of every point
     to itself, and others for none. Distances within which fewer than ``_FEWEST`` anchors lie,
@@ -115,7 +115,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
 
 
 def _largest(provider: DistanceProvider, weights: Tensor) -> float:
-    """Return a bound of the distances, by some columns where columns are costly."""
+    """Find a bound of the distances, by some columns where columns are costly."""
     if provider.cheap_columns:
         return provider.maximum()
     nodes, _ = _quadrature(provider, weights)
@@ -124,13 +124,13 @@ def _largest(provider: DistanceProvider, weights: Tensor) -> float:
 
 
 def _spaced(weights: Tensor, count: int) -> Tensor:
-    """Return points at equal steps of the cumulative weight."""
+    """Choose points at equal steps of the cumulative weight."""
     steps = torch.arange(count, dtype=weights.dtype, device=weights.device) + 0.5
     return categories_at(weights, steps / count)
 
 
 def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return nodes, ``None`` for all points, and masses of a sum over all points by weight.
+    """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight.
 
     All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
     those nearest to it.
@@ -144,7 +144,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
 def _moments(
     provider: DistanceProvider, weights: Tensor, functions: Sequence[Entrywise]
 ) -> list[Tensor]:
-    """Return function(D) @ w for each function, by :func:`_quadrature`."""
+    """Compute function(D) @ w for each function, by :func:`_quadrature`."""
     nodes, mass = _quadrature(provider, weights)
     if nodes is None:
         return [sums(provider, function, mass) for function in functions]
@@ -163,7 +163,7 @@ class MeanDistances(NamedTuple):
     def of(
         cls, provider: DistanceProvider, weights: Tensor, loss: Loss, side: int
     ) -> MeanDistances:
-        """Return those of a provider, the source (0) or the target (1)."""
+        """Compute those of a provider, the source (0) or the target (1)."""
         nodes, mass = _quadrature(provider, weights)
         if loss.cross is not None:
             (values,) = _moments(provider, weights, (loss.cross[side],))
@@ -181,13 +181,13 @@ class MeanDistances(NamedTuple):
 
 
 def part_means(loss: Loss, side: int, columns: Tensor, mass: Tensor) -> Tensor:
-    """Return the means of columns (n, s) by mass (s,), for each part of the cross term, (n, r)."""
+    """Compute the means of columns (n, s) by mass (s,), for each part of the cross term, (n, r)."""
     parts = torch.arange(loss.parts, device=columns.device)
     return torch.stack([loss.part(side, columns, part) @ mass for part in parts], dim=1)
 
 
 def mean_columns(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
-    """Return DX p and DY q as the cross term sees them, in its parts, (n, r) and (m, r)."""
+    """Compute DX p and DY q as the cross term sees them, in its parts, (n, r) and (m, r)."""
     source, target = (
         MeanDistances.of(provider, mass, problem.loss, side).values
         for side, (provider, mass) in enumerate(
@@ -198,7 +198,7 @@ def mean_columns(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
 
 
 def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
-    """Return 2 alpha DX^2 p and 2 alpha DY^2 q, from some columns where columns are costly."""
+    """Compute 2 alpha DX^2 p and 2 alpha DY^2 q, from some columns where columns are costly."""
     source, target = (
         2 * problem.alpha * _moments(provider, mass, (function,))[0]
         for provider, mass, function in zip(
@@ -209,7 +209,7 @@ def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
 
 
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
-    """Return the standard deviation of a distance between two points drawn by weight."""
+    """Compute the standard deviation of a distance between two points drawn by weight."""
     # one point has no distance but that to itself, of which factors leave rounding
     if int((weights > 0).sum()) == 1:
         return 0.0

@@ -12,12 +12,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient, Linearised, QuadraticValue
-from torchgw._gradients.means import mean_columns, own_terms
-from torchgw._gradients.sampled import SampledGradient
+from torchgw._gradients.contract import (
+    CostNoise,
+    Coupling,
+    Gradient,
+    LinearCost,
+    Linearised,
+    QuadraticValue,
+)
+from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
-from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["RelaxedCoupling", "RelaxedGradient", "normalise"]
@@ -26,98 +33,141 @@ Kind = TypeVar("Kind", bound=DualPlan)
 
 
 class RelaxedCoupling(NamedTuple):
-    """Of a normalised plan, with what its own terms need."""
+    """The coupling of a normalised plan, with the marginals that its own terms need."""
 
     base: Coupling
     masses: Marginals  # row and column sums, of sum one, float64
+    total: Tensor  # mass of the plan before, ()
 
-
-class RelaxedGradient:
-    """A gradient at a normalised plan, with the terms of its own rows and columns in the cost.
-
-    The cost has mean zero over the product of the plan's marginals: a constant changes the mass of
-    the linear problem's plan only, and a large one would under- or overflow it.
-    """
-
-    def __init__(self, base: Gradient) -> None:
-        self.base = base
-        self.name = base.name
-        self.exact = base.exact
-        self.problem = base.problem
-        self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)
-        self.product = base.product
-
-    def start(self) -> RelaxedCoupling:
-        """Return the coupling of a x b."""
-        return RelaxedCoupling(self.base.start(), self.problem.marginals)
-
-    def linearise(self, coupling: RelaxedCoupling) -> Cost:
-        """Return the whole cost at a normalised plan, less its mean."""
-        problem, base = self.problem, self.base
-        row, column = own_terms(problem, coupling.masses)
-        if isinstance(base, SampledGradient):
-            # what its anchors are compared with
-            base = base.with_means(mean_columns(problem, coupling.masses))
-        p, q = (mass.to(problem.dtype) for mass in coupling.masses)
-        row, column = row - p @ row, column - q @ column
-        cost = base.linearise(coupling.base)
-        if isinstance(cost, DenseCost):
-            mean = p @ (cost.matrix @ q)
-            return DenseCost(cost.matrix + (row - mean)[:, None] + column)
-        mean = p @ cost.row + q @ cost.column - (p @ cost.left) @ (q @ cost.right)
-        return cost._replace(row=cost.row + row - mean, column=cost.column + column)
-
-    def update(
-        self,
-        plan: Plan,
-        coupling: RelaxedCoupling | None,
-        generator: torch.Generator,
-    ) -> RelaxedCoupling:
-        """Return the coupling of a plan of any mass."""
-        previous = None if coupling is None else coupling.base
-        if not isinstance(plan, DualPlan):
-            # a given start, of mass one
-            a, b = (torch.ones_like(weight)[:, None] for weight in self.problem.marginals)
-            masses = Marginals((plan @ b)[:, 0], (plan.T @ a)[:, 0])
-            return RelaxedCoupling(self.base.update(plan, previous, generator), masses)
-        normalised, masses, _ = normalise(plan)
-        return RelaxedCoupling(self.base.update(normalised, previous, generator), masses)
+    @property
+    def empty(self) -> bool:
+        """Whether there are no numbers: the marginals are some."""
+        return False
 
     def mean(
-        self,
-        coupling: RelaxedCoupling,
-        latest: RelaxedCoupling,
-        share: float,
-        generator: torch.Generator,
+        self, latest: RelaxedCoupling, share: float, generator: torch.Generator
     ) -> RelaxedCoupling:
-        """Return the mean of two couplings."""
+        """Average the couplings and the marginals."""
         masses = Marginals(
-            *(torch.lerp(x, y, share) for x, y in zip(coupling.masses, latest.masses, strict=True))
+            *(torch.lerp(x, y, share) for x, y in zip(self.masses, latest.masses, strict=True))
         )
-        return RelaxedCoupling(self.base.mean(coupling.base, latest.base, share, generator), masses)
+        mean = self.base.mean(latest.base, share, generator)
+        return RelaxedCoupling(mean, masses, latest.total)
 
-    def change(self, coupling: RelaxedCoupling, previous: RelaxedCoupling) -> Tensor:
-        """Return the relative change of the base coupling."""
-        return self.base.change(coupling.base, previous.base)
+    def change(self, previous: RelaxedCoupling) -> Tensor:
+        """Compute the relative change without that of the marginals."""
+        return self.base.change(previous.base)
+
+    def perturbed(self) -> RelaxedCoupling:
+        """Add noise to the coupling alone."""
+        return self._replace(base=self.base.perturbed())
+
+    def minus(self, point: RelaxedCoupling) -> Tensor:
+        """Subtract another coupling, without its marginals."""
+        return self.base.minus(point.base)
+
+    def vector(self) -> Tensor:
+        """List all numbers in the dtype of the coupling."""
+        numbers = self.base.vector()
+        return torch.cat([numbers, *(mass.to(numbers.dtype) for mass in self.masses)])
+
+    def with_vector(self, vector: Tensor) -> RelaxedCoupling:
+        """Make the coupling and the marginals of such numbers."""
+        n, m = (len(mass) for mass in self.masses)
+        base, p, q = vector.split([len(vector) - n - m, n, m])
+        masses = Marginals(p.double(), q.double())
+        return self._replace(base=self.base.with_vector(base), masses=masses)
+
+
+class RelaxedGradient(Gradient):
+    """A gradient at a normalised plan, whose row and column terms are those of the plan itself.
+
+    Relaxed plans see these terms, so that the potentials lack none: ``row`` and ``column`` are zero
+    here, and :meth:`LinearCost.seen` puts those of the plan into the cost.
+    """
+
+    # above, partial plans pass saddle points, and steps in float32 are noise
+    linear_below = 3e-4
+    momentum = False
+    # full steps go down on nearly all costs with strict marginals; relaxed plans can step back and
+    # forth between two, each of which follows from the other
+    shortens = True
+    # a relaxed plan may be worth more than a x b: its penalty is less
+    product = None
+
+    def __init__(self, base: Gradient, problem: Problem) -> None:
+        self._base = base
+        self._problem = problem
+        self.name, self.exact, self.n_anchors = base.name, base.exact, base.n_anchors
+        self.dtype, self.marginals = base.dtype, base.marginals
+        self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)
+
+    def start(self) -> RelaxedCoupling:
+        """Make the coupling of a x b."""
+        one = torch.ones_like(self.marginals.a[0])
+        return RelaxedCoupling(self._base.start(), self.marginals, one)
+
+    def linearise(self, coupling: RelaxedCoupling) -> LinearCost:
+        """Compute the cost at a normalised plan, with the terms of its rows and columns."""
+        row, column = own_terms(self._problem, coupling.masses)
+        base = self._base.centred_by(coupling.masses)
+        return LinearCost(base.linearise(coupling.base).cost, row, column)
+
+    def update(
+        self, plan: Plan, previous: RelaxedCoupling | None, generator: torch.Generator
+    ) -> RelaxedCoupling:
+        """Make the coupling of a plan of any mass."""
+        known = None if previous is None else previous.base
+        if not isinstance(plan, DualPlan):
+            # a given start, of mass one
+            a, b = (torch.ones_like(weight)[:, None] for weight in self.marginals)
+            masses = Marginals((plan @ b)[:, 0], (plan.T @ a)[:, 0])
+            one = torch.ones_like(self.marginals.a[0])
+            return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
+        normalised, masses, total = normalise(plan)
+        return RelaxedCoupling(self._base.update(normalised, known, generator), masses, total)
+
+    def dual_value(
+        self, potentials: Potentials, coupling: RelaxedCoupling, epsilon: float
+    ) -> Tensor:
+        """Compute <C, P> + epsilon KL(P | a x b) of the normalised plan P."""
+        (p, q), (f, g) = coupling.masses, potentials
+        return p @ f + q @ g - epsilon * coupling.total.log()
 
     def pairing(self, cost: Cost, point: RelaxedCoupling, coupling: RelaxedCoupling) -> Tensor:
         """Return NaN: the terms of rows and columns belong to the plan here."""
-        return self.problem.marginals.a.new_full((), torch.nan, dtype=torch.float64)
+        return self.row.new_full((), torch.nan)
 
     def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+        self,
+        plan: TransportPlan,
+        masses: Marginals,
+        generator: torch.Generator,
+        coupling: RelaxedCoupling | None = None,
     ) -> QuadraticValue:
-        """Return <L(P), P> of a normalised plan."""
-        return self.base.evaluate(plan, masses, generator)
+        """Compute <L(P), P> of a normalised plan."""
+        return self._base.evaluate(plan, masses, generator)
+
+    def squares(self) -> float:
+        """Compute the scale of what cancels in a value at the weights of the problem."""
+        return self._base.squares()
+
+    def noise(self, coupling: RelaxedCoupling) -> CostNoise | None:
+        """Estimate the error of the cost at a coupling; ``None`` for exact ones."""
+        return self._base.noise(coupling.base)
+
+    def why_not_captured(self) -> str:
+        """Say why its calls cannot be recorded as CUDA graphs."""
+        return "relaxed steps look at their plans."
 
     def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> Linearised:
-        """Return what the base gradient keeps, and the own terms of the plan's marginals."""
-        known = self.base.remember(coupling.base, coupling.masses)
-        return known._replace(own=Marginals(*own_terms(self.problem, coupling.masses)))
+        """Keep what the base gradient keeps, and the own terms of the plan's marginals."""
+        known = self._base.remember(coupling.base, coupling.masses)
+        return known._replace(own=Marginals(*own_terms(self._problem, coupling.masses)))
 
 
 def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
-    """Return P / |P|, its marginals and |P|.
+    """Compute P / |P|, its marginals and |P|.
 
     The weights of the rows become their masses, so that rows are drawn by what they carry.
     """

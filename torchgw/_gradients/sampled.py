@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._gradients.anchors import places, replace_slots, spread_slots
 from torchgw._gradients.contract import (
+    CostNoise,
     CostRows,
+    LinearCost,
     Linearised,
     Plan,
     QuadraticValue,
+    StrictGradient,
     add_linear,
     product_value,
 )
@@ -35,7 +36,7 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import choose_points
 
-__all__ = ["CostNoise", "SampledGradient"]
+__all__ = ["AnchorCoupling", "SampledGradient", "places"]
 
 # Spread-out points whose distances are the coordinates that the source points are ordered by.
 # [L119]
@@ -48,14 +49,87 @@ _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
 
 
-class CostNoise(NamedTuple):
-    """How well a sampled cost is known, root mean squares over all pairs, cost units."""
+def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw a place in [0, 1) for each slot, two independent ones in each of equal strata.
 
-    standard_error: float
-    size: float
+    Stratum t is [2t, 2t + 2) / count; where ``count`` is odd the last one is half as wide and has
+    one place. Over all slots the places are uniform: so the mean over points at these places of the
+    cumulative weight has no bias, and along an order in which neighbours are alike far less
+    variance than that over independent draws. The two of a stratum show how much.
+    """
+    uniform = torch.rand(len(slots), dtype=torch.float64, device=slots.device, generator=generator)
+    first = slots - slots % 2
+    return (first + (count - first).clamp(max=2) * uniform) / count
 
 
-class SampledGradient:
+def spread_slots(count: int, total: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` distinct slots of ``total``, at equal steps."""
+    device = generator.device
+    offset = torch.rand((), dtype=torch.float64, device=device, generator=generator)
+    steps = torch.arange(count, dtype=torch.float64, device=device) + offset
+    return (steps * (total / max(1, count))).long().clamp_(max=total - 1)
+
+
+class AnchorCoupling(Anchors):
+    """Anchors in strata: slots 2t and 2t + 1 hold independent draws from stratum t."""
+
+    masses = None
+    empty = False
+
+    def replaced(self, slots: Tensor, fresh: Anchors) -> AnchorCoupling:
+        """Put fresh anchors into some slots.
+
+        This averages plans, P <- (1 - share) P + share P_new, carried out on the sample:
+        ``share`` is the number of slots over that of all.
+        """
+        parts = zip(self, fresh, strict=True)
+        return AnchorCoupling(*(old.index_copy(0, slots, new) for old, new in parts))
+
+    def mean(
+        self, latest: AnchorCoupling, share: float, generator: torch.Generator
+    ) -> AnchorCoupling:
+        """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
+        total = len(self.source)
+        # rounded up or down so that the share is met in the mean, however small it is
+        chance = torch.rand((), generator=generator, device=generator.device)
+        slots = spread_slots(int(share * total + float(chance)), total, generator)
+        return self.replaced(slots, Anchors(*(side[slots] for side in latest)))
+
+    def change(self, previous: AnchorCoupling) -> Tensor:
+        """Return NaN: two samples of one plan differ."""
+        return self.source.new_full((), torch.nan, dtype=torch.float64)
+
+    def perturbed(self) -> AnchorCoupling:
+        """Return these anchors, which have noise of their own."""
+        return self
+
+    def minus(self, point: AnchorCoupling) -> Tensor:
+        """Return no numbers."""
+        return self.vector()
+
+    def vector(self) -> Tensor:
+        """Return no numbers."""
+        return self.source.new_empty(0, dtype=torch.float64)
+
+    def with_vector(self, vector: Tensor) -> AnchorCoupling:
+        """Return these anchors."""
+        return self
+
+
+class _ProductCoupling(AnchorCoupling):
+    """The product plan a x b, whose cost is known without anchors."""
+
+    empty = True
+    gradient: SampledGradient
+
+    def mean(
+        self, latest: AnchorCoupling, share: float, generator: torch.Generator
+    ) -> AnchorCoupling:
+        """Draw anchors of a x b, and replace a share of them."""
+        return self.gradient.draw_product(generator).mean(latest, share, generator)
+
+
+class SampledGradient(StrictGradient):
     """Unbiased, from distance columns at anchor pairs drawn from the plan.
 
     With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
@@ -71,10 +145,11 @@ class SampledGradient:
 
     name = "sampled"
     exact = False
+    n_anchors: int
 
     def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self._loss = problem.loss
-        self.problem = visible(problem, n_anchors)
+        super().__init__(visible(problem, n_anchors))
         self.n_anchors = n_anchors
         self.redraw = redraw
         self._order = _near_order(problem.source, problem.marginals.a)
@@ -88,14 +163,18 @@ class SampledGradient:
         total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
         self.product = product_value(problem, (self.row, self.column), total)
 
-    def start(self) -> None:
-        """Return ``None``: the product plan needs no anchors."""
+    def start(self) -> AnchorCoupling:
+        """Stand for a x b, which needs no anchors."""
+        none = torch.empty(0, dtype=torch.int64, device=self._order.device)
+        product = _ProductCoupling(none, none)
+        product.gradient = self
+        return product
 
-    def linearise(self, coupling: Anchors | None) -> Cost:
-        """Return the factored cost at the anchors; at a x b it is known, of a rank of few parts."""
+    def linearise(self, coupling: AnchorCoupling) -> LinearCost:
+        """Compute the factored cost at anchors; at a x b it is known, of a rank of few parts."""
         left, right = self._means
         left = left / self.problem.loss.parts
-        if coupling is not None:
+        if not coupling.empty:
             # any number of pairs in a row, so those of any strata too, spread over the parts
             count = len(coupling.source)
             parts = spread_parts(count, self.problem.loss.parts, self._order.device)
@@ -103,10 +182,10 @@ class SampledGradient:
             left = torch.cat([near / count, left], dim=1)
             right = torch.cat([far, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
-        return add_linear(cost.centred(), self.problem)
+        return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
 
     def _centred_columns(self, anchors: Anchors, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
+        """Compute DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
         loss = self.problem.loss
         near, far = (
             loss.part(side, provider.columns(index), parts)
@@ -117,19 +196,28 @@ class SampledGradient:
         )
         return near, far
 
-    def update(self, plan: Plan, coupling: Anchors | None, generator: torch.Generator) -> Anchors:
+    def update(
+        self, plan: Plan, previous: AnchorCoupling | None, generator: torch.Generator
+    ) -> AnchorCoupling:
         """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
-        if coupling is None or len(coupling.source) != self.n_anchors:
-            return self._draw(plan, self._slots(), generator)
+        if previous is None or len(previous.source) != self.n_anchors:
+            return AnchorCoupling(*self._draw(plan, self._slots(), generator))
         count = max(1, round(self.redraw * self.n_anchors))
         slots = spread_slots(count, self.n_anchors, generator)
-        return replace_slots(coupling, slots, self._draw(plan, slots, generator))
+        return previous.replaced(slots, self._draw(plan, slots, generator))
+
+    def draw_product(self, generator: torch.Generator) -> AnchorCoupling:
+        """Draw anchors of a x b."""
+        a, b = self.problem.marginals
+        where = self._places(self._slots(), generator)
+        source = self._order[categories_at(a[self._order], where)]
+        return AnchorCoupling(source, sample_categories(b, self.n_anchors, generator))
 
     def _slots(self) -> Tensor:
         return torch.arange(self.n_anchors, device=self._order.device)
 
     def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
-        """Return where the anchors of some slots lie in the mass of the source points."""
+        """Draw where the anchors of some slots lie in the mass of the source points."""
         where = places(slots, self.n_anchors, generator)
         if self.problem.loss.parts > 1:
             # each part has slots of its own: they must not always be those of the same strata
@@ -139,10 +227,10 @@ class SampledGradient:
     def _draw(self, plan: Plan, slots: Tensor, generator: torch.Generator) -> Anchors:
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
-    def noise(self, coupling: Anchors) -> CostNoise:
-        """Return the standard error of the cost at some anchors, and its size, both estimated.
+    def noise(self, coupling: AnchorCoupling) -> CostNoise:
+        """Estimate the standard error of the cost at some anchors, and its size.
 
-        Of the part that depends on rows and columns together; the rest does not move a plan.
+        Both are of the part that depends on rows and columns together; the rest moves no plan.
         """
         whole, known = max(1, self.n_anchors // 2), self.problem.loss.parts
         strata = min(whole, _NOISE_STRATA)
@@ -169,42 +257,27 @@ class SampledGradient:
         return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
 
     def with_anchors(self, count: int) -> SampledGradient:
-        """Return the same gradient with another number of anchors."""
+        """Make the same gradient with another number of anchors."""
         other = copy.copy(self)
         other.n_anchors = count
         return other
 
-    def with_means(self, means: tuple[Tensor, Tensor]) -> SampledGradient:
-        """Return the same gradient for plans of other marginals, DX p and DY q."""
+    def centred_by(self, masses: Marginals) -> SampledGradient:
+        """Make the gradient for plans of other marginals, whose means anchors are compared with."""
         other = copy.copy(self)
-        other._means = means
+        other._means = mean_columns(self.problem, masses)
         return other
 
-    def mean(
-        self, coupling: Anchors | None, latest: Anchors, share: float, generator: torch.Generator
-    ) -> Anchors:
-        """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
-        if coupling is None:
-            a, b = self.problem.marginals
-            where = self._places(self._slots(), generator)
-            source = self._order[categories_at(a[self._order], where)]
-            coupling = Anchors(source, sample_categories(b, self.n_anchors, generator))
-        # rounded up or down so that the share is met in the mean, however small it is
-        chance = torch.rand((), generator=generator, device=generator.device)
-        count = int(share * self.n_anchors + float(chance))
-        slots = spread_slots(count, self.n_anchors, generator)
-        return replace_slots(coupling, slots, Anchors(*(side[slots] for side in latest)))
-
-    def change(self, coupling: Anchors, previous: Anchors | None) -> Tensor:
-        """Return NaN: two samples of one plan differ."""
-        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
-
-    def pairing(self, cost: Cost, point: Anchors | None, coupling: Anchors) -> Tensor:
+    def pairing(self, cost: Cost, point: AnchorCoupling, coupling: AnchorCoupling) -> Tensor:
         """Return NaN: anchors of a plan are not drawn with its cost in mind."""
         return coupling.source.new_full((), torch.nan, dtype=torch.float64)
 
     def evaluate(
-        self, plan: TransportPlan, masses: Marginals, generator: torch.Generator
+        self,
+        plan: TransportPlan,
+        masses: Marginals,
+        generator: torch.Generator,
+        coupling: AnchorCoupling | None = None,
     ) -> QuadraticValue:
         """Estimate the value from fresh anchors.
 
@@ -235,8 +308,8 @@ class SampledGradient:
         error = (variance / self.n_anchors + shared) ** 0.5
         return QuadraticValue(float(values.mean()), error)
 
-    def remember(self, coupling: Anchors, masses: Marginals) -> Linearised:
-        """Return the anchors, and the mean distances that their cost is centred by."""
+    def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
+        """Keep the anchors, and the mean distances that their cost is centred by."""
         problem = self.problem
         sides = problem.source, problem.target
         source, target = (
@@ -244,16 +317,18 @@ class SampledGradient:
             for side, (provider, mass) in enumerate(zip(sides, masses, strict=True))
         )
         means = source, target
-        return Linearised("sampled", sides, coupling, problem.alpha, problem.loss, means=means)
+        anchors = Anchors(*coupling)
+        return Linearised("sampled", sides, anchors, problem.alpha, problem.loss, means=means)
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:
-        """Return what :meth:`linearise` does, for distances of new points to the anchors."""
+        """Do what :meth:`linearise` does for distances of new points to the anchors."""
         loss, weight, far = known.loss, 4 * known.alpha, known.distances(1 - side)
         near_mean, far_mean = known.means[side], known.means[1 - side]
         assert near_mean is not None
         assert far_mean is not None
         nodes, mass, _ = near_mean
+        assert isinstance(known.coupling, Anchors)
         anchors, partners = known.coupling[side], known.coupling[1 - side]
         count = len(anchors)
         parts = spread_parts(count, loss.parts, anchors.device)
@@ -274,6 +349,6 @@ class SampledGradient:
 
 
 def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
-    """Return the points in an order in which neighbours are near each other, (n,) int64."""
+    """Put the points in an order in which neighbours are near each other, (n,) int64."""
     nodes = choose_points(provider, weights, _COORDINATES).indices
     return block_order(provider.columns(nodes), 1).point

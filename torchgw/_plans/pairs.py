@@ -13,7 +13,7 @@ class Anchors(NamedTuple):
     """Pairs (source[s], target[s]) drawn from a plan, with repetition."""
 
     # Those of a sampled gradient come in strata: slots 2t and 2t + 1 hold independent draws from
-    # stratum t, see torchgw._gradients.anchors.places.
+    # stratum t, see torchgw._gradients.sampled.places.
 
     source: Tensor  # (s,) int64
     target: Tensor  # (s,) int64

@@ -318,7 +318,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         timings=dict(recorder.timings),
         extension=Extension(
             spaces=(sides.origins[0].copy(), sides.origins[1].copy()),
-            known=outcome.gradient.remember(outcome.coupling, problem.marginals),
+            known=outcome.known,
             linear=problem.linear is not None,
             unpolished=ending.unpolished,
             mass=strategy.mass,

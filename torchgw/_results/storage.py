@@ -239,7 +239,7 @@ class SolvedSide(NamedTuple):
 def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
     """Take apart what maps new points; a coupling of points is kept by its largest entries."""
     known, coupling = extension.known, extension.known.coupling
-    if known.gradient == "dense":
+    if isinstance(coupling, Tensor) and known.gradient == "dense":
         if coupling.is_sparse:
             coupling = _csr(coupling)
         elif not dense:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.factored import FactoredGradient
+from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.contract import Backend
@@ -92,8 +92,8 @@ def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.G
 
 def extend(
     sample: Subsample,
-    fine: FactoredGradient,
-    coupling: Tensor,
+    fine: Gradient,
+    coupling: Coupling,
     potentials: Potentials,
     epsilon: float,
     backend: Backend,
@@ -102,13 +102,13 @@ def extend(
 
     Both problems share the coupling, hence the factors of the cost.
     """
-    whole = fine.linearise(coupling)
+    whole = fine.linearise(coupling).cost
     assert isinstance(whole, FactoredCost)
     marginals = sample.problem.marginals
     columns = FactoredCost(
         whole.left, whole.right[sample.target], whole.row, whole.column[sample.target]
     )
-    fine_a, fine_b = fine.problem.marginals
+    fine_a, fine_b = fine.marginals
     near = LinearProblem(columns, Marginals(fine_a, marginals.b), epsilon)
     far = LinearProblem(whole.rows(sample.source), Marginals(marginals.a, fine_b), epsilon)
     return Potentials(

@@ -18,31 +18,29 @@ class Annealing:
     """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``."""
 
     # A patient one falls quickly at first and slowly later. With proximal steps it goes on as
-    # target / 2, target / 3, ... (docs/algorithm.md, equation 11). It begins at iteration
-    # ``first``, and does not know the iteration budget, so the answer does not depend on it.
+    # target / 2, target / 3, ... (docs/algorithm.md, equation 11). It does not know the iteration
+    # budget, so the answer does not depend on it.
 
     start: float
     target: float
     decay: float = 0.6
     proximal: bool = False
-    first: int = 0
     patient: bool = False
 
-    def __call__(self, iteration: int) -> float:
-        """Compute epsilon at an iteration counted from zero."""
-        step = max(0, iteration - self.first)
+    def __call__(self, step: int) -> float:
+        """Compute epsilon at a step counted from zero."""
         epsilon = max(self.target, self.start * self._fallen(step))
         if not self.proximal or epsilon > self.target:
             return epsilon
         return self.target / (1 + step - self._arrival)
 
-    def share(self, iteration: int) -> float:
-        """Compute the weight of an iteration's plan in the mean that is linearised next."""
-        return min(1.0, self(iteration + 1) / self.target) if self.proximal else 1.0
+    def share(self, step: int) -> float:
+        """Compute the weight of a step's plan in the mean that is linearised next."""
+        return min(1.0, self(step + 1) / self.target) if self.proximal else 1.0
 
-    def final(self, iterations: int) -> float:
-        """Compute epsilon of the plan that a solve ends with after so many iterations."""
-        return min(self.target, self(iterations))
+    def final(self, steps: int) -> float:
+        """Compute epsilon of the plan that a solve ends with after so many steps."""
+        return min(self.target, self(steps))
 
     @property
     def _arrival(self) -> int:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._gradients.contract import Coupling, Plan
-from torchgw._gradients.relaxed import RelaxedCoupling
+from torchgw._gradients.contract import Plan
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
@@ -42,9 +41,6 @@ class Guess(NamedTuple):
     patient: bool = False  # annealing is slow, as it is the only search
 
 
-# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
-# look alike is a saddle point that exact arithmetic would never leave. [L292]
-_START_NOISE = 1e-6
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
 _DOUBTED = 0.7
 # Annealing from the natural scale of the cost forgets every plan but the product plan.
@@ -54,7 +50,7 @@ PRODUCT = Guess(None, None, 1.0)
 def first_guess(
     problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
 ) -> tuple[Guess, Search | None]:
-    """Return where to start, on the subsample if there is one, and what a multi-start found."""
+    """Find where to start, on the subsample if there is one, and what a multi-start found."""
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -94,17 +90,10 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def _read_init(init: Any, marginals: Marginals) -> Guess:
-    """Return the start that ``init`` asks for.
+    """Read the start that ``init`` asks for.
 
     A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
     are taken up at a larger epsilon, which smooths them without forgetting them.
-
-    Raises
-    ------
-    InvalidInputError
-        If ``init`` does not fit the problem, or cannot be told to be any of the known kinds.
-    InvalidTypeError
-        If it is none of them.
     """
     device = marginals.a.device
     shape = (len(marginals.a), len(marginals.b))
@@ -132,7 +121,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:
-    """Return an optimum of a coarse problem as a start for the whole one."""
+    """Turn an optimum of a coarse problem into a start for the whole one."""
     s, t = found.plan.shape
     pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
     mass = found.plan.flatten()
@@ -162,7 +151,7 @@ def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.dev
 
 
 def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
-    """Return the coupling of a matching: a partner of each source point, or pairs of indices."""
+    """Make the coupling of a matching: a partner of each source point, or pairs of indices."""
     a, b = marginals
     n, m = len(a), len(b)
     if table.ndim == 2 and table.shape[1] == 2 and len(table):
@@ -195,31 +184,15 @@ def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
 
 
 def starting_point(setting: Setting, guess: Guess) -> LoopState:
-    """Return the state that a guess stands for."""
+    """Make the state that a guess stands for."""
     gradient = setting.gradient
     if guess.plan is None:
-        coupling = _perturb(gradient.start())
+        coupling = gradient.start().perturbed()
     else:
         coupling = gradient.update(guess.plan, None, setting.generator)
     # potentials of strict marginals are of little use to relaxed ones
-    potentials = guess.potentials if setting.relaxation is None else None
+    potentials = guess.potentials if setting.rule is None else None
     if potentials is not None and guess.plan is None:
         # given as a result has them, of the whole cost; those of a plan are of its reduced cost
         potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)
-
-
-def _perturb(coupling: Coupling) -> Coupling:
-    """Add a little noise to a coupling that is a tensor; sampled ones have their own.
-
-    The noise is always the same, so that exact solves do not depend on a seed.
-    """
-    if isinstance(coupling, RelaxedCoupling):
-        return coupling._replace(base=_perturb(coupling.base))
-    if not isinstance(coupling, torch.Tensor):
-        return coupling
-    generator = torch.Generator(device=coupling.device).manual_seed(0)
-    noise = torch.randn(
-        coupling.shape, dtype=coupling.dtype, device=coupling.device, generator=generator
-    )
-    return coupling * (1 + _START_NOISE * noise)

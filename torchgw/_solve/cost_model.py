@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._solve.options import Storage
-from torchgw._solve.precision import Steps
+from torchgw._solve.precision import Dtypes
 from torchgw._tensors.memory import free_memory
 
 __all__ = ["cost_fits", "problem_seconds", "store_cost"]
@@ -53,7 +53,7 @@ _STORED_MATRICES = 3
 def store_cost(
     name: Storage,
     device: torch.device,
-    steps: Steps,
+    dtypes: Dtypes,
     shape: tuple[int, int],
     rank: int,
     *,
@@ -67,19 +67,19 @@ def store_cost(
     """
     if name != "auto" or rank == 0:
         return name != "streamed"
-    if not cost_fits(device, steps, shape):
+    if not cost_fits(device, dtypes, shape):
         return False
-    dtypes = [steps.loop, steps.settle] if steps.again else [steps.loop]
-    times = [problem_seconds(device, dtype, shape, rank) for dtype in dtypes]
+    used = [dtypes.loop, dtypes.settle] if dtypes.again else [dtypes.loop]
+    times = [problem_seconds(device, dtype, shape, rank) for dtype in used]
     stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
     if tiled and device.type == "cpu":
-        streamed = _TILED_SECONDS * len(dtypes) + _TILED_SHARE * streamed
+        streamed = _TILED_SECONDS * len(used) + _TILED_SHARE * streamed
     return stored <= streamed
 
 
-def cost_fits(device: torch.device, steps: Steps, shape: tuple[int, int]) -> bool:
+def cost_fits(device: torch.device, dtypes: Dtypes, shape: tuple[int, int]) -> bool:
     """Whether a cost may be stored, in each dtype that the outer iterations go through."""
-    needed = shape[0] * shape[1] * max(steps.loop.itemsize, steps.settle.itemsize)
+    needed = shape[0] * shape[1] * max(dtypes.loop.itemsize, dtypes.settle.itemsize)
     small = needed <= _STORED_BYTES.get(device.type, 0)
     return small and _STORED_MATRICES * needed <= free_memory(device)
 
@@ -87,7 +87,7 @@ def cost_fits(device: torch.device, steps: Steps, shape: tuple[int, int]) -> boo
 def problem_seconds(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int], rank: int
 ) -> tuple[float, float]:
-    """Return the modelled time of one linear problem, stored and streamed."""
+    """Model the time of one linear problem, stored and streamed."""
     rates = _RATES["cuda" if device.type == "cuda" else "cpu", dtype]
     entries = shape[0] * shape[1]
     wide = shape[1] * dtype.itemsize > _ROW_BYTES

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._gradients.contract import Gradient, QuadraticValue
-from torchgw._gradients.factored import FactoredGradient
-from torchgw._gradients.relaxed import RelaxedGradient, normalise
+from torchgw._gradients.relaxed import normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
     MarginalRule,
@@ -22,7 +21,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._solve.inner import check_finite
-from torchgw._solve.state import Solved
+from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
@@ -52,27 +51,28 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    gradient: Gradient,
-    plan: TransportPlan,
-    epsilon: float,
-    generator: torch.Generator,
-    solved: Solved | None = None,
+    setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
 ) -> Evaluation:
     """Compute the numbers of a plan; NumericalError if they are not finite.
 
     ``solved`` is the linear problem of the plan, if the loop has ended with it.
     """
+    gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     masses = Marginals(*plan.marginals())
-    if solved is not None and isinstance(gradient, FactoredGradient):
-        quadratic = gradient.value(solved.coupling, masses)
-        linear = _factored_linear(plan, gradient.problem.linear)
-        kl = _known_entropy(gradient, plan, solved, masses, linear)
-    else:
+    if solved is None:
         quadratic = gradient.evaluate(plan, masses, generator)
-        kl, linear = _entropy_and_linear(plan, gradient.problem, masses)
+        kl, linear = _entropy_and_linear(plan, linear_cost, masses)
+    else:
+        quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
+        linear = _factored_linear(plan, linear_cost)
+        # <C, P> from the couplings, without a product
+        pairing = gradient.pairing(plan.cost, solved.point, solved.coupling)
+        cost = pairing + (1 - setting.problem.alpha) * linear
+        duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
+        kl = float((sum(duals) - cost) / plan.epsilon)
     error = max(
         float((mass - weight).abs().sum())
-        for mass, weight in zip(masses, gradient.problem.marginals, strict=True)
+        for mass, weight in zip(masses, setting.marginals, strict=True)
     )
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
@@ -80,22 +80,18 @@ def evaluate(
 
 
 def evaluate_relaxed(
-    gradient: RelaxedGradient,
-    plan: TransportPlan,
-    relaxation: MarginalRule,
-    generator: torch.Generator,
+    setting: Setting, plan: TransportPlan, rule: MarginalRule
 ) -> tuple[TransportPlan, Evaluation]:
     """Give a plan its best mass, and compute its numbers."""
-    epsilon, weights = plan.epsilon, plan.weights
+    epsilon, weights, alpha = plan.epsilon, plan.weights, setting.problem.alpha
     normalised, (p, q), total = normalise(plan)
-    quadratic = gradient.evaluate(normalised, Marginals(p, q), generator)
-    kl, linear = _entropy_and_linear(normalised, gradient.problem, Marginals(p, q))
-    alpha = gradient.problem.alpha
+    quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
+    kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
     # the divergence of the normalised plan is to p x b
     value = alpha * quadratic.value + (1 - alpha) * linear
     terms = ObjectiveTerms(value, source, target, kl + source)
-    mass = best_mass(terms, relaxation, epsilon)
+    mass = best_mass(terms, rule, epsilon)
     check_finite(mass, float(total), epsilon)
     masses = Marginals(mass * p, mass * q)
     shifted = Potentials(
@@ -103,27 +99,31 @@ def evaluate_relaxed(
     )
     penalty = sum(
         rho * quadratic_divergence(entropy, mass)
-        for rho, entropy in zip(relaxation.rho, (source, target), strict=True)
-        if math.isfinite(rho) and relaxation.mass is None
+        for rho, entropy in zip(rule.rho, (source, target), strict=True)
+        if math.isfinite(rho) and rule.mass is None
     )
     entropy = terms.whole + math.log(mass)
     return plan.replaced(shifted, weights, masses), Evaluation(
         masses,
-        relaxation.violation(masses, weights),
+        rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
         mass**2 * linear,
-        mass * entropy
-        if relaxation.mass is not None
-        else quadratic_divergence(terms.whole, mass) / 2,
+        mass * entropy if rule.mass is not None else quadratic_divergence(terms.whole, mass) / 2,
         mass,
         penalty,
     )
 
 
 def judge(
-    status: Status, found: Evaluation, gradient: Gradient, tolerance: float, *, constant: bool
+    status: Status,
+    found: Evaluation,
+    problem: Problem,
+    gradient: Gradient,
+    tolerance: float,
+    *,
+    constant: bool,
 ) -> Status:
-    """Return the status that a plan deserves, given the column error it was solved to.
+    """Choose the status that a plan deserves, given the column error it was solved to.
 
     A value below zero, or above that of the product plan, is no answer that one would use: the
     product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
@@ -134,34 +134,25 @@ def judge(
         return Status.INNER_LIMIT
     if constant:
         return status
-    alpha = gradient.problem.alpha
-    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * squared_terms(gradient)
+    alpha, product = problem.alpha, gradient.product
+    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * gradient.squares()
     if found.quadratic.standard_error > 0:
         slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
     value = alpha * found.quadratic.value
     if value < -slack:
         return Status.IMPLAUSIBLE
-    if isinstance(gradient, RelaxedGradient):
+    if product is None:
         return status
-    product = gradient.product
-    if gradient.problem.linear is not None:
-        mean = (1 - alpha) * _mean_linear(gradient.problem.linear, gradient.problem.marginals)
+    if problem.linear is not None:
+        mean = (1 - alpha) * _mean_linear(problem.linear, problem.marginals)
         product += mean
         value += (1 - alpha) * found.linear
         slack += _VALUE_ROUNDING * abs(mean)
     return Status.IMPLAUSIBLE if value > product + slack else status
 
 
-def squared_terms(gradient: Gradient) -> float:
-    """Return alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
-    if isinstance(gradient, RelaxedGradient):
-        gradient = gradient.base
-    a, b = gradient.problem.marginals
-    return float((a @ gradient.row).abs() + (b @ gradient.column).abs()) / 2
-
-
 def _mean_linear(cost: Cost, marginals: Marginals) -> float:
-    """Return <M, a x b>."""
+    """Compute <M, a x b>."""
     cost = cost.to(torch.float64)
     a, b = marginals
     if isinstance(cost, DenseCost):
@@ -171,15 +162,15 @@ def _mean_linear(cost: Cost, marginals: Marginals) -> float:
 
 
 def _entropy_and_linear(
-    plan: TransportPlan, problem: Problem, masses: Marginals
+    plan: TransportPlan, linear_cost: Cost | None, masses: Marginals
 ) -> tuple[float, float]:
-    """Return KL(P | a x b) and <M, P>.
+    """Compute KL(P | a x b) and <M, P>.
 
     P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
     block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     """
-    if isinstance(plan.cost, FactoredCost) and not isinstance(problem.linear, DenseCost):
-        return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, problem.linear)
+    if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
+        return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     a, b = plan.weights
     kl = linear = 0.0
@@ -189,37 +180,23 @@ def _entropy_and_linear(
         block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
         # 0 log 0 is 0, for entries that no mass uses
         kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))
-        if isinstance(problem.linear, DenseCost):
-            linear += float((block * problem.linear.matrix[rows]).sum(dtype=torch.float64))
-    if isinstance(problem.linear, FactoredCost):
-        linear = _factored_linear(plan, problem.linear)
+        if isinstance(linear_cost, DenseCost):
+            linear += float((block * linear_cost.matrix[rows]).sum(dtype=torch.float64))
+    if isinstance(linear_cost, FactoredCost):
+        linear = _factored_linear(plan, linear_cost)
     return kl, linear
 
 
 def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals) -> float:
-    """Return KL(P | a x b) from one product with the plan, and its row and column sums."""
+    """Compute KL(P | a x b) from one product with the plan, and its row and column sums."""
     p, q = masses
     f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
     cross = torch.sum(cost.left.double() * (plan @ cost.right).double())
     return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
-def _known_entropy(
-    gradient: FactoredGradient,
-    plan: TransportPlan,
-    solved: Solved,
-    masses: Marginals,
-    linear: float,
-) -> float:
-    """Return the same from the coupling of the plan, without a product."""
-    alpha = gradient.problem.alpha
-    cost = gradient.pairing(plan.cost, solved.point, solved.coupling) + (1 - alpha) * linear
-    duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
-    return float((sum(duals) - cost) / plan.epsilon)
-
-
 def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
-    """Return <M, P> from one product with the plan."""
+    """Compute <M, P> from one product with the plan."""
     if linear is None:
         return 0.0
     assert isinstance(linear, FactoredCost)

@@ -45,9 +45,9 @@ _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
     """Prepare the linear problem at a cost, whatever its marginals have to be."""
     problem = LinearProblem(cost, setting.marginals, epsilon)
-    relaxation = setting.relaxation
-    if relaxation is not None and relaxation.mass is None:
-        problem = problem._replace(tau=relaxation.tau(epsilon))
+    rule = setting.rule
+    if rule is not None and rule.mass is None:
+        problem = problem._replace(tau=rule.tau(epsilon))
     return setting.backend.prepare(problem)
 
 
@@ -61,14 +61,14 @@ def solve_linear(
     min_iter: int = 0,
 ) -> SinkhornResult:
     """Solve a linear problem, whatever its marginals have to be."""
-    mass = None if setting.relaxation is None else setting.relaxation.mass
+    mass = None if setting.rule is None else setting.rule.mass
     if mass is not None:
         return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
     return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
 def next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:
-    """Return how many Sinkhorn iterations the next linear problem may take."""
+    """Choose how many Sinkhorn iterations the next linear problem may take."""
     # once the plan has settled, only more of them can improve its marginals
     if settled:
         return setting.options.inner_max_iter
@@ -78,7 +78,7 @@ def next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -
 
 
 def loop_tolerance(setting: Setting, change: float) -> float:
-    """Return the column error to reach at the target epsilon, given the last change of the plan.
+    """Choose the column error to reach at the target epsilon, given the last change of the plan.
 
     The error of a proximal step is averaged out over the steps that follow, so it need not be much
     smaller than they are.
@@ -92,16 +92,16 @@ def loop_tolerance(setting: Setting, change: float) -> float:
 
 
 def look_ahead(
-    anneal: Annealing, iteration: int, potentials: Potentials, previous: Potentials | None
+    anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
-    """Return where the next Sinkhorn solve begins: where this one ended, or one step further.
+    """Choose where the next Sinkhorn solve begins: where this one ended, or one step further.
 
     In the long run a proximal step adds the same potentials every time, so f / epsilon grows
     linearly.
     """
-    if previous is None or anneal.share(iteration - 1) == 1:
+    if previous is None or anneal.share(step - 1) == 1:
         return potentials
-    before, now, after = (anneal(iteration + step) for step in (-1, 0, 1))
+    before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))
     return Potentials(
         *(
             after * (2 * new / now - old / before)
@@ -111,7 +111,7 @@ def look_ahead(
 
 
 def inner_tolerance(setting: Setting, epsilon: float) -> float:
-    """Return the L1 column error that a solve must reach in the end, as far as rounding allows."""
+    """Compute the L1 column error that a solve must reach in the end, as far as rounding allows."""
     precise = setting.store or setting.dtype == torch.float64
     asked = setting.options.inner_tol or _INNER_TOLERANCE[precise]
     return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from time import perf_counter
 
-from torchgw._gradients.factored import FactoredGradient
-from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
@@ -21,12 +19,11 @@ from torchgw._solve.inner import (
     solve_linear,
 )
 from torchgw._solve.next_point import NextPoint
-from torchgw._solve.relaxed_step import RelaxedStep
 from torchgw._solve.settle import SETTLE_ITERATIONS
 from torchgw._solve.state import LoopState, Setting, Solved
 from torchgw._solve.status import Status
-from torchgw._solve.step import PlainStep, Step, choose_step
-from torchgw._solve.stopping import Descent, MovingAverage, Report
+from torchgw._solve.step import Step, choose_step
+from torchgw._solve.stopping import Descent, MovingAverage, Verdict
 from torchgw._typing import Iteration
 
 __all__ = ["iterate"]
@@ -38,8 +35,8 @@ _MET = 3e-3
 _INNER_ITERATIONS = {True: 50, False: 20}
 
 
-def iterate(setting: Setting, state: LoopState) -> LoopState:
-    """Run outer iterations until the coupling settles or the budget is spent.
+def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
+    """Run outer iterations, at most so many, until the coupling settles or the budget is spent.
 
     One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
     potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
@@ -50,88 +47,81 @@ def iterate(setting: Setting, state: LoopState) -> LoopState:
         return state
     state = state._replace(status=Status.OUTER_LIMIT, solved=None)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
+    anneal, marginals, generator = setting.anneal, setting.marginals, setting.generator
+    proximal, sampled = anneal.proximal, not gradient.exact
+    step = choose_step(
+        Step(gradient, marginals, setting.backend, generator, setting.store, proximal)
+    )
+    follow = NextPoint(gradient, anneal, marginals, generator)
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
-    step = make_step(setting)
-    follow = NextPoint(gradient, step, setting.anneal, setting.marginals, setting.generator)
     descent = Descent(options.objective_tol, _dual_excess(setting))
-    while (iteration := len(recorder.history)) < options.max_iter:
-        epsilon = setting.anneal(iteration)
-        at_target = epsilon <= setting.anneal.target
+    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
+    left = options.max_iter - state.done
+    for _ in range(left if most is None else min(most, left)):
+        point, done, annealed = state.coupling, state.done, state.annealed
+        epsilon = anneal(annealed)
+        at_target = epsilon <= anneal.target
 
-        clock = perf_counter()
-        cost = step.linearise(state.coupling)
-        clock = recorder.time("cost", clock)
-        prepared = prepare(setting, cost, epsilon)
-        inner = solve_linear(
-            setting,
-            prepared,
-            state.start,
-            max_iter=min(options.inner_max_iter, budget),
-            tol=loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE,
+        with recorder.timed("cost"):
+            cost = step.linearise(point)
+        with recorder.timed("sinkhorn"):
+            prepared = prepare(setting, cost, epsilon)
+            tol = loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE
+            most_inner = min(options.inner_max_iter, budget)
+            inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
+        with recorder.timed("coupling"):
+            latest, told = step.update(prepared, inner.potentials, point, state.latest)
+            verdict = Verdict(*told.tolist())
+            change = verdict.change
+            check_finite(verdict.dual, inner.error, epsilon)
+            # objectives can be compared, and steps followed, of plans with both marginals
+            met = not at_target or inner.error <= _MET
+            coupling = follow(point, latest, state.latest, change, annealed, met=met)
+            start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
+        state = LoopState(
+            coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1
         )
-        clock = recorder.time("sinkhorn", clock)
-        latest, told = step.update(prepared, inner.potentials, state.coupling, state.latest)
-        report = Report(*told.tolist())
-        change = report.change
-        check_finite(report.dual, inner.error, epsilon)
-        # objectives can be compared, and steps followed, of plans with both marginals
-        met = not at_target or inner.error <= _MET
-        coupling = follow(state.coupling, latest, state.latest, change, iteration, met=met)
-        start = look_ahead(setting.anneal, iteration, inner.potentials, state.potentials)
-        point = state.coupling
-        state = LoopState(coupling, latest, inner.potentials, start)
         reachable = max(setting.tol, setting.rounding(epsilon))
-        settled = at_target and gradient.exact and change <= reachable
+        settled = at_target and not sampled and change <= reachable
         budget = next_budget(setting, budget, inner.error, settled=settled)
-        recorder.time("coupling", clock)
 
-        entry = Iteration(
-            iteration, epsilon, report.dual, inner.error, change, inner.n_iters, cost.shape
-        )
-        if recorder.add(entry):
+        if recorder.add(
+            Iteration(done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape)
+        ):
             return state._replace(status=Status.STOPPED)
         if settled and inner.error <= reachable:
             solved = None
             # graphs would overwrite the cost
-            if type(step) is PlainStep and _is_result(setting, cost, inner, epsilon):
+            if not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
             return state._replace(status=Status.CONVERGED, solved=solved)
-        if at_target and not gradient.exact and average.update(report.dual):
+        if at_target and sampled and average.update(verdict.dual):
             return state._replace(status=Status.STATIONARY)
-        falling = at_target and setting.anneal.share(iteration) == 1
-        if falling and descent.update(report, met=met):
+        falling = at_target and anneal.share(annealed) == 1
+        if falling and descent.update(verdict, met=met):
             return state._replace(status=Status.FLAT)
         # what is prepared may be as large as the factors: it goes before the next cost comes
         del prepared
     return state
 
 
-def _is_result(setting: Setting, cost: Cost, inner: SinkhornResult, epsilon: float) -> bool:
+def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:
     """Whether solving one more linear problem would not change what a loop has converged to.
 
     Stored costs are left alone: what a plan keeps is factors. Proximal ones are those of a mean.
     """
-    if not isinstance(setting.gradient, FactoredGradient) or setting.anneal.proximal:
+    strict = setting.gradient.exact and setting.rule is None and not setting.anneal.proximal
+    problem = prepared.problem
+    if not strict or not isinstance(problem.cost, FactoredCost):
         return False
-    precise = inner.error <= inner_tolerance(setting, epsilon)
-    return isinstance(cost, FactoredCost) and precise and inner.n_iters >= SETTLE_ITERATIONS
+    precise = inner.error <= inner_tolerance(setting, problem.epsilon)
+    return precise and inner.n_iters >= SETTLE_ITERATIONS
 
 
 def _dual_excess(setting: Setting) -> float:
-    """Return what the dual value of a linear problem has and the objective has not.
+    """Compute what the dual value of a linear problem has and the objective has not.
 
     The quadratic terms of rows and columns alone are twice in the linear cost.
     """
     a, b = setting.marginals
     return float(a @ setting.gradient.row + b @ setting.gradient.column) / 2
-
-
-def make_step(setting: Setting) -> Step:
-    """Return how an iteration linearises and reads off its plan."""
-    gradient, marginals = setting.gradient, setting.marginals
-    rest = marginals, setting.backend, setting.generator, setting.store
-    if isinstance(gradient, RelaxedGradient):
-        return RelaxedStep(gradient, *rest)
-    step = PlainStep(gradient, *rest, proximal=setting.anneal.proximal)
-    return choose_step(step, (len(marginals.a), len(marginals.b)))

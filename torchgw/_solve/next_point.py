@@ -8,46 +8,34 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import Coupling, Gradient
-from torchgw._gradients.dense import DenseGradient
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._solve.relaxed_step import RelaxedStep
-from torchgw._solve.step import Step
 from torchgw._typing import Marginals
 
-__all__ = ["Momentum", "NextPoint"]
+__all__ = ["Nesterov", "NextPoint"]
 
 
 class NextPoint:
     """Choose the next point, after one and the plan that it led to.
 
-    That is the coupling of the plan, a mean with those before (proximal steps, equation 11), or one
-    further on in the same direction: by Anderson's method near a fixed point, with momentum where
-    dense iteration is slow (equation 18).
-
-    Parameters
-    ----------
-    gradient : Gradient
-    step : Step
-    anneal : Annealing
-    marginals : Marginals
-    generator : torch.Generator
+    That is the coupling of the plan, a mean with those before (proximal steps, equation 11; steps
+    that turn back), or one further on in the same direction: by Anderson's method near a fixed
+    point, by Nesterov's where dense iteration is slow (equation 18).
     """
 
     def __init__(
         self,
         gradient: Gradient,
-        step: Step,
         anneal: Annealing,
         marginals: Marginals,
         generator: torch.Generator,
     ) -> None:
         self._gradient = gradient
-        self._step = step
         self._anneal = anneal
         self._generator = generator
         self._anderson = Anderson()
-        self._momentum = Momentum(marginals, wanted=anneal.patient)
+        self._nesterov = Nesterov(marginals, wanted=anneal.patient)
+        self._length = StepLength()
 
     def __call__(
         self,
@@ -55,29 +43,49 @@ class NextPoint:
         latest: Coupling,
         previous: Coupling,
         change: float,
-        iteration: int,
+        annealed: int,
         *,
         met: bool,
     ) -> Coupling:
-        """Return the next point, after ``latest`` and the coupling ``previous`` before it.
+        """Choose the next point, after ``latest`` and the coupling ``previous`` before it.
 
-        ``met`` says whether the plan has its marginals; momentum does not follow others.
+        ``met`` says whether the plan has its marginals; other plans are not followed further.
         """
-        gradient, step, share = self._gradient, self._step, self._anneal.share(iteration)
-        at_target = self._anneal(iteration) <= self._anneal.target
+        gradient, share = self._gradient, self._anneal.share(annealed)
+        at_target = self._anneal(annealed) <= self._anneal.target
+        if share == 1 and gradient.shortens:
+            share = self._length.next(latest.minus(point))
         if share < 1:
-            return gradient.mean(point, latest, share, self._generator)
-        if isinstance(step, RelaxedStep):
-            near = at_target and change < step.linear_below
-            return step.extrapolate(self._anderson, point, latest) if near else latest
-        if not isinstance(latest, torch.Tensor):
-            return latest
-        if at_target and change < gradient.problem.loss.linear_below:
-            return self._anderson.next(point, latest)
-        followed = isinstance(gradient, DenseGradient) and met
-        if followed and self._momentum.wanted(change if at_target else math.inf):
-            return self._momentum.next(point, latest, previous)
+            return point.mean(latest, share, self._generator)
+        if at_target and change < gradient.linear_below:
+            return latest.with_vector(self._anderson.next(point.vector(), latest.vector()))
+        slow = gradient.momentum and met
+        if slow and self._nesterov.wanted(change if at_target else math.inf):
+            past = (coupling.vector() for coupling in (point, latest, previous))
+            return latest.with_vector(self._nesterov.next(*past))
         return latest
+
+
+# Shortest step between couplings, and how much longer a step may be than the last one. [L135]
+_SHORTEST = 1 / 16
+_LENGTHENING = 1.2
+
+
+class StepLength:
+    """Halve a step that turns back on the one before, and lengthen the others."""
+
+    def __init__(self) -> None:
+        self._share = 1.0
+        self._direction: Tensor | None = None
+
+    def next(self, direction: Tensor) -> float:
+        """Choose the length of a step in some direction, as a share of it."""
+        if self._direction is not None:
+            back = float((direction * self._direction).sum()) < 0
+            longer = min(1.0, _LENGTHENING * self._share)
+            self._share = max(self._share / 2, _SHORTEST) if back else longer
+        self._direction = direction
+        return self._share
 
 
 # Largest multiple of the last step that momentum adds. [L174]
@@ -90,8 +98,8 @@ _SLOW = 0.5
 _ASTRAY = 1.5
 
 
-class Momentum:
-    """Choose where to linearise next: a plan, and some of the way that led to it.
+class Nesterov:
+    """Choose where to linearise next: at a plan and some of the way that led to it.
 
     The objective of plain iteration falls by little steps in a direction that hardly turns. After
     k steps in it the next point is P + min(0.9, (k - 1) / (k + 2)) (P - P_before) [1]_; where the
@@ -100,13 +108,6 @@ class Momentum:
     Columns of P that miss their weights are put right, by a multiple of the row weights: on plans
     with given marginals the quadratic form of most distances is concave, and iteration goes down,
     but not across them. A step out of them would come back as a larger one.
-
-    Parameters
-    ----------
-    marginals : Marginals
-        Of plans as matrices.
-    wanted : bool
-        Whether to begin at once; otherwise once plain steps at the target epsilon are slow.
 
     References
     ----------
@@ -124,10 +125,11 @@ class Momentum:
         self._steps: Tensor | None = None
 
     def wanted(self, change: float) -> bool:
-        """Return whether the next step should have it, given the change by one at the target.
+        """Whether the next step should go further, given the change by one at the target.
 
-        Where the steps grow, as between plans that are far apart, it goes round them for ever while
-        plain iteration would settle: from then on there is none.
+        ``wanted`` at first means at once; otherwise only once plain steps are slow. Where the steps
+        grow, as between plans that are far apart, momentum goes round them for ever while plain
+        iteration would settle: from then on there is none.
         """
         self._wanted = self._wanted or change > _SLOW * self._change
         self._least = min(self._least, change)
@@ -136,13 +138,14 @@ class Momentum:
         return self._wanted and not self._astray
 
     def next(self, point: Tensor, image: Tensor, previous: Tensor) -> Tensor:
-        """Return the next point, given the last one, its image, and the image before that."""
+        """Compute the next point, given the last one, its image, and the image before that."""
         step = image - previous.to(image.dtype)
         back = torch.dot((point.to(image.dtype) - image).flatten(), step.flatten()) > 0
         before = torch.zeros_like(back, dtype=image.dtype) if self._steps is None else self._steps
         self._steps = torch.where(back, 1.0, before + 1)
         weight = ((self._steps - 1) / (self._steps + 2)).clamp(max=_LARGEST_MOMENTUM)
         a, b = self._marginals
-        point = image + weight * step
-        excess = point.sum(0) - b.to(point.dtype)
-        return point.addr_(a.to(point.dtype), excess, alpha=-1)
+        following = image + weight * step
+        table = following.view(len(a), len(b))
+        table.addr_(a.to(table.dtype), table.sum(0) - b.to(table.dtype), alpha=-1)
+        return following

@@ -45,7 +45,7 @@ class Options:
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
     polish: bool = False
-    relaxation: MarginalRule | None = None
+    rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
     skip_tiles: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -91,15 +91,15 @@ class Options:
 
     def check_combination(self, *, linear: bool, differentiable: bool) -> None:
         """Refuse what relaxed marginals do not combine with, with the reason."""
-        if self.relaxation is None:
+        if self.rule is None:
             return
-        relaxed = "`unbalanced`" if self.relaxation.mass is None else "`mass`"
+        relaxed = "`unbalanced`" if self.rule.mass is None else "`mass`"
         if self.regularization == "proximal":
             raise UnsupportedError(
                 f"regularization='proximal' keeps to the last plan, and {relaxed} would let its "
                 "mass follow the steps. Pass regularization='entropic'."
             )
-        if self.polish and not self.relaxation.polyhedral:
+        if self.polish and not self.rule.polyhedral:
             raise UnsupportedError(
                 "`polish=True` moves between plans whose marginals are given, free or bounded, and "
                 f"{relaxed} penalises them. Pass polish=False, (inf, 0) or (0, inf)."
@@ -109,7 +109,7 @@ class Options:
                 f"`differentiable` knows strict marginals only, and {relaxed} relaxes them. Leave "
                 "one of them out."
             )
-        if linear and self.relaxation.fixed_mass is None:
+        if linear and self.rule.fixed_mass is None:
             raise UnsupportedError(
                 "A linear cost (`M` or `features`) grows with the mass of a plan and the quadratic "
                 "cost with its square, so that they cannot share the normalised plans which "

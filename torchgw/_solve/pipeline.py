@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._gradients.contract import CostNoise, Linearised
 from torchgw._gradients.factored import FactoredGradient
-from torchgw._gradients.relaxed import RelaxedGradient
-from torchgw._gradients.sampled import CostNoise, SampledGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
@@ -76,8 +74,7 @@ class Outcome(NamedTuple):
     noise: CostNoise | None  # of a sampled cost
     search: Search | None  # what a multi-start found, if there was one
     recorder: Recorder
-    gradient: Gradient  # what the plan's cost was linearised by
-    coupling: Coupling  # and where
+    known: Linearised  # the cost of the plan, by which new points are mapped
 
 
 def solve_problem(
@@ -86,29 +83,25 @@ def solve_problem(
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
     strategy = choose_strategy(problem, options)
+    # in units of the mass of a partial plan
+    scaled = strategy.problem
     sample = None
-    if init is None and can_subsample(strategy):
-        sample = draw_subsample(strategy.problem, _COARSE_POINTS, generator)
+    if init is None and can_subsample(scaled, strategy):
+        sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
-    if options.relaxation is not None and searchable(problem, init, options):
+    if options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
-        guess, search = first_guess(
-            strategy.problem, sample, init, options, strategy.search_epsilon
-        )
+        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon)
     if guess.patient and options.skip_tiles == "auto":
-        strategy = annealed(strategy)
+        strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, sample, guess, generator, recorder)
     recorder.time("setup", clock)
     setting, state = run(strategy, setting, state, guess)
-    plan, state = settle(setting, state, strategy.steps.settle)
+    plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
     gradient, coupling = setting.gradient, state.coupling
-    base, anchors = gradient, coupling
-    if isinstance(gradient, RelaxedGradient):
-        base, anchors = gradient.base, coupling.base
-    sampled = base if isinstance(base, SampledGradient) else None
     return Outcome(
         ending=ending,
         strategy=strategy,
@@ -116,12 +109,11 @@ def solve_problem(
             plan.potentials.f + gradient.row, plan.potentials.g + gradient.column
         ),
         backend=setting.backend.name,
-        n_anchors=sampled.n_anchors if sampled else None,
-        noise=sampled.noise(anchors) if sampled else None,
+        n_anchors=gradient.n_anchors,
+        noise=gradient.noise(coupling),
         search=search,
         recorder=recorder,
-        gradient=gradient,
-        coupling=coupling,
+        known=gradient.remember(coupling, setting.marginals),
     )
 
 
@@ -132,20 +124,18 @@ def begin(
     generator: torch.Generator,
     recorder: Recorder,
 ) -> tuple[Setting, LoopState]:
-    """Return the first setting of the loop, and the state that a guess stands for there."""
-    options, steps, epsilon = strategy.options, strategy.steps, strategy.epsilon
-    handover = max(options.tol, _HANDOVER_TOLERANCE) if steps.again else options.tol
+    """Make the first setting of the loop, and the state that a guess stands for there."""
+    options, dtypes, epsilon = strategy.options, strategy.dtypes, strategy.epsilon
+    handover = max(options.tol, _HANDOVER_TOLERANCE) if dtypes.again else options.tol
     if strategy.proximal_polished:
         handover = max(handover, _POLISH_TOLERANCE)
     start = max(epsilon, guess.epsilon * strategy.scale)
     anneal = Annealing(start, epsilon, proximal=strategy.proximal, patient=guess.patient)
-    setting = strategy.setting(steps.loop, handover, anneal, generator, recorder)
+    setting = strategy.setting(dtypes.loop, handover, anneal, generator, recorder)
     if sample is None:
         return setting, starting_point(setting, guess)
     state = start_coarse(setting, sample, guess)
-    done = Annealing(
-        epsilon, epsilon, proximal=strategy.proximal, first=len(recorder.history)
-    )  # fmt: skip
+    done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     return replace(setting, anneal=done), state
 
 
@@ -153,42 +143,44 @@ def run(
     strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
 ) -> tuple[Setting, LoopState]:
     """Iterate in the dtype of the loop, then with more anchors or in that of the settling."""
-    options, steps = strategy.options, strategy.steps
+    options, dtypes = strategy.options, strategy.dtypes
     state = iterate(setting, state)
-    if isinstance(setting.gradient, SampledGradient) and options.n_anchors is None:
+    if options.n_anchors is None and options.rule is None and not setting.gradient.exact:
         setting, state = refine_anchors(*grow_anchors(setting, state, guess))
-    if steps.settle == steps.loop:
+    if dtypes.settle == dtypes.loop:
         return setting, state
     if not setting.gradient.exact:
         # the anchors are kept; only their last linear problem is solved in the other dtype
-        return replace(setting, dtype=steps.settle), state
+        return replace(setting, dtype=dtypes.settle), state
     setting = strategy.setting(
-        steps.settle, options.tol, setting.anneal, setting.generator, setting.recorder
+        dtypes.settle, options.tol, setting.anneal, setting.generator, setting.recorder
     )
-    again = steps.again and not strategy.proximal_polished and state.status is not Status.FLAT
+    again = dtypes.again and not strategy.proximal_polished and state.status is not Status.FLAT
     return setting, iterate(setting, state) if again else state
 
 
 def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState) -> Ending:
     """Polish a settled plan if asked to, compute its numbers, and say what status it deserves."""
     clock, recorder, status = perf_counter(), setting.recorder, state.status
-    gradient, generator, relaxation = setting.gradient, setting.generator, setting.relaxation
     epsilon, polished, unpolished = plan.epsilon, None, None
     solved = state.solved
     if strategy.options.polish:
         unpolished, solved = plan, None
-        polished = polish(gradient, plan, relaxation, generator)
+        polished = polish(setting.gradient, plan, setting.rule, setting.generator)
         plan, epsilon = polished.plan, 0.0
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
-    if isinstance(gradient, RelaxedGradient) and relaxation is not None:
-        plan, evaluation = evaluate_relaxed(gradient, plan, relaxation, generator)
+    if setting.rule is not None:
+        plan, evaluation = evaluate_relaxed(setting, plan, setting.rule)
     else:
-        evaluation = evaluate(gradient, plan, epsilon, generator, solved)
+        evaluation = evaluate(setting, plan, epsilon, solved)
     # what the iteration believes is checked against the plan itself
     tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
-    status = judge(status, evaluation, gradient, tolerance, constant=strategy.constant)
+    constant = strategy.constant
+    status = judge(
+        status, evaluation, setting.problem, setting.gradient, tolerance, constant=constant
+    )
     recorder.time("evaluation", clock)
     # a result is as small as its factors
     plan, unpolished = plan.released(), unpolished and unpolished.released()
@@ -198,20 +190,19 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
 def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:
     """Solve again with more anchors until the cost stands out of its noise, or there are enough."""
     while state.status is not Status.STOPPED:
-        assert isinstance(setting.gradient, SampledGradient)
         noise, count = setting.gradient.noise(state.coupling), setting.gradient.n_anchors
+        if noise is None or count is None:
+            break
         # a cost that vanishes, such as that of a single point, has nothing to stand out of
         ratio = noise.standard_error / noise.size if noise.size > 0 else 0.0
         wanted = count * min((_SIGNAL_TO_NOISE * ratio) ** 2, _MOST_ANCHORS)
-        left = setting.options.max_iter - len(setting.recorder.history)
+        left = setting.options.max_iter - state.done
         if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
             break
         grown = min(_MOST_ANCHORS, max(2 * count, math.ceil(min(wanted, _MOST_ANCHORS))))
         logger.info("the sampled cost is drowned in noise: %d anchors in place of %d", grown, count)
-        anneal = replace(setting.anneal, first=len(setting.recorder.history))
-        gradient = setting.gradient.with_anchors(grown)
-        setting = replace(setting, gradient=gradient, anneal=anneal)
-        state = iterate(setting, starting_point(setting, guess))
+        setting = replace(setting, gradient=setting.gradient.with_anchors(grown))
+        state = iterate(setting, starting_point(setting, guess)._replace(done=state.done))
     return setting, state
 
 
@@ -220,24 +211,21 @@ def refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopSta
 
     Many iterations with few columns and one with many take fewer of them than many with many.
     """
-    gradient, done = setting.gradient, len(setting.recorder.history)
-    assert isinstance(gradient, SampledGradient)
-    count = min(_REFINING * gradient.n_anchors, _REFINED_ANCHORS)
-    spent = state.status is Status.STOPPED or done >= setting.options.max_iter
-    if count <= gradient.n_anchors or spent or setting.anneal.proximal:
+    used = setting.gradient.n_anchors or 0
+    count = min(_REFINING * used, _REFINED_ANCHORS)
+    spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter
+    if count <= used or spent or setting.anneal.proximal:
         return setting, state
-    setting = replace(setting, gradient=gradient.with_anchors(count))
-    once = replace(setting, options=replace(setting.options, max_iter=done + 1))
-    refined = iterate(once, state)
+    setting = replace(setting, gradient=setting.gradient.with_anchors(count))
+    refined = iterate(setting, state, most=1)
     status = refined.status if refined.status is Status.STOPPED else state.status
     return setting, refined._replace(status=status)
 
 
-def can_subsample(strategy: Strategy) -> bool:
+def can_subsample(problem: Problem, strategy: Strategy) -> bool:
     """Whether a subsample is worth solving first, and can be."""
-    problem = strategy.problem
     crossed = problem.crossed()
-    if strategy.gradient != "factored" or strategy.options.relaxation is not None:
+    if strategy.gradient != "factored" or strategy.options.rule is not None:
         return False
     if isinstance(problem.linear, DenseCost) or crossed is None:
         return False
@@ -247,22 +235,20 @@ def can_subsample(strategy: Strategy) -> bool:
 
 
 def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:
-    """Solve the subsample; return its coupling, and its potentials extended to all points."""
-    gradient = setting.gradient
-    assert isinstance(gradient, FactoredGradient)
-    sample = sample.to(gradient.problem.dtype)
-    coarse = FactoredGradient(sample.problem)
+    """Solve the subsample; go on from its coupling, and its potentials extended to all points."""
+    sample = sample.to(setting.problem.dtype)
     small = replace(
         setting,
-        gradient=coarse,
-        marginals=sample.problem.marginals,
+        gradient=FactoredGradient(sample.problem),
+        problem=sample.problem,
         anneal=replace(setting.anneal, proximal=False),
         store=True,
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
     state = iterate(small, starting_point(small, guess))
     assert state.potentials is not None
-    potentials = extend(
-        sample, gradient, state.coupling, state.potentials, setting.anneal.target, setting.backend
-    )  # fmt: skip
-    return LoopState(state.coupling, state.coupling, potentials, potentials, state.status)
+    fine, epsilon = setting.gradient, setting.anneal.target
+    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, setting.backend)
+    return LoopState(
+        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
+    )

@@ -43,7 +43,7 @@ class Polished(NamedTuple):
 def polish(
     gradient: Gradient,
     plan: TransportPlan,
-    relaxation: MarginalRule | None,
+    rule: MarginalRule | None,
     generator: torch.Generator,
 ) -> Polished:
     """Run conditional gradient (Frank-Wolfe) steps with exact line search [1]_ [2]_.
@@ -51,17 +51,7 @@ def polish(
     Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
     and goes to the least value between the plan and V, where the objective is a parabola.
 
-    Parameters
-    ----------
-    gradient : Gradient
-        Exact.
-    plan : TransportPlan, shape (n, m)
-        Where to start, once it is rounded to its weights.
-    relaxation : MarginalRule or None
-        Which plans there are: of both marginals, of one, or within bounds. Relaxed ones are
-        normalised here.
-    generator : torch.Generator
-        Passed to the gradient, which draws nothing from it.
+    The gradient is exact, and plans of relaxed marginals are normalised here.
 
     References
     ----------
@@ -73,17 +63,17 @@ def polish(
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
-        return gradient.linearise(coupling).dense().matrix.double()
+        return gradient.linearise(coupling).seen(coupling.masses).dense().matrix.double()
 
     marginals = plan.weights
     matrix = plan.to_dense().double()
-    if relaxation is None:
+    if rule is None:
         matrix = round_to_marginals(matrix, *marginals)
     else:
         matrix /= matrix.sum()
     cost = cost_at(matrix)
     for step in range(_STEPS + 1):
-        vertex = _vertex(cost, marginals, relaxation)
+        vertex = _vertex(cost, marginals, rule)
         direction = vertex - matrix
         slope = float((cost * direction).sum())
         stationary = -slope <= _SMALLEST_GAP * float((cost * matrix).sum().abs())
@@ -98,7 +88,7 @@ def polish(
 
 
 def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
-    """Return a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
+    """Write a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
     product = torch.outer(*like.weights)
     density = torch.where(product > 0, matrix / product, 1.0)
     cost = DenseCost(-density.clamp_min(_SMALLEST_DENSITY).log())
@@ -106,21 +96,15 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
     return TransportPlan(cost, zero, like.weights, 1.0)
 
 
-def check_polish(marginals: Marginals, relaxation: MarginalRule | None, *, exact: bool) -> None:
-    """Refuse what cannot be polished here.
-
-    Raises
-    ------
-    UnsupportedError
-        For a sampled gradient, and for a general linear problem without POT.
-    """
+def check_polish(marginals: Marginals, rule: MarginalRule | None, *, exact: bool) -> None:
+    """Refuse a sampled gradient, and a general linear problem without POT."""
     if not exact:
         raise UnsupportedError(
             "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
             "gradient='dense' or 'factored', or polish=False."
         )
-    free = relaxation is not None and relaxation.mass is None
-    bounds = relaxation is not None and relaxation.mass is not None
+    free = rule is not None and rule.mass is None
+    bounds = rule is not None and rule.mass is not None
     if bounds or not (free or _is_assignment(marginals)):
         _exact_transport()
 
@@ -130,12 +114,12 @@ def _is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertex(cost: Tensor, marginals: Marginals, relaxation: MarginalRule | None) -> Tensor:
-    """Return a plan of least linear cost, of mass one."""
-    if relaxation is not None:
-        if relaxation.mass is not None:
-            return _partial_vertex(cost, marginals, relaxation.mass)
-        return _one_sided_vertex(cost, marginals, strict=relaxation.rho.index(math.inf))
+def _vertex(cost: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
+    """Find a plan of least linear cost, of mass one."""
+    if rule is not None:
+        if rule.mass is not None:
+            return _partial_vertex(cost, marginals, rule.mass)
+        return _one_sided_vertex(cost, marginals, strict=rule.rho.index(math.inf))
     a, b = (weight.cpu().numpy() for weight in marginals)
     table = cost.cpu().numpy()
     if not _is_assignment(marginals):
@@ -167,14 +151,14 @@ def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
 def _exact_vertex(
     a: NDArray[np.float64], b: NDArray[np.float64], table: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return a plan of least cost; of negative costs POT's solver may say that there is none."""
+    """Find a plan of least cost; of negative costs POT's solver may say that there is none."""
     shifted = np.ascontiguousarray(table - table.min())
     vertex: NDArray[np.float64] = _exact_transport()(a, b / b.sum() * a.sum(), shifted)
     return vertex
 
 
 def _exact_transport() -> Callable[..., Any]:
-    """Return POT's solver of the linear problem for weights of any kind."""
+    """Find POT's solver of the linear problem for weights of any kind."""
     try:
         import ot
     except ImportError:

@@ -8,7 +8,7 @@ import torch
 
 from torchgw._solve.options import Precision
 
-__all__ = ["Steps", "choose_precision"]
+__all__ = ["Dtypes", "choose_precision"]
 
 # Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
 # [L296]
@@ -20,7 +20,7 @@ _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
-class Steps(NamedTuple):
+class Dtypes(NamedTuple):
     """Dtypes of a solve."""
 
     loop: torch.dtype  # of the outer iterations
@@ -30,14 +30,14 @@ class Steps(NamedTuple):
 
 def choose_precision(
     name: Precision, device: torch.device, entries: int
-) -> tuple[Precision, Steps]:
+) -> tuple[Precision, Dtypes]:
     """Return the precision and its dtypes; "auto" is float64 for small problems."""
     if name == "auto":
         name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
     if name == "float64":
-        return name, Steps(torch.float64, torch.float64, again=False)
+        return name, Dtypes(torch.float64, torch.float64, again=False)
     if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
-        return name, Steps(
+        return name, Dtypes(
             torch.float32, torch.float64, again=entries <= _AGAIN_ENTRIES.get(device.type, 0)
         )
-    return name, Steps(torch.float32, torch.float32, again=False)
+    return name, Dtypes(torch.float32, torch.float32, again=False)

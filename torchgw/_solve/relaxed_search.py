@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import coarse_table
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima, represent
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, from_alternative, starting_point
-from torchgw._solve.evaluation import Evaluation, evaluate_relaxed
+from torchgw._solve.evaluation import evaluate_relaxed
 from torchgw._solve.loop import iterate
 from torchgw._solve.settle import settle
 from torchgw._solve.state import Recorder
@@ -54,23 +53,13 @@ class _Found(NamedTuple):
 def search_relaxed(
     problem: Problem, strategy: Strategy, generator: torch.Generator
 ) -> tuple[Guess, Search]:
-    """Return the best start of a relaxed problem, and the optima that were found.
+    """Find the best start of a relaxed problem, and the optima that were found.
 
     The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
     optima of strict marginals.
 
-    Parameters
-    ----------
-    problem : Problem
-        The whole problem as asked.
-    strategy : Strategy
-        How it will be solved.
-    generator : torch.Generator
-        Not drawn from: the gradients here are exact.
-
-    Notes
-    -----
-    All of it runs on the CPU: launches would take longer than the work.
+    All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
+    generator, as the gradients here are exact.
     """
     # iterations of a loss that is no product take too long for many starts
     represented = None if problem.loss.cross is None else represent(problem)
@@ -132,20 +121,14 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
     setting = strategy.setting(torch.float64, _TOLERANCE, anneal, generator, Recorder())
     state = iterate(setting, starting_point(setting, guess))
     plan, _ = settle(setting, state, torch.float64)
-    gradient, relaxation = setting.gradient, setting.relaxation
-    assert isinstance(gradient, RelaxedGradient)
-    assert relaxation is not None
-    plan, found = evaluate_relaxed(gradient, plan, relaxation, generator)
+    assert setting.rule is not None
+    plan, found = evaluate_relaxed(setting, plan, setting.rule)
     table = plan.to_dense()
     missed = found.marginal_error > _MISSED * found.mass
-    return _Found(label, _objective(strategy, found), missed, table / table.sum())
-
-
-def _objective(strategy: Strategy, found: Evaluation) -> float:
-    """Return what the relaxed problem minimises."""
-    alpha = strategy.problem.alpha
+    alpha = setting.problem.alpha
     value = alpha * found.quadratic.value + (1 - alpha) * found.linear
-    return value + found.penalty + strategy.epsilon * strategy.mass * found.kl
+    objective = value + found.penalty + strategy.epsilon * strategy.mass * found.kl
+    return _Found(label, objective, missed, table / table.sum())
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:

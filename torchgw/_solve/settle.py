@@ -11,7 +11,6 @@ from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._solve.inner import check_finite, inner_tolerance, prepare, solve_linear
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
-from torchgw._solve.step import dual_value
 from torchgw._typing import Potentials
 
 __all__ = ["SETTLE_ITERATIONS", "settle"]
@@ -37,13 +36,14 @@ def settle(
     problem that is solved as well, its plan is the result.
     """
     clock = perf_counter()
-    options, epsilon = setting.options, setting.anneal.final(len(setting.recorder.history))
+    options, epsilon = setting.options, setting.anneal.final(state.annealed)
     if state.solved is not None and state.solved.plan.dtype == dtype:
         plan = state.solved.plan
         state = state._replace(coupling=state.solved.point)
     else:
         state = state._replace(solved=None)
-        cost = setting.gradient.linearise(state.coupling).to(dtype)
+        linear = setting.gradient.linearise(state.coupling)
+        cost = linear.seen(state.coupling.masses).to(dtype)
         prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         inner = solve_linear(
             setting,
@@ -53,7 +53,7 @@ def settle(
             tol=inner_tolerance(setting, epsilon),
             min_iter=SETTLE_ITERATIONS,
         )
-        value = dual_value(inner.potentials, setting.marginals, setting.gradient)
+        value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
         check_finite(float(value), inner.error, epsilon)
         setting.recorder.settle_iterations = inner.n_iters
         if not inner.converged:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
@@ -37,6 +39,13 @@ class Recorder:
         answer = None if self.callback is None else self.callback(entry)
         return isinstance(answer, (bool, np.bool_)) and bool(answer)
 
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase, if it ends."""
+        clock = perf_counter()
+        yield
+        self.time(phase, clock)
+
     def time(self, phase: str, since: float) -> float:
         """Add the seconds since a moment to a phase; return the present moment."""
         now = perf_counter()
@@ -49,7 +58,7 @@ class Setting:
     """What stays the same throughout a solve."""
 
     gradient: Gradient
-    marginals: Marginals
+    problem: Problem  # in the dtype of the gradient
     anneal: Annealing
     options: Options
     backend: Backend
@@ -59,9 +68,12 @@ class Setting:
     tol: float  # change of the coupling and marginal error at which the loop ends
     scale: float  # natural scale of the cost
     dtype: torch.dtype  # of the exponents
-    relaxation: MarginalRule | None = (
-        None  # of the marginals; the gradient is then a RelaxedGradient
-    )
+    rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
+
+    @property
+    def marginals(self) -> Marginals:
+        """Weights of the points."""
+        return self.problem.marginals
 
     def rounding(self, epsilon: float) -> float:
         """Return the rounding of the exponents of the plan."""
@@ -84,4 +96,6 @@ class LoopState(NamedTuple):
     potentials: Potentials | None  # of the last plan, cost units; None before there is one
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
+    done: int = 0  # outer iterations of the whole solve so far
+    annealed: int = 0  # those of them since the annealing began, which give the next its epsilon
     solved: Solved | None = None  # what the result can be, if the loop has reached it

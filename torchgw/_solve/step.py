@@ -11,21 +11,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import Coupling, Gradient
-from torchgw._gradients.dense import DenseGradient
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["CapturedStep", "KeptStep", "PlainStep", "Step", "Updated", "choose_step", "dual_value"]
+__all__ = ["CapturedStep", "Step", "Updated", "choose_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,31 +35,15 @@ _KEPT_BYTES = 2**25
 
 
 class Updated(NamedTuple):
-    """What an outer iteration leads to."""
+    """The coupling of a new plan, and what the loop is told about it."""
 
     coupling: Coupling
-    report: Tensor  # (5,) float64, what :class:`torchgw._solve.stopping.Report` holds
-
-
-class Step(Protocol):
-    """Linearise at a coupling; take the coupling of the plan that the linear problem led to."""
-
-    def linearise(self, coupling: Coupling) -> Cost:
-        """Return the cost at a coupling, which the next call may overwrite."""
-
-    def update(
-        self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
-    ) -> Updated:
-        """Return the coupling of a plan of the cost at ``point``, and what to make of it.
-
-        ``previous`` is the coupling of the plan before. A sampled gradient keeps some of its
-        anchors.
-        """
+    told: Tensor  # (5,) float64, what :class:`torchgw._solve.stopping.Verdict` holds
 
 
 @dataclass(eq=False)
-class PlainStep:
-    """A step as calls, on any device."""
+class Step:
+    """Linearise at a coupling; take the coupling of the plan that the linear problem led to."""
 
     gradient: Gradient
     marginals: Marginals
@@ -70,17 +52,22 @@ class PlainStep:
     store: bool  # build the (n, m) cost
     proximal: bool = False  # compare plans with the one before, not with the point they came from
 
+    overwrites = False
+
     def linearise(self, coupling: Coupling) -> Cost:
-        """Return the cost at a coupling."""
-        cost = self.gradient.linearise(coupling)
+        """Compute the cost of the linear problem at a coupling."""
+        cost = self.gradient.linearise(coupling).seen(coupling.masses)
         return cost.dense() if self.store else cost
 
     def update(
         self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
-        """Return the coupling of a plan."""
+        """Take the coupling of the plan of the cost at ``point``; ``previous`` is the one before.
+
+        A sampled gradient keeps some anchors of the coupling before.
+        """
         plan = TransportPlan.of(prepared, potentials)
-        return self.read_off(plan.cost, plan, potentials, point, previous)
+        return self._read_off(plan.cost, plan, potentials, point, previous)
 
     def update_in_units(
         self,
@@ -90,12 +77,12 @@ class PlainStep:
         point: Coupling,
         previous: Coupling,
     ) -> Updated:
-        """Return the same where epsilon, (), is on the device: its plan in units of epsilon."""
+        """Do the same where epsilon, (), is on the device: the plan is in units of epsilon."""
         scaled = Potentials(*(part / epsilon for part in potentials))
         plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
-        return self.read_off(cost, plan, potentials, point, previous)
+        return self._read_off(cost, plan, potentials, point, previous)
 
-    def read_off(
+    def _read_off(
         self,
         cost: Cost,
         plan: TransportPlan,
@@ -103,11 +90,11 @@ class PlainStep:
         point: Coupling,
         previous: Coupling,
     ) -> Updated:
-        """Return the coupling of a plan, and what to report of it."""
+        """Take the coupling of a plan, and compute what to tell of it."""
         gradient = self.gradient
         coupling = gradient.update(plan, previous, self.generator)
-        change = gradient.change(coupling, previous if self.proximal else point)
-        value = dual_value(potentials, self.marginals, gradient)
+        change = coupling.change(previous if self.proximal else point)
+        value = gradient.dual_value(potentials, coupling, plan.epsilon)
         if gradient.exact:
             pairings = [
                 gradient.pairing(cost, point, other) for other in (coupling, previous, point)
@@ -117,120 +104,91 @@ class PlainStep:
         return Updated(coupling, torch.stack([change, value, *pairings]))
 
 
+class _Ends:
+    """Both ends of an iteration, recorded as graphs in their second call if there is memory."""
+
+    def __init__(self, step: Step, memory: GraphMemory | None) -> None:
+        self.step = step
+        self.epsilon = torch.ones((), dtype=torch.float64, device=step.marginals.a.device)
+        self.linearise: Callable[..., Cost] = step.linearise
+        self.update: Callable[..., Updated] = step.update_in_units
+        if memory is not None:
+            make = partial(Captured, memory=memory, generator=step.generator)
+            self.linearise = make(step.linearise)
+            # the cost lies where the other graph leaves it
+            self.update = make(step.update_in_units, in_place=2)
+
+
 class CapturedStep:
     """A step as two graphs, recorded in the second iteration and replayed from then on.
 
-    Parameters
-    ----------
-    step : PlainStep
-        On a CUDA device; what it calls must read nothing back.
-    memory : GraphMemory, optional
-        That of its own unless given.
-    replay : bool, optional
-        ``False`` makes the same calls without graphs, which must not change a bit.
+    Where the gradient has few tables, the graphs work on tables of their own, into which a solve
+    copies its gradient's, and are kept from solve to solve.
+
+    The step is on a CUDA device and reads nothing back. Without ``replay`` the same calls are made
+    without graphs, which must not change a bit.
     """
 
-    def __init__(
-        self, step: PlainStep, memory: GraphMemory | None = None, *, replay: bool = True
-    ) -> None:
-        device = step.marginals.a.device
-        self._step = step
-        self._epsilon = torch.ones((), dtype=torch.float64, device=device)
-        self._linearise: Callable[..., Cost] = step.linearise
-        self._update: Callable[..., Updated] = step.update_in_units
-        if replay:
-            memory = memory or borrow_memory(self, device)
-            make = partial(Captured, memory=memory, generator=step.generator)
-            self._linearise = make(step.linearise)
-            # the cost lies where the other graph leaves it
-            self._update = make(step.update_in_units, in_place=2)
+    overwrites = True
+
+    def __init__(self, step: Step, *, replay: bool = True) -> None:
+        # lent to this solve, until this is gone
+        memory = borrow_memory(self, step.marginals.a.device) if replay else None
+        size = sum(table.nbytes for table in step.gradient.tables())
+        if memory is not None and 0 < size <= _KEPT_BYTES:
+            self._ends = _recall(step, memory)
+        else:
+            self._ends = _Ends(step, memory)
 
     def linearise(self, coupling: Coupling) -> Cost:
-        """Return the cost at a coupling; the next call overwrites it."""
+        """Compute the cost at a coupling; the next call overwrites it."""
+        ends = self._ends
         # the product plan of a sampled gradient comes once, and makes a cost of another shape
-        return self._step.linearise(None) if coupling is None else self._linearise(coupling)
+        return ends.step.linearise(coupling) if coupling.empty else ends.linearise(coupling)
 
     def update(
         self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
-        """Return the coupling of a plan."""
-        cost = prepared.problem.cost
-        self._epsilon.fill_(prepared.problem.epsilon)
-        update = self._step.update_in_units if previous is None else self._update
-        coupling, report = update(cost, self._epsilon, potentials, point, previous)
-        return Updated(clone(coupling), report)
+        """Take the coupling of a plan."""
+        ends, cost = self._ends, prepared.problem.cost
+        ends.epsilon.fill_(prepared.problem.epsilon)
+        update = ends.step.update_in_units if previous.empty else ends.update
+        coupling, told = update(cost, ends.epsilon, potentials, point, previous)
+        return Updated(clone(coupling), told)
 
 
-class KeptStep:
-    """A step as two graphs on tables of their own, kept from solve to solve.
-
-    Parameters
-    ----------
-    step : PlainStep
-        With a dense gradient, whose tables are copied.
-    """
-
-    def __init__(self, step: PlainStep) -> None:
-        gradient = step.gradient
-        assert isinstance(gradient, DenseGradient)
-        device = step.marginals.a.device
-        memory = borrow_memory(self, device)
-        alpha, linear = gradient.problem.alpha, type(gradient.problem.linear)
-        shapes = tuple(part.shape for part in gradient.tables())
-        how = type(step.backend), step.store, step.proximal, gradient.problem.dtype
-        kind = ("step", *how, alpha, linear, shapes)
-        known = memory.recall(kind)
-        if not known:
-            own = gradient.copy()
-            # a dense gradient draws nothing
-            generator = torch.Generator(device)
-            marginals = own.problem.marginals
-            plain = replace(step, gradient=own, marginals=marginals, generator=generator)
-            known.update(gradient=own, step=CapturedStep(plain, memory))
-        for ours, given in zip(known["gradient"].tables(), gradient.tables(), strict=True):
-            ours.copy_(given)
-        # this lends them for one solve
-        kept: CapturedStep = known["step"]
-        self.linearise, self.update = kept.linearise, kept.update
+def _recall(step: Step, memory: GraphMemory) -> _Ends:
+    """Find graphs kept from a solve like this one, or make them, and give them its tables."""
+    gradient = step.gradient
+    kind = "step", type(step.backend), step.store, step.proximal, gradient.kind()
+    known = memory.recall(kind)
+    if not known:
+        own = gradient.copy()
+        # an exact gradient draws nothing
+        generator = torch.Generator(step.marginals.a.device)
+        alike = replace(step, gradient=own, marginals=own.marginals, generator=generator)
+        known["ends"] = _Ends(alike, memory)
+    ends: _Ends = known["ends"]
+    for ours, given in zip(ends.step.gradient.tables(), gradient.tables(), strict=True):
+        ours.copy_(given)
+    return ends
 
 
-def choose_step(step: PlainStep, shape: tuple[int, int]) -> Step:
-    """Return a step as graphs where they pay and can be, and otherwise as it is."""
-    reason = _why_not_captured(step, shape)
+def choose_step(step: Step) -> Step | CapturedStep:
+    """Turn a step into graphs where they pay and can be recorded."""
+    reason = _why_not_captured(step)
     if reason is not None:
         logger.debug("outer iterations are not captured: %s", reason)
         return step
-    gradient = step.gradient
-    if type(gradient) is DenseGradient and _size(gradient) <= _KEPT_BYTES:
-        return KeptStep(step)
     return CapturedStep(step)
 
 
-def _size(gradient: DenseGradient) -> int:
-    return sum(part.nbytes for part in gradient.tables())
-
-
-def _why_not_captured(step: PlainStep, shape: tuple[int, int]) -> str | None:
-    problem: Problem = step.gradient.problem
-    if problem.source.device.type != "cuda":
+def _why_not_captured(step: Step) -> str | None:
+    a, b = step.marginals
+    if a.device.type != "cuda":
         return "CUDA graphs need a CUDA device."
     if step.backend.name != "triton":
         return f"the sweeps of the backend {step.backend.name!r} take more launches than the rest."
-    if shape[0] * shape[1] * problem.dtype.itemsize > _CAPTURED_BYTES:
-        return f"launches are a small part of the time at {shape[0]} x {shape[1]}."
-    if problem.loss.cross is None:
-        return f"loss={problem.loss.name!r} takes one launch after the other for each point."
-    stored = step.gradient.name == "dense"
-    if not (stored or (problem.source.capturable and problem.target.capturable)):
-        return "a provider computes its distances on the host, or looks at them."
-    return None
-
-
-def dual_value(potentials: Potentials, marginals: Marginals, gradient: Gradient) -> Tensor:
-    """Return <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
-
-    The terms that the linearised cost leaves out are part of f and g here.
-    """
-    return marginals.a @ (potentials.f + gradient.row) + marginals.b @ (
-        potentials.g + gradient.column
-    )
+    if len(a) * len(b) * step.gradient.dtype.itemsize > _CAPTURED_BYTES:
+        return f"launches are a small part of the time at {len(a)} x {len(b)}."
+    return step.gradient.why_not_captured()

@@ -1,4 +1,4 @@
-"""When epsilon falls and when the loop stops: annealing, moving average, status."""
+"""When the outer loop stops: a sampled objective by its average, an exact one by its fall."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Descent", "MovingAverage", "Report"]
+__all__ = ["Descent", "MovingAverage", "Verdict"]
 
 # Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
@@ -23,20 +23,11 @@ class MovingAverage:
 
     A decrease within the noise of the average is none: it would come by chance, again and again.
     The noise is estimated from how successive values differ, which a steady fall hardly changes.
-
-    Attributes
-    ----------
-    weight : float
-        Of the newest value; 0 switches the stopping off.
-    improvement : float
-        Relative decrease of the average that counts as progress.
-    patience : int
-        Values without progress before stopping.
     """
 
-    weight: float
-    improvement: float
-    patience: int
+    weight: float  # of the newest value; 0 switches the stopping off
+    improvement: float  # relative decrease of the average that counts as progress
+    patience: int  # values without progress before stopping
     _average: float = field(default=float("nan"), init=False)
     _best: float = field(default=float("inf"), init=False)
     _stalled: int = field(default=0, init=False)
@@ -64,8 +55,8 @@ class MovingAverage:
         return self._stalled >= self.patience
 
 
-class Report(NamedTuple):
-    """What an outer iteration with an exact gradient tells, linearised at X and ending in P."""
+class Verdict(NamedTuple):
+    """What an outer iteration tells of itself, linearised at X and ending in P."""
 
     change: float  # of the coupling, relative
     dual: float  # value of the linear problem
@@ -81,22 +72,18 @@ class Descent:
     where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
     second order in P - X, and its entropy follows from the dual value.
 
-    Parameters
-    ----------
-    tol : float
-        Mean relative decrease per iteration that counts as falling; 0 switches the stopping off.
-    constant : float
-        What the dual value has and the objective has not.
+    ``tol`` is the mean relative decrease per iteration that counts as falling, 0 for no stopping;
+    ``constant`` is what the dual value has and the objective has not.
     """
 
     def __init__(self, tol: float, constant: float) -> None:
         self._tol = tol
         self._constant = constant
-        self._last: Report | None = None
+        self._last: Verdict | None = None
         self._changes: list[float] = []
         self.values: list[float] = []
 
-    def update(self, report: Report, *, met: bool = True) -> bool:
+    def update(self, verdict: Verdict, *, met: bool = True) -> bool:
         """Take what an iteration tells; return whether to stop.
 
         A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
@@ -106,11 +93,11 @@ class Descent:
             self._last = None
             self.values.clear()
             return False
-        last, self._last = self._last, report
-        self._changes.append(report.change)
-        if last is None or self._tol == 0 or math.isnan(report.now):
+        last, self._last = self._last, verdict
+        self._changes.append(verdict.change)
+        if last is None or self._tol == 0 or math.isnan(verdict.now):
             return False
-        quadratic = report.before - report.own / 2
+        quadratic = verdict.before - verdict.own / 2
         self.values.append(last.dual - last.now + quadratic - self._constant)
         if len(self.values) <= _WINDOW:
             return False

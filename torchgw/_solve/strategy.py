@@ -25,7 +25,7 @@ from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision
 from torchgw._solve.polish import check_polish
-from torchgw._solve.precision import Steps, choose_precision
+from torchgw._solve.precision import Dtypes, choose_precision
 from torchgw._solve.state import Recorder, Setting
 from torchgw.distances.sampling import choose_points
 
@@ -56,42 +56,19 @@ _SCALE_POINTS = 64
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a solve has settled on.
+    """What a solve has settled on."""
 
-    Attributes
-    ----------
-    problem : Problem
-        In units of the mass of a partial plan: its linear term is divided by that.
-    options : Options
-    gradient : str
-    precision : str
-    steps : Steps
-        Dtypes of the loop and of the settling.
-    n_anchors : int
-        To begin with, of a sampled gradient.
-    spread : float
-        :func:`natural_scale`, zero where every plan costs the same.
-    epsilon : float
-        To reach, in units of the mass.
-    mass : float
-        Of a partial plan, otherwise one.
-    store : bool
-        Whether the cost of an iteration is built.
-    tiling : Tiling or None
-        Where tiles are skipped.
-    """
-
-    problem: Problem
+    problem: Problem  # in units of the mass of a partial plan: its linear term is divided by that
     options: Options
     gradient: str
     precision: Precision
-    steps: Steps
-    n_anchors: int
-    spread: float
-    epsilon: float
-    mass: float
-    store: bool
-    tiling: Tiling | None
+    dtypes: Dtypes  # of the loop and of the settling
+    n_anchors: int  # that a sampled gradient begins with
+    spread: float  # natural_scale(), zero where every plan costs the same
+    epsilon: float  # to reach, in units of the mass
+    mass: float  # mass that a partial plan moves; 1 for other problems
+    store: bool  # whether the (n, m) cost of an iteration is built
+    tiling: Tiling | None  # of solves that skip tiles
 
     @property
     def scale(self) -> float:
@@ -124,9 +101,9 @@ class Strategy:
         return (
             self.gradient == "dense"
             and self.problem.loss.is_square
-            and self.options.relaxation is None
+            and self.options.rule is None
             # a later stage is exact
-            and dtype == torch.float32 != self.steps.settle
+            and dtype == torch.float32 != self.dtypes.settle
             and self.problem.source.device.type == "cuda"
             and n * m >= _HALF_ENTRIES
         )
@@ -139,29 +116,26 @@ class Strategy:
         generator: torch.Generator,
         recorder: Recorder,
     ) -> Setting:
-        """Return what the loop needs to run in some dtype."""
-        relaxation = self.options.relaxation
-        device = self.problem.source.device
+        """Make what the loop needs to run in some dtype."""
+        options, rule, problem = self.options, self.options.rule, self.problem.to(dtype)
         if self._half(dtype):
             # what a patient annealing leads to is not settled to the last digits
-            base: Gradient = HalfGradient(self.problem.to(dtype), rough=anneal.patient)
+            base: Gradient = HalfGradient(problem, rough=anneal.patient)
         else:
-            base = make_gradient(
-                self.gradient, self.problem.to(dtype), self.n_anchors, self.options.redraw
-            )
+            base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
         return Setting(
-            gradient=base if relaxation is None else RelaxedGradient(base),
-            marginals=self.problem.marginals,
+            gradient=base if rule is None else RelaxedGradient(base, problem),
+            problem=problem,
             anneal=anneal,
-            options=self.options,
-            backend=choose_backend(self.options.backend, device, dtype, self.tiling),
+            options=options,
+            backend=choose_backend(options.backend, problem.source.device, dtype, self.tiling),
             generator=generator,
             recorder=recorder,
             store=self.store,
             tol=tol,
             scale=self.scale,
             dtype=dtype,
-            relaxation=relaxation,
+            rule=rule,
         )
 
 
@@ -170,18 +144,18 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     gradient = choose_gradient(options.gradient, problem)
     if options.polish:
-        check_polish(problem.marginals, options.relaxation, exact=gradient != "sampled")
-    mass = (options.relaxation and options.relaxation.mass) or 1.0
+        check_polish(problem.marginals, options.rule, exact=gradient != "sampled")
+    mass = (options.rule and options.rule.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
         share = torch.tensor(1 / mass, device=device)
         problem = replace(problem, linear=problem.linear.scaled(share))
-    precision, steps = choose_precision(options.precision, device, n * m)
+    precision, dtypes = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
     spread = natural_scale(
         visible(problem, n_anchors) if gradient == "sampled" else problem,
-        relaxed=options.relaxation is not None,
+        relaxed=options.rule is not None,
     )
     if options.epsilon == "auto":
         epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
@@ -190,14 +164,14 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
 
     rank = cost_rank(gradient, problem, n_anchors)
     store, tiling = _choose_storage(
-        problem, options, gradient, steps, rank, annealed=options.n_init == 1
+        problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
     )
     return Strategy(
         problem=problem,
         options=options,
         gradient=gradient,
         precision=precision,
-        steps=steps,
+        dtypes=dtypes,
         n_anchors=n_anchors,
         spread=spread,
         epsilon=epsilon,
@@ -207,35 +181,35 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     )
 
 
-def annealed(strategy: Strategy) -> Strategy:
-    """Return the strategy for a search that had nothing to choose from: a single start."""
-    problem, options = strategy.problem, strategy.options
+def annealed(problem: Problem, strategy: Strategy) -> Strategy:
+    """Change the strategy for a search that had nothing to choose from: a single start."""
+    options = strategy.options
     rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
     store, tiling = _choose_storage(
-        problem, options, strategy.gradient, strategy.steps, rank, annealed=True
+        problem, options, strategy.gradient, strategy.dtypes, rank, annealed=True
     )
     return replace(strategy, store=store, tiling=tiling)
 
 
 def _choose_storage(
-    problem: Problem, options: Options, gradient: str, steps: Steps, rank: int, *, annealed: bool
+    problem: Problem, options: Options, gradient: str, dtypes: Dtypes, rank: int, *, annealed: bool
 ) -> tuple[bool, Tiling | None]:
-    """Return whether costs are stored, and the tiling if tiles of them are skipped."""
+    """Choose whether costs are stored, and the tiling if tiles of them are skipped."""
     shape, device = (problem.source.n, problem.target.n), problem.source.device
     matrix = isinstance(problem.linear, DenseCost)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
     # relaxed problems have no sweeps over tiles, which is what makes streaming fast
-    tiled = reason is None and options.skip_tiles is not False and options.relaxation is None
+    tiled = reason is None and options.skip_tiles is not False and options.rule is None
     # annealing all points from a large epsilon keeps most tiles for many iterations
     tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
-    store = store_cost(options.storage, device, steps, shape, rank, tiled=tiled)
+    store = store_cost(options.storage, device, dtypes, shape, rank, tiled=tiled)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
-    storable = options.storage == "auto" and cost_fits(device, steps, shape)
+    storable = options.storage == "auto" and cost_fits(device, dtypes, shape)
     return store, choose_tiling(options.skip_tiles, shape, device, reason, storable=storable)
 
 
 def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
-    """Return the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
+    """Count the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
     if gradient == "dense" or isinstance(problem.linear, DenseCost):
         return 0
     linear = 0 if problem.linear is None else problem.linear.rank
@@ -246,7 +220,7 @@ def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
 
 
 def natural_scale(problem: Problem, *, relaxed: bool) -> float:
-    """Return the spread of the cost at a concentrated plan, zero where every plan costs the same.
+    """Compute the spread of the cost at a concentrated plan, zero where every plan costs the same.
 
     4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
     would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
@@ -276,22 +250,10 @@ def choose_tiling(
     *,
     storable: bool,
 ) -> Tiling | None:
-    """Return the tiling of a solve whose tiles are to be skipped.
+    """Make the tiling of a solve that skips tiles, if it was ``asked`` for or can be.
 
-    Parameters
-    ----------
-    asked : bool or "auto"
-    shape : tuple of int
-    device : torch.device
-    reason : str or None
-        Why tiles cannot be skipped, as :func:`why_no_tiles` says.
-    storable : bool
-        Whether the cost may be stored where skipping them comes to nothing.
-
-    Raises
-    ------
-    UnsupportedError
-        If it was asked for and cannot be done; the message gives the reason.
+    ``reason`` says why tiles cannot be skipped; ``storable``, whether the cost may be stored where
+    skipping them comes to nothing. What was asked for and cannot be done is refused.
     """
     if asked is True and reason is not None:
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
@@ -303,7 +265,7 @@ def choose_tiling(
 def why_no_tiles(
     gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
 ) -> str | None:
-    """Return why no tiles of the costs of a solve can be skipped, or ``None``."""
+    """Say why no tiles of the costs of a solve can be skipped, or ``None``."""
     if gradient != "factored":
         return (
             f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
