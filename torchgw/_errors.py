@@ -25,6 +25,7 @@ __all__ = [
     "NumericalError",
     "PerformanceWarning",
     "PlanTooLargeError",
+    "SearchWarning",
     "TorchGWError",
     "TorchGWWarning",
     "UnsupportedError",
