@@ -392,8 +392,9 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     if not ending.status.converged:
         warn_user(ending.status.advice, ConvergenceWarning)
     # a linear cost of features is made again from these
-    stored = isinstance(problem.linear, DenseCost) and sides.origins[0].features is None
-    table = DenseCost(problem.linear.dense().matrix.detach()) if stored else None
+    table = None
+    if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
+        table = DenseCost(problem.linear.matrix.detach())
     return GWResult(
         lazy_plan=ending.plan,
         potential_a=outcome.potentials.f,
