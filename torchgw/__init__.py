@@ -14,6 +14,7 @@ from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
 from torchgw._plans.transport import TransportPlan as TransportPlan
+from torchgw._results.matching import Matching as Matching
 from torchgw._results.report import Report as Report
 from torchgw._results.result import GWResult as GWResult
 from torchgw._results.storage import load as load

@@ -34,6 +34,21 @@ class Extension:
     # the entropic plan, where the plan of the result is a polished one, which has no potentials
     unpolished: TransportPlan | None
     mass: float = 1.0  # that a partial plan moves, which its linear cost is divided by
+    # the linear cost, if it was given as a table; one of features is made again
+    table: Cost | None = None
+
+    def linear_cost(self) -> Cost | None:
+        """Give the linear cost M of the solve, (n, m)."""
+        if not self.linear or self.table is not None:
+            return self.table
+        source, target = self.spaces
+        if source.features is None or target.features is None:
+            raise UnsupportedError(
+                "The linear cost was given as a table `M`, and the file does not hold it. Save "
+                "with `result.save(path, dense=True)`, which stores it."
+            )
+        features = source.features.double(), target.features.double()
+        return feature_cost(*features, target.feature_metric)
 
     def map(
         self,

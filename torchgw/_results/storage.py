@@ -255,6 +255,7 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
         "own": known.own,
         "mass": extension.mass,
         "loss": known.loss,
+        "table": extension.table if dense else None,
     }
 
 
@@ -351,7 +352,9 @@ def _build_extension(parts: dict[str, Any]) -> Extension:
         (source.mean, target.mean),
         parts["own"],
     )
-    return Extension(spaces, known, parts["linear"], parts["unpolished"], parts["mass"])
+    # files written before it was stored do not hold the table of a linear cost
+    table = parts.get("table")
+    return Extension(spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table)
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:

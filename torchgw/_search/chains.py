@@ -29,23 +29,23 @@ __all__ = ["Climbed", "Trial", "chains_within", "climb"]
 # Epsilons of this file are shares of the natural scale.
 # Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
 _COMPARED_AT = 0.02
-# Objectives within this of each other, relative, are of the same optimum. [L323]
+# Objectives within this of each other, relative, are of the same optimum. [L333]
 _SAME = 1e-3
 # Noise on the product plan of a chain that has no other start. [L323]
 _FAINT = 0.1
 # Outer iterations of a kick, and Sinkhorn iterations of each. [L323]
 _KICKS, _KICK_INNER = 5, 2
-# Change of the plan (L1) below which a stage of a ladder is done. [L323]
+# Change of the plan (L1) below which a stage of a ladder is done. [L333]
 _SETTLED = 2e-3
 # Sinkhorn iterations of an outer iteration on a ladder. [L323]
 _INNER = 5
-# Outer and Sinkhorn iterations in which the plans meet their marginals, and over-relaxation. [L323]
+# Outer and Sinkhorn iterations in which the plans meet their marginals, and over-relaxation. [L333]
 _LAST, _LAST_INNER, _LAST_RELAXATION = 5, 60, 1.7
-# Chains that go on to the target, and how far from the best objective they may be, relative. [L323]
+# Chains that go on to the target, and how far from the best objective they may be, relative. [L333]
 _REFINED, _CLOSE = 4, 0.05
-# Share of entries that are not zero up to which products on a CPU are sparse. [L323]
+# Share of entries that are not zero up to which products on a CPU are sparse. [L333]
 _SPARSE = 0.05
-# Entries of plans that advance together: a CPU does best with what its cache holds. [L323]
+# Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
 _TOGETHER = {"cpu": 2**17, "cuda": 2**28}
 
 
@@ -82,9 +82,9 @@ _HOT = Kind("hot kick", _QUICK, (0.3, 0.05))
 # Chains that all problems get: the search is over if they agree. Then those that follow, by turns.
 _FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
 _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
-# Chains with the best objective, kicked ones among them, that make a search end early. [L323]
+# Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
-# How many of these run before the next look at what has been found. [L323]
+# How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)

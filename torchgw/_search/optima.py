@@ -65,17 +65,17 @@ _COARSEST = 0.2
 _WHOLE = 512
 # Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
 # curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
-# [L324]
+# [L332]
 _LONELY = 0.9
 # Points of the larger side from which on chains are of use: few have been tried in every way.
-# [L324]
+# [L331]
 _TINY = 20
 # Multiplications that chains on all points may take by default, and where a search is thorough.
-# [L324]
+# [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
 # Chains then, unless ``n_init`` says how many; there is no such search with fewer than the least.
-# [L324]
+# [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
 # What is said where the search cannot vouch for its optimum.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
-from torchgw._errors import ConvergenceWarning, InvalidInputError, InvalidTypeError, warn_user
+from torchgw._errors import (
+    ConvergenceWarning,
+    InvalidInputError,
+    InvalidTypeError,
+    UnsupportedError,
+    warn_user,
+)
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
@@ -69,6 +75,13 @@ class LowRankResult(Result):
     def plan(self) -> Tensor:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
+
+    def matching(self) -> NoReturn:
+        """Refuse: groups of points are joined, and no point has a partner of its own."""
+        raise UnsupportedError(
+            "A plan of low rank joins groups of points, so it has no matching. Refine it first: "
+            "torchgw.solve(..., init=result.plan).matching(), or lazy_plan.argmax()."
+        )
 
     def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.lazy_plan.shape

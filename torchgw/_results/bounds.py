@@ -1,0 +1,190 @@
+"""Lower bounds of the objective: what no plan can go below.
+
+For a loss |x - y|^p every plan P of a balanced problem costs at least (Memoli 2011, in our units)
+
+    FLB   OT of the eccentricities of the points, (sum_k a_k D_ik^p)^(1/p) for p = 2
+    SLB   OT of all distances of one side, by a x a, with those of the other, by b x b
+    TLB   min_P sum_ij P_ij OT(distances of i, distances of j)
+
+with optimal transport (OT) of numbers at the cost |x - y|^p. The third is the largest. Each is only
+made smaller here by what makes it cheap: quantile functions are averaged over equal parts of the
+mass, which lowers a convex cost; a linear problem is bounded by a feasible dual pair.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from torchgw._problem.losses import LOSSES
+from torchgw._problem.problem import stored_matrix
+from torchgw._results.mapping import Extension
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.loop import sinkhorn
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._typing import Marginals, Potentials
+from torchgw.distances.base import DistanceProvider
+
+__all__ = ["lower_bound"]
+
+# Pairs of points up to which the third bound, and a linear problem, are solved; squared number of
+# points up to which all distances are sorted for the second. [L329]
+_PAIRS = 4_000_000
+_SORTED_ENTRIES = 25_000_000
+# Parts of the mass that quantile functions are averaged over: of the distances of a point, and of a
+# single distribution. [L329]
+_PARTS = 1024
+_FINE_PARTS = 65_536
+# Epsilon of the last entropic dual as a share of the mean cost, its decay from the mean cost, and
+# the iterations at each. [L330]
+_LEAST_EPSILON = 3e-4
+_DECAY = 0.5
+_ITERATIONS = 100
+_TOLERANCE = 1e-4
+# Entries of a linear cost read at once. [L329]
+_BLOCK_ENTRIES = 2**22
+
+
+def lower_bound(extension: Extension, weights: Marginals) -> float:
+    """Compute the largest bound that is affordable; NaN where none is known."""
+    known = extension.known
+    order, alpha = LOSSES[known.loss.name].order, known.alpha
+    sides = known.distances(0), known.distances(1)
+    if known.own is not None or (alpha > 0 and (order is None or not _cheap(sides))):
+        return math.nan
+    with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
+        linear = extension.linear_cost() if alpha < 1 else None
+        bounds = [0.0] if linear is None else []
+        small = weights.a.numel() * weights.b.numel() <= _PAIRS
+        squares = max(side.n for side in sides) ** 2
+        if small and squares <= _SORTED_ENTRIES:
+            table = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
+            if alpha > 0:
+                assert order is not None
+                table = table + alpha * _local(sides, weights, order)
+            if isinstance(table, Tensor):
+                bounds.append(_transport(table, weights))
+            return max(bounds)
+        least = 0.0 if linear is None else (1 - alpha) * _least(linear, weights)
+        quadratic = [0.0]
+        if alpha > 0:
+            assert order is not None
+            quadratic.append(_first(sides, weights, order))
+            if squares <= _SORTED_ENTRIES:
+                quadratic.append(_second(sides, weights, order))
+        return alpha * max(quadratic) + least
+
+
+Sides = tuple[DistanceProvider, DistanceProvider]
+
+
+def _cheap(sides: Sides) -> bool:
+    """Tell whether all distances of both sides may be read."""
+    return all(side.cheap_columns for side in sides)
+
+
+def _first(sides: Sides, weights: Marginals, order: int) -> float:
+    """Compute the first lower bound."""
+    means = []
+    for side, weight in zip(sides, weights, strict=True):
+        weight = weight.to(side.dtype)
+        if order == 2:
+            values = side.mean_square(weight).clamp_min(0).sqrt()
+        else:
+            values = side.apply(weight[:, None])[:, 0]
+        means.append(_quantile_means(values.double()[None], weight.double(), _FINE_PARTS))
+    return float((means[0] - means[1]).abs().pow(order).mean())
+
+
+def _second(sides: Sides, weights: Marginals, order: int) -> float:
+    """Compute the second lower bound."""
+    means = [
+        _quantile_means(
+            stored_matrix(side).double().reshape(1, -1),
+            torch.outer(weight, weight).flatten(),
+            _FINE_PARTS,
+        )
+        for side, weight in zip(sides, weights, strict=True)
+    ]
+    return float((means[0] - means[1]).abs().pow(order).mean())
+
+
+def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
+    """Compute the costs of the third lower bound, (n, m)."""
+    equal = all(bool((weight == weight[0]).all()) for weight in weights)
+    # with as many parts as points of equal weight nothing is lost
+    parts = sides[0].n if equal and sides[0].n == sides[1].n else _PARTS
+    x, y = (
+        _quantile_means(stored_matrix(side).double(), weight, parts)
+        for side, weight in zip(sides, weights, strict=True)
+    )
+    return torch.cdist(x, y, p=float(order)).pow(order) / parts
+
+
+def _quantile_means(values: Tensor, weights: Tensor, parts: int) -> Tensor:
+    """Average the quantile functions of rows (r, n) by weight (n,) over parts of the mass, (r, q).
+
+    The integral of a quantile function up to a share of the mass is linear between the sums that
+    sorted values reach.
+    """
+    values, order = values.sort(dim=1)
+    mass = weights[order]
+    reached = mass.cumsum(1)
+    reached /= reached[:, -1:].clone()
+    integral = (values * mass).cumsum(1) / weights.sum()
+    share = torch.arange(1, parts + 1, dtype=values.dtype, device=values.device) / parts
+    share = share.expand(len(values), -1).contiguous()
+    place = torch.searchsorted(reached, share).clamp_(max=values.shape[1] - 1)
+    over = reached.gather(1, place) - share
+    upto = integral.gather(1, place) - values.gather(1, place) * over
+    return parts * upto.diff(dim=1, prepend=upto.new_zeros(len(upto), 1))
+
+
+def _transport(cost: Tensor, weights: Marginals) -> float:
+    """Bound the least <C, P> from below: exact for n = m and equal weights, otherwise by a dual."""
+    used = [(weight > 0).nonzero()[:, 0] for weight in weights]
+    a, b = (weight[index] / weight.sum() for weight, index in zip(weights, used, strict=True))
+    cost = cost[used[0]][:, used[1]]
+    if len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all()):
+        table = cost.cpu().numpy()
+        return float(table[linear_sum_assignment(table)].mean())
+    marginals = Marginals(a, b)
+    scale = float(cost.max() - cost.min())
+    g = torch.zeros_like(b)
+    best = _dual(cost, marginals, g)
+    if scale == 0:
+        return best
+    potentials: Potentials | None = None
+    anneal = Annealing(scale, _LEAST_EPSILON * scale, decay=_DECAY)
+    epsilons = [anneal(step) for step in range(math.ceil(math.log(_LEAST_EPSILON, _DECAY)) + 1)]
+    for epsilon in epsilons:
+        prepared = EagerBackend().prepare(LinearProblem(DenseCost(cost), marginals, epsilon))
+        found = sinkhorn(prepared, potentials, max_iter=_ITERATIONS, tol=_TOLERANCE)
+        potentials = found.potentials
+        best = max(best, _dual(cost, marginals, potentials.g))
+    return best
+
+
+def _dual(cost: Tensor, weights: Marginals, g: Tensor) -> float:
+    """Compute the dual value of the largest potentials that a guess g (m,) leads to."""
+    f = (cost - g).min(1).values
+    g = (cost - f[:, None]).min(0).values
+    return float(weights.a @ f + weights.b @ g)
+
+
+def _least(cost: Cost, weights: Marginals) -> float:
+    """Bound the least <M, P> from below, by what each point costs at least; nothing is stored."""
+    a, b = weights
+    height = max(1, _BLOCK_ENTRIES // len(b))
+    columns, rows = torch.full_like(b, torch.inf), 0.0
+    for start in range(0, len(a), height):
+        block = slice(start, start + height)
+        table = cost.rows(block).dense().matrix.double()
+        rows += float(a[block] @ table.min(1).values)
+        columns = torch.minimum(columns, table.min(0).values)
+    return max(rows, float(b @ columns))

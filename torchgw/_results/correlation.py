@@ -1,0 +1,70 @@
+"""How well the distances agree that a plan relates to each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw._plans.contract import Plan
+from torchgw._results.mapping import Extension
+from torchgw.distances.base import DistanceProvider
+
+__all__ = ["distance_correlation"]
+
+# Squared number of points up to which all distances are read, where they have no factors. [L328]
+_READ_ENTRIES = 25_000_000
+# Pairs of points that are drawn beyond. [L328]
+_DRAWN_PAIRS = 1024
+
+
+def distance_correlation(plan: Plan, extension: Extension) -> float:
+    """Compute Pearson's correlation of D_X(i, k) and D_Y(j, l), (i, j) and (k, l) from a plan."""
+    source, target = (extension.known.distances(side) for side in (0, 1))
+    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        factored = source.factors() is not None and target.factors() is not None
+        few = max(plan.shape) ** 2 <= _READ_ENTRIES
+        cheap = source.cheap_columns and target.cheap_columns
+        if cheap and (factored or few):
+            return _exactly(plan, source, target)
+        generator = torch.Generator(plan.device).manual_seed(0)
+        pairs = plan.sample(_DRAWN_PAIRS, generator)
+        tables = (
+            side.columns(index)[index].double()
+            for side, index in zip((source, target), pairs, strict=True)
+        )
+        # a pair and itself were not drawn independently
+        others = ~torch.eye(_DRAWN_PAIRS, dtype=torch.bool, device=plan.device)
+        x, y = (table[others] for table in tables)
+        moments = torch.stack([x.mean(), y.mean(), x @ x, y @ y, x @ y])
+        moments[2:] /= len(x)
+        return _correlation(moments)
+
+
+def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> float:
+    """Compute the correlation from the moments of all pairs."""
+    source, target = (side.to(plan.device, torch.float64) for side in (source, target))
+    p, q = plan.marginals()
+    mass = p.sum()
+    p, q = p / mass, q / q.sum()
+    far = target.factors()
+    if far is not None:
+        # D_Y = B diag(s) B', so <D_X P D_Y, P> = sum_r s_r b_r' D_X b_r for the columns of P B
+        moved = (plan @ far.matrix.double()) / mass
+        cross = ((source.apply(moved) * moved).sum(0) * far.signs).sum()
+    else:
+        matrix = plan.stored().double() / mass
+        cross = (source.apply(matrix) * target.apply(matrix.T.contiguous()).T).sum()
+    moments = [p @ source.apply(p[:, None])[:, 0], q @ target.apply(q[:, None])[:, 0]]
+    moments += [p @ source.mean_square(p), q @ target.mean_square(q), cross]
+    return _correlation(torch.stack(moments))
+
+
+def _correlation(moments: Tensor) -> float:
+    """Compute the correlation from the means of x, y, x^2, y^2 and x y."""
+    x, y, xx, yy, xy = moments.tolist()
+    spreads = xx - x * x, yy - y * y
+    # what rounding leaves of a variance of zero
+    if any(spread <= 1e-12 * square for spread, square in zip(spreads, (xx, yy), strict=True)):
+        return float("nan")
+    ratio = (xy - x * y) / (spreads[0] * spreads[1]) ** 0.5
+    return float(max(-1.0, min(1.0, ratio)))

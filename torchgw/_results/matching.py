@@ -1,0 +1,286 @@
+"""Matchings: a plan rounded to pairs of points, and what these are worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from torchgw._boundary.checks import check_choice
+from torchgw._errors import InvalidTypeError
+from torchgw._plans.contract import Plan
+from torchgw._problem.losses import LOSSES, Loss
+from torchgw._problem.problem import stored_matrix
+from torchgw._results.mapping import Extension
+from torchgw._results.permutations import Assignment, improve
+from torchgw._results.rounding import assign, places
+from torchgw._sinkhorn.cost import Cost
+from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.new_points import Space
+
+__all__ = ["Matching", "MatchingKind", "match"]
+
+MatchingKind = Literal["one_to_one", "many_to_one"]
+# Pairs of points (the product of both sides, and each side squared) up to which a matching is
+# improved; and those of three points for a loss without products. [L327]
+_IMPROVED_ENTRIES = {"cpu": 2_250_000, "cuda": 25_000_000}
+_IMPROVED_TRIPLES = 2_000_000
+# Distances read at once, and the rows that a value is estimated from where they are costly. [L327]
+_BLOCK_ELEMENTS = 2**22
+_SAMPLED_ROWS = 256
+# Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
+# hardly any are zero. [L327]
+_GRAPH_SHARE = 0.5
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Matching:
+    """Pairs of points, as :meth:`torchgw.GWResult.matching` makes them.
+
+    Attributes
+    ----------
+    source, target : Tensor, shape (p,), int64
+        The pairs, in the order of the side that every point of which is matched; on the device of
+        the plan.
+    weights : Tensor, shape (p,), float64
+        Weight of each pair: that of its point on that side.
+    value : float
+        The objective of the plan that moves these weights between the pairs, in the units and the
+        loss of ``result.value``: alpha sum_pq w_p w_q loss(D_X, D_Y) + (1 - alpha) sum_p w_p M.
+    value_standard_error : float
+        Zero, unless columns of distances are costly: then the value is estimated from 256 rows.
+    edges_kept : int or None
+        Edges of one graph whose ends are matched to the ends of an edge of the other; ``None``
+        unless both sides were given as graphs. A matrix given is one if at most half of its entries
+        off the diagonal are not zero.
+    edges : tuple of int, or None
+        Edges of the source and of the target.
+    """
+
+    source: Tensor
+    target: Tensor
+    weights: Tensor
+    value: float
+    value_standard_error: float
+    edges_kept: int | None
+    edges: tuple[int, int] | None
+
+    def __len__(self) -> int:
+        """Count the pairs."""
+        return len(self.source)
+
+    @property
+    def pairs(self) -> Tensor:
+        """The pairs as a table (p, 2), which :func:`torchgw.solve` takes as ``init``."""
+        return torch.stack([self.source, self.target], dim=1)
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        error = f" +- {self.value_standard_error:.2g}" if self.value_standard_error else ""
+        text = f"Matching({len(self):,} pairs, value={self.value:.6g}{error}"
+        if self.edges is not None:
+            text += f", edges_kept={self.edges_kept:,} of {self.edges[0]:,} and {self.edges[1]:,}"
+        return text + ")"
+
+
+class _Side(NamedTuple):
+    """One side of a problem that points are matched in."""
+
+    distances: DistanceProvider
+    space: Space
+
+
+class _Task(NamedTuple):
+    """What is matched, with the side whose every point is matched along the rows."""
+
+    plan: Plan  # (k, l)
+    near: _Side
+    far: _Side
+    masses: Marginals  # of rows and columns
+    loss: Loss  # of a near and a far distance
+    alpha: float
+    linear: Cost | None  # (k, l)
+    mass: float  # that a partial plan moves
+
+
+def match(
+    plan: Plan, masses: Marginals, extension: Extension, kind: MatchingKind, improved: bool
+) -> Matching:
+    """Round a plan of given marginals to a matching; see :meth:`torchgw.GWResult.matching`."""
+    check_choice("kind", kind, get_args(MatchingKind))
+    if not isinstance(improved, bool):
+        raise InvalidTypeError(f"`improve` must be True or False; got {improved!r}.")
+    n, m = plan.shape
+    turned = n > m if kind == "one_to_one" else n < m
+    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        task = _task(plan, masses, extension, turned)
+        capacity = torch.ones(task.plan.shape[1], dtype=torch.int64)
+        if kind == "many_to_one":
+            capacity = _capacity(task)
+        partners = assign(task.plan, capacity)
+        rows = _kept(task, partners)
+        weights = _weights(task, rows)
+        if improved and _small(task):
+            partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
+        return _judge(task, rows, partners[rows], weights, turned)
+
+
+def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:
+    """Collect what a result knows, with the side whose every point is matched first."""
+    known, linear = extension.known, extension.linear_cost()
+    near, far = (_Side(known.distances(side), extension.spaces[side]) for side in (0, 1))
+    loss = LOSSES[known.loss.name]
+    if turned:
+        cross = None if loss.cross is None else loss.cross[::-1]
+        loss = replace(loss, own=loss.own[::-1], cross=cross)
+        plan, near, far, masses = plan.T, far, near, Marginals(*masses[::-1])
+        linear = None if linear is None else linear.transpose()
+    return _Task(plan, near, far, masses, loss, known.alpha, linear, extension.mass)
+
+
+def _capacity(task: _Task) -> Tensor:
+    """Count how many of the k rows a column may take at most: its weight times k, rounded up."""
+    k = task.plan.shape[0]
+    share = task.masses.b / task.masses.b.sum() * k
+    # rounding makes no whole number larger
+    return (share * (1 - 1e-9)).ceil().long().cpu()
+
+
+def _kept(task: _Task, partners: Tensor) -> Tensor:
+    """Choose the rows that are matched: of a partial plan as many as the share of mass it moves."""
+    k = len(partners)
+    if task.mass >= 1:
+        return torch.arange(k)
+    entries = task.masses.a.cpu().clone()
+    height = max(1, _BLOCK_ELEMENTS // task.plan.shape[1])
+    for rows in torch.arange(k).split(height):
+        block = task.plan.rows(rows).cpu()
+        entries[rows] = block.gather(1, partners[rows, None])[:, 0].double()
+    count = max(1, round(task.mass * k))
+    return entries.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def _weights(task: _Task, rows: Tensor) -> Tensor:
+    """Weigh the rows that are matched, with the mass of the plan in all."""
+    mass = task.masses.a.double()
+    kept = mass[rows.to(mass.device)]
+    return kept * (mass.sum() / kept.sum())
+
+
+def _small(task: _Task) -> bool:
+    """Tell whether tables of the problem fit."""
+    k, l = task.plan.shape
+    most = _IMPROVED_ENTRIES.get(task.plan.device.type, 0)
+    cheap = task.near.distances.cheap_columns and task.far.distances.cheap_columns
+    products = task.loss.cross is not None or k * l * min(k, l) <= _IMPROVED_TRIPLES
+    return cheap and products and max(k, l) ** 2 <= most
+
+
+def _improved(
+    task: _Task, rows: Tensor, weights: Tensor, partners: Tensor, capacity: Tensor
+) -> Tensor:
+    """Improve a matching of some rows on its own objective."""
+    device = task.plan.device
+    rows = rows.to(device)
+    near, far = (stored_matrix(side.distances).double() for side in (task.near, task.far))
+    linear = None
+    if task.linear is not None:
+        linear = (1 - task.alpha) * task.linear.rows(rows).dense().matrix.double()
+    problem = Assignment(
+        near[rows][:, rows], far, weights, linear, task.alpha, task.loss, places(capacity)
+    )  # fmt: skip
+    plan = task.plan.stored().double()[rows]
+    share = weights / plan.sum(1).clamp_min(torch.finfo(plan.dtype).tiny)
+    return improve(problem, plan * share[:, None], partners.to(device)).cpu()
+
+
+def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned: bool) -> Matching:
+    """Compute what a matching is worth, and how many edges it keeps."""
+    device = task.plan.device
+    rows, partners = rows.to(device), partners.to(device)
+    quadratic, error = _quadratic(task, rows, partners, weights)
+    value = task.alpha * quadratic
+    if task.linear is not None:
+        total = _linear(task.linear, rows, partners, weights)
+        value += (1 - task.alpha) * total
+    near, far = _graph(task.near), _graph(task.far)
+    edges = kept = None
+    if near is not None and far is not None:
+        kept = _edges_kept(near, far, rows.cpu().numpy(), partners.cpu().numpy())
+        edges = (far.nnz, near.nnz) if turned else (near.nnz, far.nnz)
+    source, target = (partners, rows) if turned else (rows, partners)
+    return Matching(source, target, weights, value, task.alpha * error, kept, edges)
+
+
+def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Compute the sum of w_p w_q loss over pairs p and q, exactly or from some p; its error."""
+    near, far = task.near.distances, task.far.distances
+    index, cheap = torch.arange(len(rows), device=rows.device), True
+    if not (near.cheap_columns and far.cheap_columns) and len(rows) > _SAMPLED_ROWS:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.multinomial(weights.cpu(), _SAMPLED_ROWS, True, generator=generator)
+        index, cheap = drawn.to(rows.device), False
+    parts = []
+    for block in index.split(max(1, _BLOCK_ELEMENTS // max(near.n, far.n))):
+        x = near.columns(rows[block])[rows].double()
+        y = far.columns(partners[block])[partners].double()
+        parts.append(weights @ task.loss(x, y))
+    each = torch.cat(parts)
+    if cheap:
+        return float(each @ weights), 0.0
+    total = float(weights.sum())
+    return total * float(each.mean()), total * float(each.std()) / len(each) ** 0.5
+
+
+def _linear(cost: Cost, rows: Tensor, partners: Tensor, weights: Tensor) -> float:
+    """Compute the sum of w_p M_p over pairs p."""
+    total = 0.0
+    for block in torch.arange(len(rows), device=rows.device).split(
+        max(1, _BLOCK_ELEMENTS // cost.shape[1])
+    ):
+        table = cost.rows(rows[block]).dense().matrix.to(weights)
+        total += float(weights[block] @ table.gather(1, partners[block, None])[:, 0])
+    return total
+
+
+def _graph(side: _Side) -> scipy.sparse.csr_array | None:
+    """Find the edges of a side that was given as a graph, each once; ``None`` for other sides."""
+    space = side.space
+    if space.points is not None or space.metric is not None:
+        return None
+    if space.geodesics is not None:
+        graph = scipy.sparse.csr_array(space.geodesics.graph)
+    else:
+        table = side.distances.matrix()
+        if table is None:
+            return None
+        n = len(table)
+        count = int(table.count_nonzero()) - int(table.diagonal().count_nonzero())
+        if count > _GRAPH_SHARE * n * (n - 1):
+            return None
+        graph = scipy.sparse.csr_array((table != 0).cpu().numpy())
+    graph = scipy.sparse.csr_array(scipy.sparse.triu(graph, 1))
+    graph.eliminate_zeros()
+    return graph
+
+
+def _edges_kept(
+    near: scipy.sparse.csr_array,
+    far: scipy.sparse.csr_array,
+    rows: np.ndarray,
+    partners: np.ndarray,
+) -> int:
+    """Count the edges of one graph that are matched to edges of the other."""
+    image = np.full(near.shape[0], -1)
+    image[rows] = partners
+    first, second = (image[ends] for ends in near.nonzero())
+    matched = (first >= 0) & (second >= 0)
+    low, high = (part(first, second)[matched] for part in (np.minimum, np.maximum))
+    size = far.shape[1]
+    start, end = far.nonzero()
+    return int(np.isin(low * size + high, start.astype(np.int64) * size + end).sum())
