@@ -67,6 +67,9 @@ _WHOLE = 512
 # curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
 # [L332]
 _LONELY = 0.9
+# Resolution of few points that no distances have, but for those of very few points or on a line.
+# [L335]
+_NO_DISTANCE = 0.01
 # Points of the larger side from which on chains are of use: few have been tried in every way.
 # [L331]
 _TINY = 20
@@ -141,6 +144,7 @@ class Search(NamedTuple):
     ambiguity: float  # in [0, 1], NaN if nothing could tell
     trials: tuple[Trial, ...] = ()  # of chains on all points
     doubt: str = ""  # why there may be a better optimum, and what to do
+    resolution: float = float("nan")  # of the few points; NaN if they cannot tell
 
 
 class _Distinct(NamedTuple):
@@ -203,7 +207,8 @@ def find_optima(
         first = _compare_finely(problem, coarse.problem, close, target, solve, call)
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
-    return Search(alternatives, _ambiguity(coarse, alternatives))
+    ambiguity = _ambiguity(coarse, alternatives)
+    return Search(alternatives, ambiguity, resolution=coarse.resolution)
 
 
 def search_all_points(
@@ -229,7 +234,8 @@ def search_all_points(
     if how == "thorough":
         operations *= _THOROUGH
     count = min(n_init or _CHAINS[how], chains_within(operations, n, m))
-    if how == "auto" and is_structured(problem):
+    # entries of adjacency matrices and similarities are no distances, and small ones abound
+    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem)):
         return first
     if count < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
