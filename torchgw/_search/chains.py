@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
+from torchgw._search.convex import convex_path, is_graph
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
@@ -86,6 +87,11 @@ _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 _AGREEING = 3
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
+# What the convex start of graphs goes on with.
+_CONVEX = Ladder(0.01, 0.5, 20)
+# Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
+# that are sharp cost less. [L336]
+_STIR = 0.01
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)
 
@@ -145,6 +151,10 @@ def climb(
     low = target / coarse.scale
     level = max(low, _COMPARED_AT)
     kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
+    graph = is_graph(coarse.problem)
+    if graph:
+        # the convex path finds what most chains do not
+        count = max(len(_FIRST), count // 2)
     chains: list[_Chain] = []
     behind: list[_Chain] = []
     while True:
@@ -171,7 +181,10 @@ def climb(
     found = [world.take(name, plan) for name, plan in guesses]
     for _, together in world.groups(found, [_REFINE] * len(found)):
         world.descend(together, [low], _REFINE.outer)
-    best = sorted(best + found, key=lambda chain: chain.objective)
+    if graph:
+        found.append(world.convex())
+        world.descend(found[-1:], _CONVEX.stages(low), _CONVEX.outer)
+    best = best + found
     plans = [
         world.settle(together, low) for _, together in world.groups(best, [_REFINE] * len(best))
     ]
@@ -256,6 +269,18 @@ class _World:
             plan, g = plans[0], g[0]
         return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
 
+    def convex(self) -> _Chain:
+        """Begin where the convex problem of two graphs has its minimum."""
+        clock = perf_counter()
+
+        def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
+            start = cost.new_zeros(1, 1, cost.shape[1])
+            return self.solve(cost[None], start, epsilon, iterations)[0][0]
+
+        chain = self.take("convex start", convex_path(self.problem, project))
+        chain.seconds = perf_counter() - clock
+        return chain
+
     def take(self, name: str, plan: Tensor) -> _Chain:
         """Make a chain of a plan that was found by other means."""
         return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
@@ -283,7 +308,10 @@ class _World:
         clock = perf_counter()
         plans = torch.stack([chain.plan for chain in chains])
         g = torch.stack([chain.g for chain in chains])
+        generator = torch.Generator(device=plans.device).manual_seed(0)
         for share in stages:
+            noise = torch.randn(plans.shape[1:], device=plans.device, generator=generator)
+            plans = plans * (1 + _STIR * noise).clamp_(0.5)
             last = math.inf
             for _ in range(outer):
                 before = plans
