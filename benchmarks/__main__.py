@@ -27,6 +27,7 @@ STUDIES = {
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),
+    "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),
     "seeds": ("solves.seeds", "is the better optimum found? many seeds of one problem"),
     "snare": ("solves.snare", "SNARE-seq, beside POT"),

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.quality import clouds, networks, random_matrices, real
 from benchmarks.quality.instances import Instance
 
-__all__ = ["PROBLEMS", "QualityProblem"]
+__all__ = ["PROBLEMS", "RANDOM_MATRICES", "QualityProblem"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class QualityProblem:
         return metric <= self.threshold if self.lower_is_better else metric >= self.threshold
 
 
+# Sizes and epsilon, at which the product plan is no optimum.
+RANDOM_MATRICES = {
+    "random-12x15": (12, 15, 0.02),
+    "random-40x50": (40, 50, 0.02),
+    "random-60x80": (60, 80, 0.01),
+}
 _HITS = "nodes matched"
 _NEAR = "points near a right place"
 
@@ -105,9 +111,9 @@ def _rewired(percent: int) -> QualityProblem:
     )
 
 
-def _random_matrices(n: int, m: int, epsilon: float) -> QualityProblem:
+def _random_matrices(name: str, n: int, m: int, epsilon: float) -> QualityProblem:
     return QualityProblem(
-        f"random-{n}x{m}",
+        name,
         lambda rng: random_matrices.independent(rng, n, m, epsilon),
         "objective / best of 64 descents",
         1 + 1e-4,
@@ -167,9 +173,7 @@ _ALL = (
     _yeast(20, 0.77),
     *(_yeast_by_degree(extra) for extra in (5, 20)),
     *(_rewired(percent) for percent in (10, 20)),
-    # at an epsilon below which the product plan is no optimum
-    _random_matrices(40, 50, 0.02),
-    _random_matrices(60, 80, 0.01),
+    *(_random_matrices(name, *kind) for name, kind in RANDOM_MATRICES.items()),
     *(_digits(n) for n in (1_000, 5_000)),
     QualityProblem(
         "snare-scot", networks.snare_scot, "FOSCTTM", 0.16, lower_is_better=True, large=True
