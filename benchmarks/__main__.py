@@ -14,6 +14,7 @@ from benchmarks.harness.registry import PROBLEMS
 from benchmarks.harness.report import plot, read_records, table
 from benchmarks.harness.runners import RUNNERS
 from benchmarks.quality import problems as quality_problems
+from benchmarks.quality.real import DATA_VARIABLE
 from benchmarks.quality.solvers import SOLVERS
 from benchmarks.quality.sweep import SweepOptions, sweep
 from benchmarks.quality.tables import quality_table
@@ -26,6 +27,7 @@ STUDIES = {
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),
+    "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),
     "seeds": ("solves.seeds", "is the better optimum found? many seeds of one problem"),
     "snare": ("solves.snare", "SNARE-seq, beside POT"),
@@ -99,6 +101,9 @@ def _quality(options: argparse.Namespace) -> int:
     _check_names("problem", problems, list(known))
     _check_names("runner", runners, list(SOLVERS))
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.data is not None:
+        # solves have processes of their own
+        os.environ[DATA_VARIABLE] = str(options.data.resolve())
     settings = SweepOptions(
         device=options.device,
         jobs=options.jobs,
@@ -138,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument("problems", nargs="*", metavar="PROBLEM", help="all but tiny if none")
     judge.add_argument("--seeds", type=int, default=20, help="seeds 0 to SEEDS - 1")
     judge.add_argument("--runners", default=",".join(SOLVERS), help="comma-separated")
+    judge.add_argument(
+        "--data", type=Path, help=f"folder of words.npz, ppi.npz; or {DATA_VARIABLE}"
+    )
     judge.add_argument("--jobs", type=int, default=1, help="processes, of one thread if several")
     judge.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     judge.add_argument("--limit", type=float, default=120.0, help="seconds of one solve")

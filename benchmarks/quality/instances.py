@@ -44,7 +44,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Instance:
-    """A problem at one seed. Distances are at most one; the order of Y is random."""
+    """A problem at one seed; the order of Y is random."""
 
     d_x: Array  # (n, n)
     d_y: Array  # (m, m)
@@ -54,6 +54,7 @@ class Instance:
     points: Points | None = None
     epsilon: float | None = None  # None: what torchgw.solve takes by default
     weights: tuple[Array, Array] | None = None  # None: uniform
+    network: bool = False  # 0/1 adjacency; a one-to-one matching is judged in place of the plan
 
     @property
     def marginals(self) -> tuple[Array, Array]:
@@ -74,16 +75,25 @@ def from_matrices(
     answer: Array | None = None,
     epsilon: float | None = None,
     weights: tuple[Array, Array] | None = None,
+    divided: bool = True,
+    network: bool = False,
 ) -> Instance:
-    """Return an instance whose distances are given, both divided by the larger maximum."""
-    largest = max(d_x.max(), d_y.max())
+    """Return an instance of given distances, both divided by the larger maximum or left alone."""
+    largest = max(d_x.max(), d_y.max()) if divided else 1.0
     d_x, d_y = d_x / largest, d_y / largest
     inputs: dict[str, Any] = {"D_X": d_x, "D_Y": d_y}
     if weights is not None:
         inputs |= {"a": weights[0], "b": weights[1]}
     return Instance(
-        d_x, d_y, judge, inputs, answer=answer, epsilon=epsilon, weights=weights
-    )  # fmt: skip
+        d_x,
+        d_y,
+        judge,
+        inputs,
+        answer=answer,
+        epsilon=epsilon,
+        weights=weights,
+        network=network,
+    )
 
 
 def from_geodesics(

@@ -20,7 +20,16 @@ from benchmarks.quality.instances import (
 )
 from benchmarks.solves import snare
 
-__all__ = ["MissingDataError", "geometric", "scale_free", "snare_points", "snare_scot", "tree"]
+__all__ = [
+    "MissingDataError",
+    "edges_kept",
+    "geometric",
+    "rewired",
+    "scale_free",
+    "snare_points",
+    "snare_scot",
+    "tree",
+]
 
 Generator = np.random.Generator
 
@@ -54,6 +63,37 @@ def scale_free(rng: Generator, n: int, extra: float, attached: int = 3) -> Insta
         edges += [(node, target) for target in sorted(targets)]
         ends += [*sorted(targets), *[node] * attached]
     return _network_pair(rng, np.array(edges), n, extra)
+
+
+def rewired(rng: Generator, n: int, degree: float, share: float) -> Instance:
+    """Erdos-Renyi network against a copy with a share of its edges put elsewhere, 0/1 adjacency.
+
+    The metric is the edges kept by a matching over those that the true one keeps: leaves and
+    isolated nodes can be exchanged.
+    """
+    d_x = np.triu(rng.random((n, n)) < degree / n, 1)
+    copy = d_x.copy()
+    edges = np.argwhere(d_x)
+    gone = edges[rng.choice(len(edges), round(share * len(edges)), replace=False)]
+    free = np.argwhere(np.triu(~d_x, 1))
+    copy[tuple(gone.T)] = False
+    copy[tuple(free[rng.choice(len(free), len(gone), replace=False)].T)] = True
+    order = rng.permutation(n)
+    match = np.argsort(order)
+    tables = [np.asarray(table | table.T, dtype=np.float64) for table in (d_x, copy)]
+    tables[1] = tables[1][np.ix_(order, order)]
+    most = edges_kept(tables[0], tables[1], match)
+    return from_matrices(
+        *tables,
+        lambda plan: edges_kept(tables[0], tables[1], plan.argmax(1)) / most,
+        answer=permutation_plan(match),
+        network=True,
+    )
+
+
+def edges_kept(d_x: Array, d_y: Array, match: Index) -> int:
+    """Count the edges of X whose ends are matched to the ends of an edge of Y."""
+    return int(((d_x > 0) & (d_y[np.ix_(match, match)] > 0)).sum()) // 2
 
 
 def geometric(rng: Generator, n: int, extra: float, *, local: bool, degree: int = 8) -> Instance:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.quality import clouds, networks
+from benchmarks.quality import clouds, networks, random_matrices, real
 from benchmarks.quality.instances import Instance
 
-__all__ = ["PROBLEMS", "QualityProblem"]
+__all__ = ["PROBLEMS", "RANDOM_MATRICES", "QualityProblem"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class QualityProblem:
         return metric <= self.threshold if self.lower_is_better else metric >= self.threshold
 
 
+# Sizes and epsilon, at which the product plan is no optimum.
+RANDOM_MATRICES = {
+    "random-12x15": (12, 15, 0.02),
+    "random-40x50": (40, 50, 0.02),
+    "random-60x80": (60, 80, 0.01),
+}
 _HITS = "nodes matched"
 _NEAR = "points near a right place"
 
@@ -63,6 +69,63 @@ def _geometric(rng: np.random.Generator, extra: float) -> Instance:
 
 def _shortcuts(rng: np.random.Generator, extra: float) -> Instance:
     return networks.geometric(rng, 1_000, extra, local=False)
+
+
+def _word_layers(source: int, target: int) -> QualityProblem:
+    return QualityProblem(
+        f"words-{source}-{target}",
+        lambda rng: real.word_layers(rng, source, target),
+        "P@1",
+        0.99,
+        large=True,
+    )
+
+
+def _yeast(extra: int, threshold: float) -> QualityProblem:
+    return QualityProblem(
+        f"yeast-{extra}",
+        lambda rng: real.yeast(rng, extra, by_degree=False),
+        "nodes of the matching right",
+        threshold,
+        large=True,
+    )
+
+
+def _yeast_by_degree(extra: int) -> QualityProblem:
+    return QualityProblem(
+        f"yeast-{extra}-degree",
+        lambda rng: real.yeast(rng, extra, by_degree=True),
+        _HITS,
+        0.5,
+        large=True,
+    )
+
+
+def _rewired(percent: int) -> QualityProblem:
+    return QualityProblem(
+        f"erdos-renyi-500-rewired{percent}",
+        lambda rng: networks.rewired(rng, 500, 4, percent / 100),
+        "edges kept / the true matching's",
+        0.98,
+        large=True,
+    )
+
+
+def _random_matrices(name: str, n: int, m: int, epsilon: float) -> QualityProblem:
+    return QualityProblem(
+        name,
+        lambda rng: random_matrices.independent(rng, n, m, epsilon),
+        "objective / best of 64 descents",
+        1 + 1e-4,
+        lower_is_better=True,
+        large=True,
+    )
+
+
+def _digits(n: int) -> QualityProblem:
+    return QualityProblem(
+        f"digits-{n}", lambda rng: real.digits(rng, n), "P@1", 0.8, large=True
+    )  # fmt: skip
 
 
 _ALL = (
@@ -104,6 +167,14 @@ _ALL = (
     # nodes side by side look alike in hops: a right arrangement has some of them exchanged
     *(_network("geometric", _geometric, percent, 0.1) for percent in (5, 15, 25)),
     _network("shortcuts", _shortcuts, 5, 0.1),
+    *(_word_layers(*layers) for layers in ((2, 6), (4, 6), (2, 4))),
+    # nodes that have the same neighbours can be exchanged; the best published are these
+    _yeast(5, 0.84),
+    _yeast(20, 0.77),
+    *(_yeast_by_degree(extra) for extra in (5, 20)),
+    *(_rewired(percent) for percent in (10, 20)),
+    *(_random_matrices(name, *kind) for name, kind in RANDOM_MATRICES.items()),
+    *(_digits(n) for n in (1_000, 5_000)),
     QualityProblem(
         "snare-scot", networks.snare_scot, "FOSCTTM", 0.16, lower_is_better=True, large=True
     ),

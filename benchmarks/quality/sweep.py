@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from scipy.special import xlogy
 
 from benchmarks.harness.evaluate import gw_value, made_feasible
 from benchmarks.harness.harness import RunOptions, environment, finite
-from benchmarks.quality.instances import Array, Instance
-from benchmarks.quality.networks import MissingDataError
+from benchmarks.quality.instances import Array, Index, Instance, permutation_plan
+from benchmarks.quality.networks import MissingDataError, edges_kept
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.quality.solvers import SOLVERS, Request, default_epsilon, versions
 from benchmarks.sinkhorn.linear import Unsupported
@@ -197,7 +198,7 @@ def attempt(task: Task, instance: Instance, epsilon: float, options: SweepOption
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            plan, seconds, says = SOLVERS[runner].run(instance, request)
+            plan, seconds, says, matching = SOLVERS[runner].run(instance, request)
         except Unsupported as reason:
             return {"status": "unsupported", "message": str(reason)}
         # whatever a runner raises, here is where it is recorded as its failure
@@ -206,7 +207,7 @@ def attempt(task: Task, instance: Instance, epsilon: float, options: SweepOption
             return {"status": "failed", "message": message}
     if not np.isfinite(plan).all():
         return {"status": "failed", "message": "the plan is not finite", "time_s": seconds}
-    found = score(instance, plan, epsilon)
+    found = score(instance, plan, epsilon, matching)
     return {
         "status": "ok",
         "success": bool(PROBLEMS[name].succeeds(found["metric"])),
@@ -217,17 +218,33 @@ def attempt(task: Task, instance: Instance, epsilon: float, options: SweepOption
     }
 
 
-def score(instance: Instance, plan: Array, epsilon: float) -> dict[str, float]:
-    """Return the task metric, value and entropic objective once feasible, and marginal error."""
+def score(
+    instance: Instance, plan: Array, epsilon: float, matching: Index | None = None
+) -> dict[str, float]:
+    """Return the task metric, value and entropic objective once feasible, and marginal error.
+
+    Of a network also the edges that a one-to-one matching keeps: the solver's own, or the largest
+    assignment within its plan.
+    """
     a, b = instance.marginals
     feasible = made_feasible(plan, a, b)
     value = gw_value(instance.d_x, instance.d_y, feasible)
     kl = xlogy(feasible, feasible).sum() - xlogy(a, a).sum() - xlogy(b, b).sum()
+    judged, found = plan, {}
+    if instance.network:
+        match = linear_sum_assignment(plan, maximize=True)[1] if matching is None else matching
+        judged = permutation_plan(match)
+        found["edges_kept"] = edges_kept(instance.d_x, instance.d_y, match)
+        if instance.answer is not None:
+            truth = instance.answer.argmax(1)
+            found["right"] = float((match == truth).mean())
+            found["right_by_arg_max"] = float((plan.argmax(1) == truth).mean())
     return {
-        "metric": instance.judge(plan),
+        "metric": instance.judge(judged),
         "value": value,
         "objective": value + epsilon * float(kl),
         "marginal_error": float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum())),
+        **found,
     }
 
 

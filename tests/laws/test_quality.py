@@ -10,9 +10,15 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks.harness.evaluate import gw_value, made_feasible
 from benchmarks.harness.report import read_records
-from benchmarks.quality import instances, sweep
+from benchmarks.quality import instances, random_matrices, real, sweep
 from benchmarks.quality.instances import monotone_plan, permutation_plan
-from benchmarks.quality.networks import MissingDataError, geometric, scale_free
+from benchmarks.quality.networks import (
+    MissingDataError,
+    edges_kept,
+    geometric,
+    rewired,
+    scale_free,
+)
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.quality.solvers import SOLVERS, Request, Solution, Solver, default_epsilon
 from benchmarks.quality.tables import quality_table
@@ -187,6 +193,77 @@ def test_absent_data_are_no_failure(monkeypatch, tmp_path):
     record, instance = sweep.prepare(("snare-scot", "ours", 0), SHARED)
     assert record["status"] == "unsupported"
     assert instance is None
+
+
+@pytest.mark.parametrize("name", ["words-2-6", "yeast-5", "yeast-20-degree"])
+def test_absent_words_and_networks_are_no_failure(name, monkeypatch, tmp_path):
+    monkeypatch.setenv(real.DATA_VARIABLE, str(tmp_path))
+    with pytest.raises(MissingDataError, match=r"pass --data FOLDER"):
+        PROBLEMS[name].instance(0)
+
+
+def test_a_network_is_scored_by_its_matching():
+    instance = rewired(np.random.default_rng(0), 60, 5, 0.1)
+    truth = instance.answer.argmax(1)
+    edges = int(instance.d_x.sum()) // 2
+    assert int(instance.d_y.sum()) // 2 == edges
+    kept = edges_kept(instance.d_x, instance.d_y, truth)
+    assert kept == edges - round(0.1 * edges)
+    # each row's largest entry is in one column, and the matching is right all the same
+    plan = instance.answer + np.where(np.arange(60) == truth[0], 0.9 / 60, 0)
+    plan[np.arange(60), truth] += 1 / 60
+    found = sweep.score(instance, plan, 1e-3)
+    assert (found["metric"], found["right"], found["edges_kept"]) == (1, 1, kept)
+    wrong = sweep.score(instance, plan, 1e-3, np.roll(truth, 1))
+    assert wrong["right"] == 0
+    assert wrong["metric"] < 0.5
+
+
+@pytest.mark.parametrize("convex", [False, True])
+def test_faq_matches_a_network_with_its_copy(convex):
+    instance = rewired(np.random.default_rng(1), 60, 8, 0.0)
+    name = "scipy-faq-convex" if convex else "scipy-faq"
+    solution = SOLVERS[name].run(instance, Request(0, 1e-3, "cpu", None))
+    found = sweep.score(instance, solution.plan, 1e-3, solution.matching)
+    # the convex start is right up to twins; a flat one keeps more than by chance
+    assert found["metric"] > (0.99 if convex else 0.3)
+
+
+def test_faq_is_refused_where_points_differ_in_number_or_weight():
+    instance = PROBLEMS["sizes"].instance(0)
+    with pytest.raises(Unsupported, match="as many points"):
+        SOLVERS["scipy-faq"].run(instance, Request(0, 1e-3, "cpu", None))
+
+
+# POT warns of a Sinkhorn solve that ends at its limit
+@pytest.mark.filterwarnings("ignore:Sinkhorn did not converge")
+def test_descents_on_random_matrices_end_below_those_of_pot():
+    instance = random_matrices.independent(np.random.default_rng(0), 12, 15, 0.02)
+    assert instance.judge(instance.answer) == pytest.approx(1)
+    assert instance.answer.sum(1) == pytest.approx(1 / 12)
+    assert instance.judge(np.outer(*instance.marginals)) > 1.5
+    request = Request(0, 0.02, "cpu", None)
+    assert 1 < instance.judge(SOLVERS["pot-pgd"].run(instance, request).plan) < 1.5
+
+
+def test_pot_from_eight_starts_is_no_worse_than_from_one():
+    instance = random_matrices.independent(np.random.default_rng(0), 12, 15, 0.1)
+    request = Request(0, 0.1, "cpu", None)
+    one, many = (
+        instance.judge(SOLVERS[name].run(instance, request).plan)
+        for name in ("pot-pgd", "pot-pgd-8")
+    )
+    # the first of the eight is the one, to a coarser tolerance
+    assert many < one + 1e-6
+
+
+def test_digits_are_views_of_the_same_images():
+    instance = real.digits(np.random.default_rng(0), 60)
+    assert instance.judge(instance.answer) == 1
+    back = instance.answer.argmax(1)
+    same = np.corrcoef(instance.d_x.ravel(), instance.d_y[np.ix_(back, back)].ravel())[0, 1]
+    other = np.corrcoef(instance.d_x.ravel(), instance.d_y.ravel())[0, 1]
+    assert same > 0.8 > 0.5 > other
 
 
 def test_the_peer_is_refused_where_it_cannot_run():
