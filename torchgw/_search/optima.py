@@ -70,6 +70,8 @@ _LONELY = 0.9
 # Resolution of few points that no distances have, but for those of very few points or on a line.
 # [L335]
 _NO_DISTANCE = 0.01
+# Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
+_ISOMETRIC = 1e-3
 # Points of the larger side from which on chains are of use: few have been tried in every way.
 # [L331]
 _TINY = 20
@@ -250,6 +252,9 @@ def search_all_points(
         if torch.equal(one.source, coarse.source.indices)
         and torch.equal(one.target, coarse.target.indices)
     ]
+    if guesses and first.alternatives[0].value <= _ISOMETRIC * whole.scale:
+        # nothing is better than a match that keeps all distances
+        return first
     found = climb(whole, epsilon, count, guesses)
     apart = coarse.distances(found.plans).tolist()
     kept: list[int] = []
