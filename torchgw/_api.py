@@ -29,6 +29,7 @@ from torchgw._problem.marginals import check_marginal_rule
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
@@ -60,7 +61,7 @@ def solve(
     D_X: Any = None,  # noqa: N803
     D_Y: Any = None,  # noqa: N803
     M: Any = None,  # noqa: N803
-    features: tuple[Any, Any] | None = None,
+    features: tuple[Any, Any] | SignatureName | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
     loss: LossName = "square",
@@ -123,15 +124,21 @@ def solve(
         Given distance matrices, in place of X and Y.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
-    features : pair of array-like, shapes (n, k) and (m, k), optional
-        Features of both sides, in place of ``M``: their distances are the linear cost.
+    features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
+        Features of both sides, in place of ``M``: their distances are the linear cost. Where both
+        sides are graphs, or adjacency matrices (at most half of D_X and of D_Y is not zero), a name
+        has them made from the edges, whatever their lengths: ``"degree"``, ``"clustering"``,
+        ``"heat"`` (heat that stays at a node, at five times) or ``"wl"`` (Weisfeiler-Lehman:
+        degrees averaged with those of the neighbours, three times). They have a total variance of
+        one, and carry no gradients. See docs/fused.md.
     feature_metric : {"sqeuclidean", "cosine", "euclidean"}
         Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
         the first two nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused where
         that is too large.
     alpha : float in [0, 1], optional
-        Weight of the quadratic term; by default 1 without a linear cost and 0.5 with one. 0 is a
-        Wasserstein problem, which needs neither X and Y nor D_X and D_Y.
+        Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
+        with ``features`` by name. 0 is a Wasserstein problem, which needs neither X and Y nor D_X
+        and D_Y.
     loss : {"square", "kl", "absolute"}
         How a distance x of two points of X is compared with a distance y of two points of Y:
         (x - y)^2; or x log(x / y) - x + y, which is not symmetric in X and Y, with logarithms of
@@ -347,6 +354,8 @@ def solve(
         # what was asked for as exact is not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
     )
+    by_name = isinstance(features, str)
+    features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
@@ -373,7 +382,7 @@ def solve(
             source,
             target,
             marginals,
-            check_alpha(alpha, linear),
+            check_alpha(alpha, linear, named=by_name),
             linear,
             kind,
         )

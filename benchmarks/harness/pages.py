@@ -174,9 +174,18 @@ def _compared() -> str:
     return markdown(heads, lines)
 
 
+def _hard() -> str:
+    """The hard cases of the quality suite, ours beside the peers."""
+    heads = ["problem", "runner", "success", "right", "value", "value of the truth", "edges kept"]
+    heads += ["s", "status", "doubt said", "commit"]
+    rows = [row for row in read("hard-cases") if "success" in row]
+    return markdown(heads, [[str(row.get(head, "")) for head in heads] for row in rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "standing": _standing,
     "compared": _compared,
+    "hard": _hard,
     "solves": _table(
         "whole solves",
         ("problem", _field("goal")),

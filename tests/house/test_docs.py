@@ -128,7 +128,7 @@ def test_commands_of_benchmarks_are_understood(command, monkeypatch):
         return
     assert isinstance(caught.value, Parsed), f"not understood: {command}"
     options = caught.value.args[0]
-    suite = words[0] == "quality"
+    suite = words[0] in ("quality", "random-matrices")
     assert set(getattr(options, "problems", ())) <= set(QUALITY_PROBLEMS if suite else PROBLEMS)
     runners = getattr(options, "runners", None)
     assert not runners or set(runners.split(",")) <= set(SOLVERS if suite else RUNNERS)

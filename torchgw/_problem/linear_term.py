@@ -28,6 +28,12 @@ FeatureMetric = Literal["sqeuclidean", "cosine", "euclidean"]
 # Pairs up to which Euclidean distances are stored; they have no factors. [L273]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 
+# Signatures of nodes have variance one, adjacency matrices 0.01 to 0.02: at this weight both count
+# alike. With search="fast" an Erdos-Renyi network of 500 nodes and degree 4, 10% of its edges
+# rewired, has 2% of its nodes right without features; by degree, clustering, heat and wl 91, 96,
+# 97 and 93% at 0.99, 36, 96, 5 and 97% at 0.999, 62, 4, 3 and 70% at 0.9. [L339]
+_NAMED_ALPHA = 0.99
+
 
 def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] | None:
     """Check a pair of features, (n, d) and (m, d), if any were given."""
@@ -40,8 +46,8 @@ def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] |
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidInputError(
-            "`features` must be a pair (F_X, F_Y) of shapes (n, d) and (m, d); got "
-            f"{type(value).__name__}."
+            "`features` must be a pair (F_X, F_Y) of shapes (n, d) and (m, d), or the name of a "
+            f"signature of nodes; got {type(value).__name__}."
         )
     source, target = (check_points(f"features[{side}]", item) for side, item in enumerate(value))
     if source.shape[1] != target.shape[1]:
@@ -132,10 +138,13 @@ def spread(cost: Cost) -> float:
     return float(variance.clamp_min(0).sqrt())
 
 
-def check_alpha(alpha: float | None, linear: Cost | None) -> float:
-    """Choose the weight of the quadratic term: as given, or 1, or 0.5 with a linear cost."""
+def check_alpha(alpha: float | None, linear: Cost | None, *, named: bool = False) -> float:
+    """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
+
+    That is 0.5, or 0.99 where features were asked for by name.
+    """
     if alpha is None:
-        return 1.0 if linear is None else 0.5
+        return 1.0 if linear is None else _NAMED_ALPHA if named else 0.5
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and linear is None:

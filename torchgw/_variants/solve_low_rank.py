@@ -23,6 +23,7 @@ from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_featu
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._sinkhorn.cost import Cost
@@ -106,7 +107,7 @@ def solve_low_rank(
     D_X: Any = None,  # noqa: N803
     D_Y: Any = None,  # noqa: N803
     M: Any = None,  # noqa: N803
-    features: tuple[Any, Any] | None = None,
+    features: tuple[Any, Any] | SignatureName | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
     n_neighbors: int | None = None,
@@ -177,7 +178,8 @@ scale, device
     check_count("rank", rank)
     check_count("max_iter", max_iter)
     check_positive("tol", tol, "small values mean more steps")
-    pair = check_features(features, feature_metric)
+    by_name = isinstance(features, str)
+    pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
@@ -190,7 +192,9 @@ scale, device
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
-        problem = Problem(source, target, marginals, check_alpha(alpha, linear), linear)
+        problem = Problem(
+            source, target, marginals, check_alpha(alpha, linear, named=by_name), linear
+        )
         if rank > min(source.n, target.n):
             raise InvalidInputError(
                 f"`rank` must be at most the number of points of either side, "

@@ -1,0 +1,154 @@
+"""Features of the nodes of graphs by name: what is around a node, comparable across graphs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import expm_multiply
+
+from torchgw._boundary.arrays import check_distances
+from torchgw._boundary.checks import check_choice
+from torchgw._boundary.graphs import as_graph
+from torchgw._errors import InvalidInputError
+from torchgw.distances import Geodesics, validate_graph
+
+__all__ = ["SignatureName", "named_features"]
+
+SignatureName = Literal["degree", "clustering", "heat", "wl"]
+Array = NDArray[np.float64]
+
+# Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
+# hardly any are zero. [L339]
+_GRAPH_SHARE = 0.5
+# Times of the heat kernel. Eigenvalues are at most 2, so what is left after 16 are communities.
+# [L339]
+_TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
+# Nodes up to which all eigenvalues are found; beyond, columns of the heat kernel by blocks. [L339]
+_DENSE_NODES = 3_000
+_BLOCK_COLUMNS = 256
+# Times that degrees are averaged over neighbours. [L339]
+_ROUNDS = 3
+
+
+def named_features(
+    features: Any, sides: tuple[Any, Any], tables: tuple[Any, Any]
+) -> tuple[Any, Any] | None:
+    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair.
+
+    ``sides`` are X and Y, ``tables`` D_X and D_Y, as the user gave them. Both sides are divided by
+    the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
+    """
+    if not isinstance(features, str):
+        return features  # type: ignore[no-any-return]
+    check_choice("features", features, get_args(SignatureName))
+    source, target = (
+        _SIGNATURES[features](_adjacency(features, label, side, table))
+        for label, side, table in zip("XY", sides, tables, strict=True)
+    )
+    pooled = np.concatenate([source, target])
+    middle, spread = pooled.mean(0), pooled.std(0)
+    # a column that is constant up to rounding tells no node from another
+    spread[spread <= 1e-9 * np.abs(pooled).max()] = np.inf
+    unit = spread * max(1, np.isfinite(spread).sum()) ** 0.5
+    first, second = (torch.from_numpy((part - middle) / unit) for part in (source, target))
+    return first, second
+
+
+def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr_array:
+    """Find which nodes of a side are joined, 0/1 and without loops; refuse what is no graph."""
+    given: Any = None
+    what = f"`{label}` is a {type(side).__name__}"
+    if table is not None:
+        matrix = check_distances(f"D_{label}", table)
+        n = len(matrix)
+        count = int(matrix.count_nonzero()) - int(matrix.diagonal().count_nonzero())
+        if count <= _GRAPH_SHARE * n * (n - 1):
+            given = scipy.sparse.csr_array((matrix != 0).cpu().numpy())
+        what = f"of `D_{label}` {count / max(1, n * (n - 1)):.0%} of the entries are not zero"
+    elif isinstance(side, Geodesics):
+        given = scipy.sparse.csr_array(side.graph, copy=True)
+    else:
+        graph = as_graph(label, side)
+        given = None if graph is None else scipy.sparse.csr_array(validate_graph(graph, label))
+    if given is None:
+        raise InvalidInputError(
+            f"`features={name!r}` is made from the edges of a graph on both sides, and {what}. "
+            "Pass graphs as X and Y (SciPy sparse, NetworkX, PyTorch Geometric data), or adjacency "
+            "matrices as D_X and D_Y, at most half of whose entries are not zero; or pass your own "
+            "features=(F_X, F_Y)."
+        )
+    # edges of length zero are edges
+    given.data = np.ones(len(given.data))
+    rows, columns = given.nonzero()
+    off = rows != columns
+    ones = np.ones(int(off.sum()))
+    return scipy.sparse.csr_array((ones, (rows[off], columns[off])), shape=given.shape)
+
+
+def _degree(adjacency: scipy.sparse.csr_array) -> Array:
+    """Compute log(1 + degree), (n, 1)."""
+    return np.log1p(_degrees(adjacency))[:, None]
+
+
+def _degrees(adjacency: scipy.sparse.csr_array) -> Array:
+    return np.asarray(adjacency.sum(1), dtype=np.float64).ravel()
+
+
+def _clustering(adjacency: scipy.sparse.csr_array) -> Array:
+    """Compute the share of the pairs of a node's neighbours that are joined, (n, 1)."""
+    triangles = np.asarray((adjacency @ adjacency).multiply(adjacency).sum(1)).ravel()
+    degree = _degrees(adjacency)
+    return np.asarray(triangles / np.maximum(degree * (degree - 1), 1))[:, None]
+
+
+def _heat(adjacency: scipy.sparse.csr_array) -> Array:
+    """Compute the diagonal of exp(-t L) at some times, L the normalised Laplacian, (n, q)."""
+    n = adjacency.shape[0]
+    degree = _degrees(adjacency)
+    root = scipy.sparse.diags_array(1 / np.sqrt(np.maximum(degree, 1)))
+    # a node without edges keeps its heat
+    own = scipy.sparse.diags_array(np.asarray(degree > 0, dtype=np.float64))
+    laplacian = scipy.sparse.csr_array(own - root @ adjacency @ root)
+    if n <= _DENSE_NODES:
+        values, vectors = torch.linalg.eigh(torch.from_numpy(laplacian.toarray()))
+        decay = torch.exp(-values[:, None] * torch.tensor(_TIMES, dtype=torch.float64))
+        return np.asarray(vectors.square() @ decay)
+    found = np.empty((n, len(_TIMES)))
+    for begin in range(0, n, _BLOCK_COLUMNS):
+        chosen = np.arange(begin, min(n, begin + _BLOCK_COLUMNS))
+        heat = np.zeros((n, len(chosen)))
+        heat[chosen, np.arange(len(chosen))] = 1
+        reached = 0.0
+        for place, time in enumerate(_TIMES):
+            # the diagonal at t is the squared length of a column at t / 2
+            step = time / 2 - reached
+            heat = expm_multiply(-step * laplacian, heat, traceA=-step * laplacian.trace())
+            reached = time / 2
+            found[chosen, place] = np.square(heat).sum(0)
+    return found
+
+
+def _weisfeiler_lehman(adjacency: scipy.sparse.csr_array) -> Array:
+    """Compute log(1 + degree), averaged again and again with the mean of the neighbours', (n, q).
+
+    The continuous Weisfeiler-Lehman scheme of M. Togninalli et al., Wasserstein Weisfeiler-Lehman
+    graph kernels, NeurIPS 2019.
+    """
+    degree = _degrees(adjacency)
+    rounds = [np.log1p(degree)]
+    for _ in range(_ROUNDS):
+        mean = (adjacency @ rounds[-1]) / np.maximum(degree, 1)
+        rounds.append((rounds[-1] + mean) / 2)
+    return np.stack(rounds, axis=1)
+
+
+_SIGNATURES = {
+    "degree": _degree,
+    "clustering": _clustering,
+    "heat": _heat,
+    "wl": _weisfeiler_lehman,
+}
