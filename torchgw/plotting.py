@@ -242,13 +242,10 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
         raise InvalidInputError(
             "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
         )
-    ax = ax or _new_axes(2)
+    names = [f"{place}: {item.label}" for place, item in enumerate(found)]
     values = [item.value for item in found]
-    ax.barh(range(len(found)), values, color=["C0"] + ["0.7"] * (len(found) - 1))
-    for place, value in enumerate(values):
-        ax.text(value, place, f" {value:.4g}", va="center")
-    ax.set_yticks(range(len(found)), [f"{place}: {item.label}" for place, item in enumerate(found)])
-    ax.invert_yaxis()
+    texts = [f"{value:.4g}" for value in values]
+    ax = _draw_bars(ax, names, values, texts, ["C0"] + ["0.7"] * (len(found) - 1))
     ax.margins(x=0.2)
     ax.set_xlabel("objective of the coarse plan")
     ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
@@ -280,14 +277,12 @@ def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
             "The result has no trials: there was no search on all points. Pass search='thorough' "
             "to solve()."
         )
-    ax = ax or _new_axes(2)
     colours = ["C0" if trial.status == "refined" else "0.7" for trial in trials]
-    ax.barh(range(len(trials)), [trial.objective for trial in trials], color=colours)
-    for place, trial in enumerate(trials):
-        text = f" {trial.objective:.4g}, epsilon {trial.epsilon:.2g}, {trial.seconds:.1f} s"
-        ax.text(trial.objective, place, text, va="center")
-    ax.set_yticks(range(len(trials)), [trial.start for trial in trials])
-    ax.invert_yaxis()
+    texts = [
+        f"{one.objective:.4g}, epsilon {one.epsilon:.2g}, {one.seconds:.1f} s" for one in trials
+    ]
+    names, values = [one.start for one in trials], [one.objective for one in trials]
+    ax = _draw_bars(ax, names, values, texts, colours)
     ax.margins(x=0.4)
     ax.set_xlabel("objective with entropy")
     ax.set_title(f"{len(trials)} chains" + (", in doubt" if result.doubt else ""))
@@ -366,6 +361,19 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
     plot_match(result, X, Y, colour=colour, ax=(source, target))
     plot_plan(result, order="index", ax=figure.add_subplot(grid[2]))
     return figure
+
+
+def _draw_bars(
+    ax: Axes | None, names: list[str], values: list[float], texts: list[str], colours: list[str]
+) -> Axes:
+    """Draw named bars with a text at the end of each, the first on top."""
+    ax = ax or _new_axes(2)
+    ax.barh(range(len(values)), values, color=colours)
+    for place, (value, text) in enumerate(zip(values, texts, strict=True)):
+        ax.text(value, place, f" {text}", va="center")
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    return ax
 
 
 def _check_result(result: Any, part: str = "lazy_plan") -> None:

@@ -9,6 +9,7 @@ import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import expm_multiply
+from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances
 from torchgw._boundary.checks import check_choice
@@ -16,7 +17,7 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError
 from torchgw.distances import Geodesics, validate_graph
 
-__all__ = ["SignatureName", "named_features"]
+__all__ = ["SignatureName", "edges_of", "named_features"]
 
 SignatureName = Literal["degree", "clustering", "heat", "wl"]
 Array = NDArray[np.float64]
@@ -64,11 +65,8 @@ def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr
     what = f"`{label}` is a {type(side).__name__}"
     if table is not None:
         matrix = check_distances(f"D_{label}", table)
-        n = len(matrix)
-        count = int(matrix.count_nonzero()) - int(matrix.diagonal().count_nonzero())
-        if count <= _GRAPH_SHARE * n * (n - 1):
-            given = scipy.sparse.csr_array((matrix != 0).cpu().numpy())
-        what = f"of `D_{label}` {count / max(1, n * (n - 1)):.0%} of the entries are not zero"
+        given = edges_of(matrix)
+        what = f"of `D_{label}` {_edge_share(matrix):.0%} of the entries are not zero"
     elif isinstance(side, Geodesics):
         given = scipy.sparse.csr_array(side.graph, copy=True)
     else:
@@ -87,6 +85,20 @@ def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr
     off = rows != columns
     ones = np.ones(int(off.sum()))
     return scipy.sparse.csr_array((ones, (rows[off], columns[off])), shape=given.shape)
+
+
+def edges_of(matrix: Tensor) -> scipy.sparse.csr_array | None:
+    """Find which entries of a matrix are edges; ``None`` where too many would be."""
+    if _edge_share(matrix) > _GRAPH_SHARE:
+        return None
+    return scipy.sparse.csr_array((matrix != 0).cpu().numpy())
+
+
+def _edge_share(matrix: Tensor) -> float:
+    """Share of the entries off the diagonal that are not zero."""
+    n = len(matrix)
+    count = int(matrix.count_nonzero()) - int(matrix.diagonal().count_nonzero())
+    return count / max(1, n * (n - 1))
 
 
 def _degree(adjacency: scipy.sparse.csr_array) -> Array:

@@ -15,6 +15,7 @@ from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._problem.problem import stored_matrix
+from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.permutations import Assignment, improve
 from torchgw._results.rounding import assign, places
@@ -33,9 +34,6 @@ _IMPROVED_TRIPLES = 2_000_000
 # Distances read at once, and the rows that a value is estimated from where they are costly. [L327]
 _BLOCK_ELEMENTS = 2**22
 _SAMPLED_ROWS = 256
-# Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
-# hardly any are zero. [L327]
-_GRAPH_SHARE = 0.5
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -259,11 +257,10 @@ def _graph(side: _Side) -> scipy.sparse.csr_array | None:
         table = side.distances.matrix()
         if table is None:
             return None
-        n = len(table)
-        count = int(table.count_nonzero()) - int(table.diagonal().count_nonzero())
-        if count > _GRAPH_SHARE * n * (n - 1):
+        found = edges_of(table)
+        if found is None:
             return None
-        graph = scipy.sparse.csr_array((table != 0).cpu().numpy())
+        graph = found
     graph = scipy.sparse.csr_array(scipy.sparse.triu(graph, 1))
     graph.eliminate_zeros()
     return graph

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-import scipy.sparse
 import torch
 from torch import Tensor
 
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
+from torchgw._search.graphs import Graphs, density
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
@@ -161,16 +161,15 @@ def climb(
         done = len(chains) + len(behind)
         numbers = range(done, min(count, done + (_ROUND if done else len(_FIRST))))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
-        for ladder, together in world.groups(fresh, [chain.kind.ladder for chain in fresh]):
-            world.descend(together, ladder.stages(level), ladder.outer)
+        for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
+            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
         if not agreed and numbers.stop < count:
             continue
         best = _promising(chains)
         if low < level:
-            for ladder, together in world.groups(best, [_REFINE] * len(best)):
-                world.descend(together, ladder.stages(low), ladder.outer)
+            world.descend(best, _REFINE, low)
         best.sort(key=lambda chain: chain.objective)
         behind += [chain for chain in chains if chain not in best]
         chains = best
@@ -179,20 +178,17 @@ def climb(
         # what looked alike has parted: the others are compared at the target
         level = low
     found = [world.take(name, plan) for name, plan in guesses]
-    for _, together in world.groups(found, [_REFINE] * len(found)):
-        world.descend(together, [low], _REFINE.outer)
+    world.descend(found, _REFINE._replace(start=low), low)
     if graph:
         found.append(world.convex())
-        world.descend(found[-1:], _CONVEX.stages(low), _CONVEX.outer)
+        world.descend(found[-1:], _CONVEX, low)
     best = best + found
-    plans = [
-        world.settle(together, low) for _, together in world.groups(best, [_REFINE] * len(best))
-    ]
+    plans = world.settle(best, low)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [chain.trial("left behind") for chain in behind]
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
-    return Climbed(torch.cat(plans)[order], tuple(trials), same >= _AGREEING)
+    return Climbed(plans[order], tuple(trials), same >= _AGREEING)
 
 
 def _agree(chains: Sequence[_Chain]) -> bool:
@@ -293,21 +289,21 @@ class _World:
         plans, g = solve_batch(costs, self.marginals, g, each, iterations, relaxation)
         return plans, g
 
-    def groups(
-        self, chains: Sequence[_Chain], ladders: Sequence[Ladder]
-    ) -> Iterator[tuple[Ladder, list[_Chain]]]:
-        """Divide chains into those that go down the same ladder together."""
+    def together(self, chains: list[_Chain]) -> Iterator[list[_Chain]]:
+        """Divide chains into those that are advanced as one batch."""
         size = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
-        for ladder in dict.fromkeys(ladders):
-            alike = [chain for chain, own in zip(chains, ladders, strict=True) if own == ladder]
-            for start in range(0, len(alike), size):
-                yield ladder, alike[start : start + size]
+        for start in range(0, len(chains), size):
+            yield chains[start : start + size]
 
-    def descend(self, chains: list[_Chain], stages: Sequence[float], outer: int) -> None:
-        """Take chains down a ladder, until their plans have settled at each epsilon."""
+    def descend(self, chains: list[_Chain], ladder: Ladder, last: float) -> None:
+        """Take chains down a ladder to an epsilon, until their plans have settled at each stage."""
+        for some in self.together(chains):
+            self._descend(some, ladder.stages(last), ladder.outer)
+
+    def _descend(self, chains: list[_Chain], stages: Sequence[float], outer: int) -> None:
+        """Take one batch down."""
         clock = perf_counter()
-        plans = torch.stack([chain.plan for chain in chains])
-        g = torch.stack([chain.g for chain in chains])
+        plans, g = _stacked(chains)
         generator = torch.Generator(device=plans.device).manual_seed(0)
         for share in stages:
             noise = torch.randn(plans.shape[1:], device=plans.device, generator=generator)
@@ -326,11 +322,13 @@ class _World:
         self._record(chains, plans, g, epsilon, clock)
 
     def settle(self, chains: list[_Chain], share: float) -> Tensor:
-        """Meet the marginals at the target; round the plans, float64."""
+        """Meet the marginals at the target; round the plans, (k, s, t) float64."""
+        return torch.cat([self._settle(some, share * self.scale) for some in self.together(chains)])
+
+    def _settle(self, chains: list[_Chain], epsilon: float) -> Tensor:
+        """Settle one batch."""
         clock = perf_counter()
-        plans = torch.stack([chain.plan for chain in chains])
-        g = torch.stack([chain.g for chain in chains])
-        epsilon = share * self.scale
+        plans, g = _stacked(chains)
         for _ in range(_LAST):
             plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
@@ -368,32 +366,30 @@ class _Sparse:
         means = [table @ weight for table, weight in zip(tables, weights, strict=True)]
         self.means = [mean.float() for mean in means]
         self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
-        self.left, self.right = (scipy.sparse.csr_array(table.float().numpy()) for table in tables)
+        self.graphs = Graphs(problem)
         self.weight = float(-4 * problem.alpha)
 
     @classmethod
     def of(cls, problem: CoarseProblem) -> _Sparse | None:
         """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
-        tables = problem.source.table, problem.target.table
-        plain = len(problem.x) == 1 and problem.unit == 1 and tables[0].device.type == "cpu"
-        dense = max(int(table.count_nonzero()) / table.numel() for table in tables)
-        return cls(problem) if plain and dense <= _SPARSE else None
+        on_cpu = problem.source.table.device.type == "cpu"
+        return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
 
     def __call__(self, plan: Tensor) -> Tensor:
         """Compute the product at one plan."""
         (row, column), (mean_x, mean_y) = self.means, self.mean
         total = plan.sum(0)
-        half = _times(self.left, plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
+        half = self.graphs.left(plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
         sums = half.sum(1)
-        product = _times(self.right, half.T).T.addr_(sums, column, alpha=-1)
+        product = self.graphs.right(half).addr_(sums, column, alpha=-1)
         product.sub_((half @ column - mean_y * sums)[:, None])
         return product.mul_(self.weight)
 
 
-def _times(left: scipy.sparse.csr_array, right: Tensor) -> Tensor:
-    """Multiply a sparse matrix by a dense one."""
-    product: Tensor = torch.from_numpy(left @ right.numpy())
-    return product
+def _stacked(chains: list[_Chain]) -> tuple[Tensor, Tensor]:
+    """Put plans (B, s, t) and potentials (B, 1, t) of chains beside each other."""
+    plans = torch.stack([chain.plan for chain in chains])
+    return plans, torch.stack([chain.g for chain in chains])
 
 
 def _total(tables: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import scipy.sparse
 import torch
 from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem
+from torchgw._search.graphs import Graphs, density
 
 __all__ = ["convex_path", "is_graph"]
 
@@ -33,10 +33,7 @@ Project = Callable[[Tensor, float, int], Tensor]
 
 def is_graph(problem: CoarseProblem) -> bool:
     """Tell whether both tables are mostly zeros, as of graphs, and nothing else has a say."""
-    tables = problem.source.table, problem.target.table
-    alone = len(problem.x) == 1 and problem.unit == 1 and problem.linear is None
-    densities = [int(table.count_nonzero()) / table.numel() for table in tables]
-    return bool(alone and max(densities) <= _DENSITY)
+    return problem.linear is None and density(problem) <= _DENSITY
 
 
 def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
@@ -51,9 +48,9 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     M. Zaslavskiy, F. Bach, J.-P. Vert. A path following algorithm for the graph matching problem.
     IEEE Transactions on Pattern Analysis and Machine Intelligence 2009.
     """
-    tables = _Tables(problem)
+    graphs = Graphs(problem)
     product = torch.outer(problem.source.weights, problem.target.weights).float()
-    plan, slopes = product, tables.slopes(product)
+    plan, slopes = product, _slopes(graphs, product)
     first = weight = float(slopes.at(1.0).std())
     shares = [1.0] * _CONVEX_STEPS
     shares += [1 - stage / _STAGES for stage in range(1, _STAGES + 1) for _ in range(_STAGE_STEPS)]
@@ -62,7 +59,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
         # a proximal step: its entropy is relative to the plan itself
         near = (plan / product).clamp_min(_LEAST).log_()
         moved = project(slope - weight * near, weight, _INNER)
-        after = tables.slopes(moved)
+        after = _slopes(graphs, moved)
         # the objective is quadratic: half the product with its derivative
         if float((after.at(share) * moved).sum()) <= float((slope * plan).sum()):
             plan, slopes = moved, after
@@ -83,28 +80,7 @@ class _Slopes(NamedTuple):
         return torch.add(self.crossed, self.convex, alpha=share)
 
 
-class _Tables:
-    """Two graphs and the products with them: sparse on a CPU, dense elsewhere."""
-
-    def __init__(self, problem: CoarseProblem) -> None:
-        self.x, self.y = problem.source.table.float(), problem.target.table.float()
-        self.sparse = None
-        if self.x.device.type == "cpu":
-            self.sparse = tuple(scipy.sparse.csr_array(each.numpy()) for each in (self.x, self.y))
-
-    def slopes(self, plan: Tensor) -> _Slopes:
-        """Differentiate both parts at a plan (s, t)."""
-        left, right = self._left(plan), self._right(plan)
-        return _Slopes(2 * (self._left(left) + self._right(right)), -4 * self._right(left))
-
-    def _left(self, plan: Tensor) -> Tensor:
-        """Compute A P."""
-        if self.sparse is None:
-            return self.x @ plan
-        return torch.from_numpy(self.sparse[0] @ plan.numpy())
-
-    def _right(self, plan: Tensor) -> Tensor:
-        """Compute P B."""
-        if self.sparse is None:
-            return plan @ self.y
-        return torch.from_numpy(self.sparse[1] @ plan.T.numpy()).T.contiguous()
+def _slopes(graphs: Graphs, plan: Tensor) -> _Slopes:
+    """Differentiate both parts at a plan (s, t)."""
+    left, right = graphs.left(plan), graphs.right(plan)
+    return _Slopes(2 * (graphs.left(left) + graphs.right(right)), -4 * graphs.right(left))

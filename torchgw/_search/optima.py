@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -216,7 +216,7 @@ def find_optima(
 def search_all_points(
     problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
 ) -> Search:
-    """Follow chains on all points, where the device can afford them, from the target's objective.
+    """Follow chains on all points where a few do not represent them; compare them at the target.
 
     Parameters
     ----------
@@ -256,11 +256,7 @@ def search_all_points(
         # nothing is better than a match that keeps all distances
         return first
     found = climb(whole, epsilon, count, guesses)
-    apart = coarse.distances(found.plans).tolist()
-    kept: list[int] = []
-    for i in range(len(found.plans)):
-        if all(apart[i][j] > _DISTINCT for j in kept):
-            kept.append(i)
+    kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
     alternatives = tuple(
         Alternative(
             found.trials[i].value,
@@ -382,11 +378,18 @@ def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> 
 def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
     """Return the best start of each distinct optimum."""
     table = judged.table.tolist()
-    kept: list[int] = []
-    for i in sorted(range(len(table)), key=lambda i: (table[i][0], i)):
-        if len(kept) < _KEPT and all(table[i][1 + j] > _DISTINCT for j in kept):
-            kept.append(i)
+    order = sorted(range(len(table)), key=lambda i: (table[i][0], i))
+    kept = _first_of_each(order, [row[1:] for row in table])[:_KEPT]
     return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
+
+
+def _first_of_each(order: Iterable[int], distances: Sequence[Sequence[float]]) -> list[int]:
+    """Keep those that are apart from all that were kept before them."""
+    kept: list[int] = []
+    for i in order:
+        if all(distances[i][j] > _DISTINCT for j in kept):
+            kept.append(i)
+    return kept
 
 
 def _ambiguity(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
