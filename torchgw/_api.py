@@ -187,7 +187,9 @@ def solve(
         objective; it ends as soon as independent chains agree. That is for up to about 1,500 points
         per side on a CPU (1,000 take about 20 s on two cores) and 3,500 on a GPU; beyond, and with
         ``"fast"``, there is a single start. ``"thorough"`` follows up to 64 chains whatever the
-        spaces, and up to 16 times the work. ``result.trials`` tells what each chain came to.
+        spaces, and up to 16 times the work. Graphs have half as many, and one more start.
+        ``result.trials`` tells what each chain came to. Relaxed problems, the absolute loss, and
+        large problems that begin on a subsample have no chains, whatever is asked for.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)

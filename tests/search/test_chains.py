@@ -64,6 +64,12 @@ def words(n, noise, seed=0):
     return [table / table.mean() for table in tables]
 
 
+def unrelated_tables():
+    rng = np.random.default_rng(0)
+    tables = [rng.random((n, n)) for n in (70, 80)]
+    return [(table + table.T) * (1 - np.eye(len(table))) for table in tables]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_random_graph_finds_its_own_copy(seed):
     """A third of these ended elsewhere when the best of few starts was all that was tried."""
@@ -97,11 +103,7 @@ def test_the_same_answer_twice():
 
 def test_disagreement_is_said():
     """Two unrelated tables of noise have many optima, none of which is found twice."""
-    rng = np.random.default_rng(0)
-    x, y = (rng.random((n, n)) for n in (70, 80))
-    x, y = x + x.T, y + y.T
-    np.fill_diagonal(x, 0)
-    np.fill_diagonal(y, 0)
+    x, y = unrelated_tables()
     with pytest.warns(SearchWarning, match="did not agree"):
         result = torchgw.solve(D_X=x, D_Y=y, epsilon=1e-3)
     assert "did not agree" in result.doubt
@@ -116,6 +118,13 @@ def test_too_many_points_are_said(monkeypatch):
     with pytest.warns(SearchWarning, match="search='thorough'"):
         result = torchgw.solve(D_X=graph, D_Y=shuffled(graph)[0])
     assert not result.trials
+
+
+def test_few_chains_are_not_called_too_many_points():
+    x, y = unrelated_tables()
+    with pytest.warns(SearchWarning, match="did not agree"):
+        result = torchgw.solve(D_X=x, D_Y=y, epsilon=1e-3, n_init=2)
+    assert sum(trial.start.startswith(("faint", "kick", "hot")) for trial in result.trials) == 2
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5])

@@ -79,7 +79,7 @@ _TINY = 20
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
-# Chains then, unless ``n_init`` says how many; there is no such search with fewer than the least.
+# Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
 # [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
@@ -235,11 +235,11 @@ def search_all_points(
     operations = _OPERATIONS[problem.source.device.type]
     if how == "thorough":
         operations *= _THOROUGH
-    count = min(n_init or _CHAINS[how], chains_within(operations, n, m))
+    affordable = chains_within(operations, n, m)
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem)):
         return first
-    if count < _FEWEST_CHAINS:
+    if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
     whole = _coarsen(problem, max(n, m), call_directly)
     if epsilon >= whole.scale:
@@ -255,7 +255,7 @@ def search_all_points(
     if guesses and first.alternatives[0].value <= _ISOMETRIC * whole.scale:
         # nothing is better than a match that keeps all distances
         return first
-    found = climb(whole, epsilon, count, guesses)
+    found = climb(whole, epsilon, min(n_init or _CHAINS[how], affordable), guesses)
     kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
     alternatives = tuple(
         Alternative(
