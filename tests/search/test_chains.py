@@ -112,6 +112,21 @@ def test_disagreement_is_said():
     assert best == sorted(best)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_small_noise_ends_as_low_as_many_starts(seed):
+    """Its optima are many and near each other, and kicks lead from one to the next."""
+    rng = np.random.default_rng(seed)
+    tables = [rng.random((n, n)) for n in (12, 15)]
+    x, y = [np.triu(table, 1) + np.triu(table, 1).T for table in tables]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"epsilon": 0.02, "scale": None}
+        many = torchgw.solve(D_X=x, D_Y=y, n_init=64, search="fast", **options)
+        result = torchgw.solve(D_X=x, D_Y=y, **options)
+    assert result.report.objective <= many.report.objective * (1 + 1e-4)
+    assert any(trial.start.startswith("again") for trial in result.trials)
+
+
 def test_too_many_points_are_said(monkeypatch):
     monkeypatch.setattr("torchgw._search.optima._OPERATIONS", {"cpu": 1.0, "cuda": 1.0})
     graph = random_graph(60, 6, 0)

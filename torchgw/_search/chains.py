@@ -32,6 +32,8 @@ __all__ = ["Climbed", "Trial", "chains_within", "climb"]
 _COMPARED_AT = 0.02
 # Objectives within this of each other, relative, are of the same optimum. [L333]
 _SAME = 1e-3
+# What an objective has to fall by, relative, to be a better one. [L345]
+_BETTER = 1e-4
 # Noise on the product plan of a chain that has no other start. [L323]
 _FAINT = 0.1
 # Outer iterations of a kick, and Sinkhorn iterations of each. [L323]
@@ -94,6 +96,15 @@ _CONVEX = Ladder(0.01, 0.5, 20)
 _STIR = 0.01
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)
+# Shares of rows of the kicks that send the best chains round again, by turns, and how many. [L345]
+_AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
+# Entries of a plan up to which there are such rounds, chains of each, and those they come from.
+# [L345]
+_SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
+# Groups of chains that are improved apart where the first ones disagree. [L345]
+_GROUPS = 3
+# Rounds at most, and how many may pass without a better optimum. [L345]
+_ROUNDS, _PATIENCE = 16, 4
 
 
 class Trial(NamedTuple):
@@ -182,13 +193,69 @@ def climb(
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
-    best = best + found
-    plans = world.settle(best, low)
-    order = sorted(range(len(best)), key=lambda i: best[i].objective)
-    trials = [best[i].trial("refined") for i in order]
-    trials += [chain.trial("left behind") for chain in behind]
-    same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
-    return Climbed(plans[order], tuple(trials), same >= _AGREEING)
+    best, kept = best + found, best + found
+    if short := low >= _COMPARED_AT and world.base.numel() <= _SMALL:
+        best, agreed = _again(world, best, low, count)
+        kept = _apart(best)[:_PARENTS]
+    plans = world.settle(kept, low)
+    order = sorted(range(len(kept)), key=lambda i: kept[i].objective)
+    trials = [kept[i].trial("refined") for i in order]
+    trials += [chain.trial("left behind") for chain in best + behind if chain not in kept]
+    if not short:
+        agreed = sum(_near(chain, kept[order[0]], _SAME) for chain in kept) >= _AGREEING
+    return Climbed(plans[order], tuple(trials), agreed)
+
+
+def _again(
+    world: _World, chains: list[_Chain], epsilon: float, count: int
+) -> tuple[list[_Chain], bool]:
+    """Improve chains by rounds and, where they disagree, others as well.
+
+    Tells whether independent ones agree.
+    """
+    numbers = itertools.count(count)
+    width = min(count, _WIDEST)
+    first = sorted(chains, key=lambda chain: chain.objective)
+    better = _rounds(world, first, epsilon, numbers, width)
+    # those that were sent round again come from each other
+    if len(first) >= _AGREEING and _near(first[_AGREEING - 1], better[0], _SAME):
+        return better, True
+    groups = [better]
+    for _ in range(1, _GROUPS):
+        kinds = itertools.islice(itertools.cycle(_FIRST), width)
+        fresh = [world.begin(kind, next(numbers)) for kind in kinds]
+        world.descend(fresh, _QUICK, epsilon)
+        groups.append(_rounds(world, fresh, epsilon, numbers, width))
+    better = _rounds(world, list(itertools.chain(*groups)), epsilon, numbers, width)
+    found = sum(_near(group[0], better[0], _BETTER) for group in groups)
+    return better, found >= _AGREEING - 1
+
+
+def _rounds(
+    world: _World, chains: list[_Chain], epsilon: float, numbers: Iterator[int], width: int
+) -> list[_Chain]:
+    """Kick the best chains and let them settle, until that no longer helps."""
+    ladder = _REFINE._replace(start=epsilon)
+    kinds = itertools.cycle([Kind("again", ladder, (epsilon, share)) for share in _AGAIN])
+    chains = sorted(chains, key=lambda chain: chain.objective)
+    idle = 0
+    for _ in range(_ROUNDS):
+        parents = itertools.cycle(_apart(chains)[:_PARENTS])
+        fresh = [world.again(next(kinds), next(numbers), next(parents)) for _ in range(width)]
+        world.descend(fresh, ladder, epsilon)
+        before = chains[0]
+        chains = sorted(chains + fresh, key=lambda chain: chain.objective)
+        idle = idle + 1 if _near(before, chains[0], _BETTER) else 0
+        if idle == _PATIENCE:
+            break
+    return chains
+
+
+def _apart(chains: Sequence[_Chain]) -> list[_Chain]:
+    """Choose chains of different objectives, the best first."""
+    apart = list(chains[:1])
+    apart += [b for a, b in itertools.pairwise(chains) if not _near(b, a, _BETTER)]
+    return apart
 
 
 def _agree(chains: Sequence[_Chain]) -> bool:
@@ -256,14 +323,35 @@ class _World:
             plan = plan * (1 + _FAINT * noise).clamp_(0.01)
             plan = plan / plan.sum()
             return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
-        epsilon, share = kind.kick
-        count = max(2, round(share * len(a)))
-        for _ in range(_KICKS):
-            rows = torch.randperm(len(a), device=a.device, generator=generator)[:count]
+        plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
+        return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+
+    def again(self, kind: Kind, number: int, parent: _Chain) -> _Chain:
+        """Kick a plan out of its optimum."""
+        assert kind.kick is not None
+        clock = perf_counter()
+        plan, g = parent.plan, parent.g
+        generator = torch.Generator(device=plan.device).manual_seed(number)
+        plan, g = self.kick(kind.kick, plan, g, _AGAIN_KICKS, generator)
+        return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+
+    def kick(
+        self,
+        kick: tuple[float, float],
+        plan: Tensor,
+        g: Tensor,
+        times: int,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
+        """Linearise at random rows of a plan (s, t) a few times."""
+        epsilon, share = kick
+        count = max(2, round(share * len(plan)))
+        for _ in range(times):
+            rows = torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
             cost = self.costs_at_rows(plan, rows)[None]
             plans, g = self.solve(cost, g[None], epsilon * self.scale, _KICK_INNER)
             plan, g = plans[0], g[0]
-        return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+        return plan, g
 
     def convex(self) -> _Chain:
         """Begin where the convex problem of two graphs has its minimum."""

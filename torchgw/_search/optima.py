@@ -72,9 +72,8 @@ _LONELY = 0.9
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# Points of the larger side from which on chains are of use: few have been tried in every way.
-# [L331]
-_TINY = 20
+# Points of the larger side from which on chains are of use. [L331]
+_TINY = 4
 # Multiplications that chains on all points may take by default, and where a search is thorough.
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
@@ -241,6 +240,9 @@ def search_all_points(
         return first
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
+    if max(n, m) <= _POINTS and n_init is None:
+        # starts of another kind, and cheap ones
+        first = find_optima(problem, epsilon, _CHAINS["thorough"])
     whole = _coarsen(problem, max(n, m), call_directly)
     if epsilon >= whole.scale:
         # every chain would end at the one plan that there is
