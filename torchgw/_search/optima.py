@@ -73,7 +73,7 @@ _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
 # Points of the larger side from which on chains are of use. [L331]
-_TINY = 4
+_TINY = 12
 # Multiplications that chains on all points may take by default, and where a search is thorough.
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
