@@ -355,7 +355,7 @@ def test_landmarks_have_no_logarithms():
 @pytest.mark.parametrize("loss", OTHERS)
 def test_columns_on_demand(loss):
     """Costly columns: means from some of them, and a sampled cost."""
-    x, y, answer = isometric_copy(130, noise=0.01)
+    x, y, answer = isometric_copy(100, noise=0.01)
     result = torchgw.solve(
         x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
         n_anchors=256,
@@ -366,9 +366,9 @@ def test_columns_on_demand(loss):
         x, y, distances="precomputed", n_neighbors=6, loss=loss, epsilon=5e-3, gradient="dense"
     )
     tables = map(dense.extension.known.distances, (0, 1))
-    d_x, d_y = (side.columns(torch.arange(130)).double() for side in tables)
+    d_x, d_y = (side.columns(torch.arange(100)).double() for side in tables)
     plan, total = result.plan.double(), 0.0
-    for i in range(130):
+    for i in range(100):
         block = LOSSES[loss](
             *torch.broadcast_tensors(d_x[i, :, None, None], d_y[None]),
         )  # fmt: skip
