@@ -188,8 +188,9 @@ def solve(
         per side on a CPU (1,000 take about 20 s on two cores) and 3,500 on a GPU; beyond, and with
         ``"fast"``, there is a single start. ``"thorough"`` follows up to 64 chains whatever the
         spaces, and up to 16 times the work. Graphs have half as many, and one more start.
-        ``result.trials`` tells what each chain came to. Relaxed problems, the absolute loss, and
-        large problems that begin on a subsample have no chains, whatever is asked for.
+        ``result.trials`` tells what each chain came to. Relaxed problems and the absolute loss have
+        no chains and refuse ``"thorough"``; large problems that begin on a subsample have none, and
+        then say so.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
@@ -344,6 +345,7 @@ def solve(
     if differentiable is not None:
         scale = check_units(differentiable, options, scale)
     kind = find_loss(loss)
+    options.check_search(given=init is not None, crossed=kind.cross is not None)
     distance_options = DistanceOptions(
         n_neighbors,
         n_landmarks,

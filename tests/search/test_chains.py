@@ -127,6 +127,15 @@ def test_small_noise_ends_as_low_as_many_starts(seed):
     assert any(trial.start.startswith("again") for trial in result.trials)
 
 
+@pytest.mark.parametrize(
+    "options", [{"n_init": 1}, {"init": np.ones((9, 9)) / 81}, {"mass": 0.5}, {"loss": "absolute"}]
+)
+def test_a_thorough_search_that_would_be_none_is_refused(options):
+    x, y = words(9, 0.1)
+    with pytest.raises(torchgw.UnsupportedError, match="search='thorough'"):
+        torchgw.solve(D_X=x, D_Y=y, search="thorough", **options)
+
+
 def test_too_many_points_are_said(monkeypatch):
     monkeypatch.setattr("torchgw._search.optima._OPERATIONS", {"cpu": 1.0, "cuda": 1.0})
     graph = random_graph(60, 6, 0)

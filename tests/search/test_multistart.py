@@ -487,3 +487,5 @@ def test_large_factored_problems_search_their_subsample(monkeypatch):
         ).statistic
         > 0.95
     )
+    with pytest.warns(torchgw.SearchWarning, match="began on a subsample"):
+        torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0, search="thorough")

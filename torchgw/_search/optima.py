@@ -30,6 +30,7 @@ __all__ = [
     "DEFAULT_STARTS",
     "Search",
     "SearchName",
+    "WHY_SUBSAMPLE",
     "find_optima",
     "represent",
     "search_all_points",
@@ -91,6 +92,10 @@ _WHY_SINGLE = {
     "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
     "that you know, or fewer points.",
 }
+WHY_SUBSAMPLE = (
+    "The problem is so large that its solve began on a subsample, and no chains on all points were "
+    "followed; there may be a better optimum. Pass search='auto', or an `init` that you know."
+)
 _WHY_OPEN = {
     "auto": "{count} chains on all points did not agree on an optimum; there may be a better one. "
     "See `result.trials`; pass search='thorough' to search longer.",

@@ -17,6 +17,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
+    WHY_SUBSAMPLE,
     Alternative,
     Search,
     find_optima,
@@ -72,6 +73,8 @@ def first_guess(
         guess = PRODUCT._replace(patient=True)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
+        if options.search == "thorough":
+            search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
 
 

@@ -117,6 +117,23 @@ class Options:
                 "the linear cost out."
             )
 
+    def check_search(self, *, given: bool, crossed: bool) -> None:
+        """Refuse a thorough search where none would be made."""
+        if self.search != "thorough":
+            return
+        why = {
+            "`init` says where to start": given,
+            "n_init=1 asks for a single start": self.n_init == 1,
+            "relaxed marginals have starts of their own": self.rule is not None,
+            "the absolute loss has no products that would make chains cheap": not crossed,
+        }
+        for reason, holds in why.items():
+            if holds:
+                raise UnsupportedError(
+                    f"search='thorough' follows chains on all points, and {reason}. Leave one of "
+                    "them out."
+                )
+
     @property
     def patience(self) -> int:
         """Checks without progress before a sampled solve stops."""
