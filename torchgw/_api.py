@@ -44,6 +44,7 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
+from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
@@ -393,7 +394,8 @@ def solve(
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
-        outcome = solve_problem(problem, options, init, generator, recorder)
+        with small_on_one_thread(source.n, target.n, where):
+            outcome = solve_problem(problem, options, init, generator, recorder)
         if pair is not None:
             first, second = (
                 space._replace(features=part.to(where), feature_metric=feature_metric)

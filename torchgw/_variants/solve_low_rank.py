@@ -27,6 +27,7 @@ from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._sinkhorn.cost import Cost
+from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
@@ -204,7 +205,8 @@ scale, device
             start = _coarse_start(problem, rank, generator, seed)
         else:
             start = _given_start(init, problem, rank, generator)
-        outcome = descend(problem, start, max_iter, tol)
+        with small_on_one_thread(source.n, target.n, where):
+            outcome = descend(problem, start, max_iter, tol)
         plan = LowRankPlan(*(part.exp() for part in outcome.plan))
         masses = plan.marginals()
     if not outcome.converged:

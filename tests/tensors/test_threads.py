@@ -1,0 +1,77 @@
+"""Small solves run on one thread, and leave the number of threads as it was."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+from torchgw._tensors.threads import small_on_one_thread
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_small_solve_runs_on_one_thread():
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    seen = []
+    torchgw.solve(points, points, distances="euclidean", callback=lambda _: seen.append(threads()))
+    assert set(seen) == {1}
+    assert threads() == 2
+
+
+def test_large_work_keeps_its_threads():
+    with small_on_one_thread(2**10, 2**10, CPU):
+        assert threads() == 2
+
+
+def test_threads_come_back_after_an_error():
+    with pytest.raises(ZeroDivisionError), small_on_one_thread(3, 3, CPU):
+        raise ZeroDivisionError
+    assert threads() == 2
+
+
+def test_one_within_another():
+    with small_on_one_thread(3, 3, CPU):
+        with small_on_one_thread(3, 3, CPU):
+            assert threads() == 1
+        assert threads() == 1
+    assert threads() == 2
+
+
+def test_solves_in_several_threads_share_what_there_was():
+    entered, leave = threading.Barrier(3), threading.Barrier(3)
+
+    def work():
+        with small_on_one_thread(3, 3, CPU):
+            entered.wait(60)
+            leave.wait(60)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    entered.wait(60)
+    leave.wait(60)
+    for worker in workers:
+        worker.join(60)
+    assert threads() == 2
+    # what a new thread begins with
+    found = []
+    later = threading.Thread(target=lambda: found.append(threads()))
+    later.start()
+    later.join(60)
+    assert found == [2]
+
+
+def threads():
+    return torch.get_num_threads()
