@@ -27,9 +27,6 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
 
-# Multiple of the column error allowed at which a plan's own marginals contradict the iteration.
-# [L293]
-_CONTRADICTION = 10
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
 # [L293]
 _VALUE_ROUNDING = 1e-6
@@ -119,18 +116,18 @@ def judge(
     found: Evaluation,
     problem: Problem,
     gradient: Gradient,
-    tolerance: float,
+    promised: float,
     *,
     constant: bool,
 ) -> Status:
-    """Choose the status that a plan deserves, given the column error it was solved to.
+    """Choose the status that a plan deserves, given the marginal error it may have.
 
     A value below zero, or above that of the product plan, is no answer that one would use: the
     product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
     """
     if not status.converged:
         return status
-    if found.marginal_error > _CONTRADICTION * tolerance:
+    if found.marginal_error > promised:
         return Status.INNER_LIMIT
     if constant:
         return status

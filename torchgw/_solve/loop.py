@@ -10,6 +10,7 @@ from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
+    RESOLVED,
     check_finite,
     inner_tolerance,
     look_ahead,
@@ -94,7 +95,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             # graphs would overwrite the cost
             if not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
-            return state._replace(status=Status.CONVERGED, solved=solved)
+            resolved = change <= max(setting.tol, RESOLVED)
+            status = Status.CONVERGED if resolved else Status.PRECISION_LIMIT
+            return state._replace(status=status, solved=solved)
         if at_target and sampled and average.update(verdict.dual):
             return state._replace(status=Status.STATIONARY)
         falling = at_target and anneal.share(annealed) == 1
