@@ -155,7 +155,8 @@ def solve(
         What to do with a disconnected graph: join components by the shortest bridging edges, or
         give unreachable pairs 1.5 times the largest finite distance. Either warns.
     scale : {"auto", "max", "mean"} or None
-        What each side's distances are divided by, once: their maximum or their mean. ``"auto"``
+        What each side's distances are divided by, once: their maximum or their mean, among the
+        points of positive weight. ``"auto"``
         divides distances that are computed here by the maximum, and leaves given ones as they are.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT's
@@ -372,7 +373,9 @@ def solve(
         tables = D_X, D_Y
         if _is_zero(alpha) and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        sides = build_providers((X, Y), tables, distances, distance_options, where, recorder.time)
+        sides = build_providers(
+            (X, Y), tables, distances, distance_options, where, recorder.time, weights=(a, b)
+        )
         source, target = sides.providers
         check_loss(kind, target)
         marginals = Marginals(

@@ -51,9 +51,9 @@ UNREADABLE = (
 )  # fmt: skip
 # What making a value of parts of a wrong kind raises.
 _ODD = (*UNREADABLE, TypeError, KeyError, AttributeError, IndexError, OverflowError, AssertionError)
-# Levels that a tree has at most: ours have ten.
+# Levels that a tree has at most: ours have ten. [L348]
 _MOST_LEVELS = 50
-# Characters of the header of an array, which is a dtype and a shape.
+# Characters of the header of an array, which is a dtype and a shape. [L348]
 _MOST_HEADER = 2_000
 
 # How a tree holds other values: as a name and parts, from which they are built again.

@@ -132,7 +132,12 @@ def judge(
     if constant:
         return status
     alpha, product = problem.alpha, gradient.product
-    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * gradient.squares()
+    # what a missing marginal shifts may lie where a squared term is largest
+    reach = max(
+        gradient.squares(), *(float(part.max()) for part in (gradient.row, gradient.column))
+    )
+    slack = _VALUE_ROUNDING * gradient.squares()
+    slack += _VALUE_PER_MARGINAL * found.marginal_error * reach
     if found.quadratic.standard_error > 0:
         slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
     value = alpha * found.quadratic.value
