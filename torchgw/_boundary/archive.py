@@ -15,9 +15,10 @@ import secrets
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ __all__ = [
     "encode",
     "read_archive",
     "write_archive",
+    "written_whole",
 ]
 
 _FORMAT = "torchgw result"
@@ -162,33 +164,36 @@ def built(build: Decode, kind: str, parts: dict[str, Any], name: str) -> Any:
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
     """Write a tree and its arrays; the file appears whole or not at all."""
-    target = check_writable(path)
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
     members[_CHECKSUM] = np.asarray(_digest(members))
+    with written_whole(path) as file:
+        np.savez(file, **members)  # type: ignore[arg-type]
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file to write, which takes the place of the old one when the block ends well."""
+    target = check_writable(path)
     try:
         if target.exists() and not target.is_file():
             # a pipe or /dev/null is written to: a file moved there would take its place
             with target.open("wb") as file:
-                np.savez(file, **members)  # type: ignore[arg-type]
-        else:
-            # a link stays, and what it points to is replaced
-            _replace(target.resolve(), members)
+                yield file
+            return
+        # a link stays, and what it points to is replaced
+        place = target.resolve()
+        # Files of mkstemp can be read by their owner only. The name does not contain the target's,
+        # to which nothing can be added where it is as long as names may be.
+        temporary = place.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
-
-
-def _replace(target: Path, members: dict[str, NDArray[Any]]) -> None:
-    """Write a file beside the target, and move it there."""
-    # Files of mkstemp can be read by their owner only. The name does not contain the target's, to
-    # which nothing can be added where it is as long as names may be.
-    temporary = target.with_name(f".{secrets.token_hex(8)}.npz")
-    try:
-        with temporary.open("xb") as file:
-            np.savez(file, **members)  # type: ignore[arg-type]
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: object) -> Path:
