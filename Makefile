@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUTPUT ?= demo.png
 PYTEST_ARGS ?=
+MINUTES ?= 1
+START ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest docs dist format clean
+.PHONY: help demo test lint types pytest fuzz docs dist format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +34,10 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed-test ## random cases and crafted files for MINUTES (1), cases from START (1000) on
+	TORCHGW_FUZZ_MINUTES=$(MINUTES) TORCHGW_FUZZ_START=$(START) OMP_NUM_THREADS=1 \
+	$(BIN)/pytest -q -s -m "slow or not slow" tests/laws/test_fuzz.py tests/laws/test_files.py tests/laws/test_state.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
 	$(BIN)/python docs/build_gallery.py
