@@ -35,9 +35,9 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
 
-fuzz: $(VENV)/.installed-test ## random cases and crafted files for MINUTES (1), cases from START (1000) on
-	TORCHGW_FUZZ_MINUTES=$(MINUTES) TORCHGW_FUZZ_START=$(START) OMP_NUM_THREADS=1 \
-	$(BIN)/pytest -q -s -m "slow or not slow" tests/laws/test_fuzz.py tests/laws/test_files.py tests/laws/test_state.py
+fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on, many crafted files
+	$(BIN)/python tests/laws/fuzz_run.py $(START) $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_files.py tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
 	$(BIN)/python docs/build_gallery.py

@@ -1,6 +1,7 @@
 """Many cases at once, one process for each core: ``python tests/laws/fuzz_run.py START MINUTES``.
 
-With ``cuda`` as a third argument half of the processes solve on a GPU.
+With ``cuda`` as a third argument half of the processes solve on a GPU. With no minutes at all, the
+case START alone is solved, and shown. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ def work(place, count, start, seconds, cuda, queue):
 def main():
     start, minutes = int(sys.argv[1]), float(sys.argv[2])
     cuda = sys.argv[3:] == ["cuda"]
+    if minutes == 0:
+        import fuzz_cases
+
+        case = fuzz_cases.make_case(start)
+        print(case.arguments, case.described)
+        verdict = fuzz_cases.run(case)
+        print(verdict.refusal or verdict.result, verdict.wrong)
+        return bool(verdict.wrong)
     count = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -49,6 +58,7 @@ def main():
     for worker in workers:
         worker.start()
     statuses, refusals, seconds, left = collections.Counter(), collections.Counter(), [], count
+    failed = False
     while left:
         entry = queue.get()
         if entry is None:
@@ -60,15 +70,16 @@ def main():
         if refusal:
             refusals[" ".join(refusal.split()[:9])] += 1
         if wrong:
+            failed = True
             print(
                 f"case {number}{' on cuda' if cuda and odd else ''}: {ended}: {wrong}", flush=True
-            )  # noqa: T201
-    print(sum(statuses.values()), "cases:", dict(statuses))  # noqa: T201
-    print("CPU seconds, slowest:", sorted(seconds)[::-1][:12])  # noqa: T201
+            )
+    print(sum(statuses.values()), "cases:", dict(statuses))
+    print("CPU seconds, slowest:", sorted(seconds)[::-1][:12])
     for refusal, times in refusals.most_common():
-        print(f"{times:6d}  {refusal}")  # noqa: T201
-    sys.stdout.flush()
+        print(f"{times:6d}  {refusal}")
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,15 +1,11 @@
 """Random options and geometries: no crash, no hang, and a status that the plan bears out.
 
-``make fuzz`` runs it for the minutes it is given, from other cases on each time; a case that fails
-is solved again by its number, ``TORCHGW_FUZZ_CASE=123``.
+``make fuzz MINUTES=10 START=5000`` runs many more, on all cores (``fuzz_run.py``).
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import os
-import time
 
 import fuzz_cases
 import numpy as np
@@ -59,28 +55,3 @@ def test_the_judge_notices():
     weights = result.marginal_a.numpy(), result.marginal_b.numpy()
     wrong = list(fuzz_cases.judge_fixed_point(case, result, product, weights, False))
     assert len(wrong) == 1
-
-
-@pytest.mark.slow
-def test_fuzz():
-    """TORCHGW_FUZZ_MINUTES of cases, from TORCHGW_FUZZ_START on; or one, TORCHGW_FUZZ_CASE."""
-    if "TORCHGW_FUZZ_CASE" in os.environ:
-        check(int(os.environ["TORCHGW_FUZZ_CASE"]))
-        return
-    number = int(os.environ.get("TORCHGW_FUZZ_START", "1000"))
-    end = time.monotonic() + 60 * float(os.environ.get("TORCHGW_FUZZ_MINUTES", "1"))
-    ended: collections.Counter[str] = collections.Counter()
-    failures, slow = [], []
-    while time.monotonic() < end:
-        began = time.process_time()
-        try:
-            ended[check(number)] += 1
-        except AssertionError as error:
-            failures.append(str(error))
-        if time.process_time() - began > 20:
-            slow.append((round(time.process_time() - began), number))
-        number += 1
-    for kind, count in ended.most_common():
-        print(f"{count:6d}  {kind}")  # noqa: T201
-    print(f"seconds and numbers of slow cases: {slow}")  # noqa: T201
-    assert not failures, "\n".join(failures)
