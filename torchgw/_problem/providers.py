@@ -240,7 +240,7 @@ def _scale(
     if used is None:
         used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
     if scale == "mean":
-        size = provider.mean((used / used.sum()).to(provider.dtype))
+        size = provider.mean(used.to(provider.dtype) / used.sum())
     else:
         size = _maximum(provider, points, used)
     if size == 0:
