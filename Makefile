@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUTPUT ?= demo.png
 PYTEST_ARGS ?=
+MINUTES ?= 1
+START ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest docs dist format clean
+.PHONY: help demo test lint types pytest fuzz docs dist format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +34,10 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on, many crafted files
+	$(BIN)/python tests/laws/fuzz_run.py $(START) $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_files.py tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
 	$(BIN)/python docs/build_gallery.py

@@ -156,7 +156,8 @@ def solve(
         What to do with a disconnected graph: join components by the shortest bridging edges, or
         give unreachable pairs 1.5 times the largest finite distance. Either warns.
     scale : {"auto", "max", "mean"} or None
-        What each side's distances are divided by, once: their maximum or their mean. ``"auto"``
+        What each side's distances are divided by, once: their maximum or their mean, among the
+        points of positive weight. ``"auto"``
         divides distances that are computed here by the maximum, and leaves given ones as they are.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT's
@@ -204,14 +205,15 @@ def solve(
     min_iter : int
         A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
-        Relative change of the plan at which an exact solve has settled.
+        Relative change of the plan at which an exact solve has settled; 2e-4 at least in float32.
     objective_tol : float
         Relative decrease of the objective per iteration, a mean over five, below which an exact
         entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
         switches that off; so does ``differentiable``, as derivatives are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
-        5e-7 by default, or 1e-5 where the cost is too large for anything but float32.
+        5e-7 by default, or 1e-5 where the cost is too large for anything but float32. A converged
+        plan misses its marginals by ten times that at most; in float32 by 2e-4 by default.
     unbalanced : float or pair of float, optional
         Weight rho of the penalty KL(P1 x P1 | a x a) that takes the place of P1 = a, one for both
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
@@ -240,7 +242,8 @@ def solve(
         The same as ``precision="float32"`` or ``"float64"``.
     precision : {"auto", "mixed", "float64", "float32"}
         ``"mixed"`` iterates in float32 and settles marginals and values in float64. ``"auto"`` is
-        float64 for small problems and mixed otherwise.
+        float64 for small problems and mixed otherwise. Where float32 cannot resolve ``epsilon``,
+        the status is ``PRECISION_LIMIT``, and the plan and its numbers are float64.
     storage : {"auto", "stored", "streamed"}
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
         read. ``"auto"`` takes what a model fitted to measurements says is faster, and never stores
@@ -373,7 +376,9 @@ def solve(
         tables = D_X, D_Y
         if _is_zero(alpha) and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        sides = build_providers((X, Y), tables, distances, distance_options, where, recorder.time)
+        sides = build_providers(
+            (X, Y), tables, distances, distance_options, where, recorder.time, weights=(a, b)
+        )
         source, target = sides.providers
         check_loss(kind, target)
         marginals = Marginals(

@@ -843,3 +843,66 @@ def test_warnings_point_at_the_caller():
     with pytest.warns(torchgw.GraphWarning) as wrapped:
         torchgw.sampled_gw(points, points, k=1)
     assert {entry.filename for entry in [*caught, *wrapped]} == {__file__}
+
+
+def test_a_starting_plan_may_miss_its_sum_by_a_thousandth():
+    """As solvers in float32 leave it; what is more than rounding is said."""
+    points = np.random.default_rng(0).normal(size=(9, 2))
+    options = {"distances": "sqeuclidean", "epsilon": 0.1}
+    expected = torchgw.solve(points, points, init=np.eye(9) / 9, **options)
+    for total in (0.9999, 0.9991, 1.0009):
+        plan = (np.eye(9) / 9 * total).astype(np.float32)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = torchgw.solve(points, points, init=plan, **options)
+        assert result.value == pytest.approx(expected.value, rel=1e-5)
+        assert len(caught) == (total != 0.9999)
+        assert all("`init` sums to" in str(each.message) for each in caught)
+    for total in (0.998, 1.002):
+        with pytest.raises(InvalidInputError, match="sum to 1"):
+            torchgw.solve(points, points, init=np.eye(9) / 9 * total, **options)
+
+
+@pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean", "precomputed"])
+@pytest.mark.parametrize("scale", ["auto", "max", "mean"])
+def test_points_of_weight_zero_have_no_say(distances, scale):
+    rng = np.random.default_rng(0)
+    x, far = rng.normal(size=(20, 2)), np.array([[1e2, -1e2]])
+    y = x[::-1] * [1, -1]
+    a, options = np.full(20, 1 / 20), {"scale": scale, "random_state": 0, "n_init": 1}
+    if distances == "precomputed":
+        if scale == "auto":
+            pytest.skip("given distances are not scaled")
+        sides, farther = ((cdist(p, p), cdist(q, q)) for p, q in ((x, np.r_[x, far]), (y, y)))
+        given = {"D_X": sides[0], "D_Y": farther[0]}
+        added = given | {"D_X": sides[1]}
+    else:
+        given = {"X": x, "Y": y, "distances": distances}
+        added = given | {"X": np.r_[x, far]}
+    expected = torchgw.solve(**given, a=a, **options)
+    result = torchgw.solve(**added, a=np.r_[a, 0], **options)
+    assert result.converged
+    assert result.scale == pytest.approx(expected.scale, rel=1e-6)
+    assert result.epsilon == pytest.approx(expected.epsilon, rel=1e-4)
+    assert result.value == pytest.approx(expected.value, rel=1e-3)
+    assert float((result.plan[:20] - expected.plan).abs().sum()) < 1e-2
+
+
+def test_weights_over_many_decades_have_a_usable_epsilon():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)), rng.normal(size=(20, 3))
+    weights = np.r_[1, np.full(19, 1e-12)]
+    weights /= weights.sum()
+    result = torchgw.solve(x, y, a=weights, b=weights, distances="euclidean", random_state=0)
+    assert result.epsilon > 1e-7
+    assert result.converged
+    # weights of one decade keep the epsilon that they had
+    weights = np.linspace(0.1, 1, 20) / np.linspace(0.1, 1, 20).sum()
+    result = torchgw.solve(x, y, a=weights, b=weights, distances="sqeuclidean", n_init=1)
+    tables = [cdist(p, p, "sqeuclidean") for p in (x, y)]
+    spreads = []
+    for table in tables:
+        table = table / table.max()
+        mean = weights @ table @ weights
+        spreads.append(np.sqrt(weights @ table**2 @ weights - mean**2))
+    assert result.epsilon == pytest.approx(0.0025 * 4 * spreads[0] * spreads[1], rel=1e-6)

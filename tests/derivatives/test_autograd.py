@@ -409,3 +409,43 @@ def test_torch_compile_leaves_a_solve_alone():
         function(x).backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=0)
     assert 1 <= len(graphs) <= 6
+
+
+@pytest.mark.parametrize(("seed", "epsilon"), [(0, 0.05), (5, 0.05), (0, 0.3), (2, 0.3)])
+def test_an_unrolled_derivative_is_implicit_or_in_doubt(seed, epsilon):
+    """It sums twenty terms of a series, which may shrink slowly or grow."""
+    rng = np.random.default_rng(seed)
+    x, y = (0.4 * rng.normal(size=(12, 2)) for _ in range(2))
+    rng.normal(size=(12, 2))
+    weight = torch.tensor(rng.random((12, 12)))
+    options = {
+        "distances": "sqeuclidean", "epsilon": epsilon, "random_state": 0, "n_init": 1,
+        "tol": 1e-8, "inner_tol": 1e-9,
+    }  # fmt: skip
+    found, said = [], []
+    for mode in ("implicit", "unrolled"):
+        X = torch.tensor(x, requires_grad=True)  # noqa: N806
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = torchgw.solve(X, y, differentiable=mode, **options)
+            found.append(torch.autograd.grad((result.plan * weight).sum(), X)[0])
+        said.append(" ".join(str(each.message) for each in caught))
+    error = float((found[1] - found[0]).norm() / found[0].norm())
+    assert not said[0]
+    assert error < 1e-5 or "not that of a fixed point" in said[1]
+    # what is fine is not doubted
+    assert error > 1e-7 or not said[1]
+    assert (error > 1e-4) == ((seed, epsilon) in {(0, 0.05), (5, 0.05)})
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(1.0002, True), (1.5, False)])
+def test_a_nearly_singular_fixed_point_is_said(epsilon, said):
+    """Two points: below epsilon 1 the product plan is left, and a change of it hardly dies out."""
+    table = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    given = {"D_Y": table, "epsilon": epsilon, "init": np.full((2, 2), 0.25)}
+    D_X = table.clone().requires_grad_()  # noqa: N806
+    result = torchgw.solve(D_X=D_X, differentiable="implicit", **given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.autograd.grad((result.plan * torch.eye(2)).sum(), D_X)
+    assert any("nearly singular" in str(each.message) for each in caught) == said

@@ -71,6 +71,53 @@ def test_four_decades_of_epsilon(gradient, precision, backend):
             assert -noise - 1e-6 < result.value < product + noise + 1e-6
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epsilon": 1e-5},
+        {"epsilon": 1e-4},
+        {"epsilon": 1e-4, "unbalanced": (np.inf, 0)},
+        {"epsilon": 1e-4, "mass": 0.7, "max_iter": 60},
+        {"epsilon": 1e-4, "unbalanced": 1.0, "max_iter": 60},
+    ],
+    ids=str,
+)
+def test_float32_does_not_converge_where_rounding_decides(options):
+    """Exponents of 1e6 are known to one tenth: the tolerance was lowered to that, silently."""
+    x = np.random.default_rng(0).normal(size=(60, 1))
+    result = solve_quietly(
+        x, -x, distances="sqeuclidean", scale=None, precision="float32", n_init=1, **options
+    )
+    assert result.status in (Status.PRECISION_LIMIT, Status.OUTER_LIMIT)
+    assert "max_iter" in options or "`precision='mixed'`" in result.status.advice
+    # what is reported is that of the plan, in float64
+    plan, distance = result.plan.double().numpy(), ((x[:, None] - x) ** 2).sum(-1)
+    value = reference.gw_value(distance, distance, plan)
+    assert value == pytest.approx(result.value_quad, rel=1e-4, abs=1e-9)
+    if "unbalanced" not in options and "mass" not in options:
+        error = max(np.abs(plan.sum(axis) - 1 / 60).sum() for axis in (0, 1))
+        assert result.marginal_error == pytest.approx(error, rel=1e-6)
+
+
+def test_float32_converges_to_what_it_promises():
+    x, y, _ = isometric_copy(30, noise=0.1, seed=1)
+    for share in (0.0026, 0.02, 0.2):
+        spread = solve_quietly(x, y, distances="sqeuclidean", max_iter=1).epsilon / 0.0025
+        result = torchgw.solve(
+            x, y, distances="sqeuclidean", precision="float32", epsilon=share * spread, n_init=1
+        )
+        assert result.converged
+        assert result.plan.dtype == torch.float32
+        assert result.marginal_error <= 2e-4
+        assert result.history[-1].change <= 2e-4
+    with pytest.warns(ConvergenceWarning, match="before the marginals|Rounding"):
+        # a tolerance that was asked for is not lowered
+        strict = torchgw.solve(
+            x, y, distances="sqeuclidean", precision="float32", inner_tol=1e-7, n_init=1
+        )
+    assert strict.status in (Status.INNER_LIMIT, Status.PRECISION_LIMIT)
+
+
 def _table(points):
     table = ((points[:, None] - points) ** 2).sum(-1)
     return table / table.max()

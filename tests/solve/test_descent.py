@@ -163,3 +163,16 @@ def test_cells_do_not_go_round_in_circles():
         graphs.append(graph.maximum(graph.T))
     result = torchgw.solve(*graphs, epsilon=1e-3, random_state=0, max_iter=100)
     assert result.status is Status.CONVERGED
+
+
+def test_a_settled_plan_whose_marginals_stay_missed_ends_the_solve():
+    """Some hundred linear problems of 2,000 iterations each, none of which changed a thing."""
+    rng = np.random.default_rng(1)
+    x, y = (rng.normal(size=(5, 2))[rng.integers(5, size=30)] for _ in range(2))
+    with pytest.warns(torchgw.ConvergenceWarning, match="inner_max_iter"):
+        result = torchgw.solve(
+            x, y, distances="sqeuclidean", epsilon=1e-8, inner_max_iter=100, n_init=1
+        )
+    assert result.status is torchgw.Status.INNER_LIMIT
+    assert result.n_iters < 80
+    assert result.marginal_error > 1e-5

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,11 +32,13 @@ __all__ = [
     "Encode",
     "RESERVED",
     "UNREADABLE",
+    "built",
     "check_writable",
     "decode",
     "encode",
     "read_archive",
     "write_archive",
+    "written_whole",
 ]
 
 _FORMAT = "torchgw result"
@@ -47,6 +51,12 @@ UNREADABLE = (
     ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
     tokenize.TokenError, SyntaxError,
 )  # fmt: skip
+# What making a value of parts of a wrong kind raises.
+_ODD = (*UNREADABLE, TypeError, KeyError, AttributeError, IndexError, OverflowError, AssertionError)
+# Levels that a tree has at most: ours have ten. [L353]
+_MOST_LEVELS = 50
+# Characters of the header of an array, which is a dtype and a shape. [L353]
+_MOST_HEADER = 2_000
 
 # How a tree holds other values: as a name and parts, from which they are built again.
 Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
@@ -87,53 +97,103 @@ def encode(value: Any, name: str, parts_of: Encode, arrays: dict[str, NDArray[An
     )
 
 
-def decode(node: Any, arrays: dict[str, NDArray[Any]], device: torch.device, build: Decode) -> Any:
-    """Turn JSON and its arrays back into the value."""
-    if not isinstance(node, dict):
+def decode(
+    node: Any,
+    arrays: dict[str, NDArray[Any]],
+    device: torch.device,
+    build: Decode,
+    name: str = "tree",
+    level: int = 0,
+) -> Any:
+    """Turn JSON and its arrays back into the value; errors name the part."""
+
+    def inner(part: Any, label: object) -> Any:
+        return decode(part, arrays, device, build, f"{name}.{label}", level + 1)
+
+    if node is None or isinstance(node, (bool, int, float, str)):
         return node
-    if "tensor" in node:
-        return torch.from_numpy(arrays[node["tensor"]]).to(device)
-    if "array" in node:
-        return arrays[node["array"]]
-    if "dict" in node:
-        return {key: decode(part, arrays, device, build) for key, part in node["dict"].items()}
-    if "type" in node:
-        parts = {key: decode(part, arrays, device, build) for key, part in node["parts"].items()}
-        return build(node["type"], parts)
-    kind = "tuple" if "tuple" in node else "list"
-    items = [decode(part, arrays, device, build) for part in node[kind]]
+    kind = _kind_of(node) if level < _MOST_LEVELS else None
+    if kind is None:
+        raise InvalidInputError(f"`{name}` is no part of a result: {str(node)[:60]}.")
+    part = node[kind]
+    if kind in ("tensor", "array"):
+        if not isinstance(part, str) or part not in arrays:
+            raise InvalidInputError(f"`{name}` names {str(part)[:60]!r}, which is no array here.")
+        if kind == "array":
+            return arrays[part]
+        if arrays[part].dtype.kind not in "fiub":
+            raise InvalidInputError(f"`{name}` holds no numbers but {arrays[part].dtype}.")
+        return torch.from_numpy(arrays[part]).to(device)
+    if kind == "dict":
+        return {key: inner(value, key) for key, value in part.items()}
+    if kind == "type":
+        parts = {key: inner(value, key) for key, value in node["parts"].items()}
+        return built(build, part, parts, name)
+    items = [inner(value, place) for place, value in enumerate(part)]
     return tuple(items) if kind == "tuple" else items
+
+
+# What stands under the one key of a node, or under the first of two.
+_NODES = {"tensor": str, "array": str, "dict": dict, "type": str, "tuple": list, "list": list}
+
+
+def _kind_of(node: Any) -> str | None:
+    """Tell what a node of the tree stands for; ``None`` if it is none."""
+    if not isinstance(node, dict):
+        return None
+    keys = set(node)
+    kind = "type" if keys == {"type", "parts"} else next(iter(keys), "") if len(keys) == 1 else ""
+    if kind not in _NODES or (kind == "type") != (len(keys) == 2):
+        return None
+    if kind == "type" and not isinstance(node["parts"], dict):
+        return None
+    return kind if isinstance(node[kind], _NODES[kind]) else None
+
+
+def built(build: Decode, kind: str, parts: dict[str, Any], name: str) -> Any:
+    """Build a value of its parts; an error of any kind becomes one that names it."""
+    try:
+        return build(kind, parts)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"`{name}`: {error}") from error
+    except _ODD as error:
+        raise InvalidInputError(
+            f"`{name}` cannot be made of its parts, {', '.join(parts)[:200]}: {error}"
+        ) from error
 
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
     """Write a tree and its arrays; the file appears whole or not at all."""
-    target = check_writable(path)
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "tree": tree})
     members = {**arrays, _METADATA: np.frombuffer(text.encode(), np.uint8)}
     members[_CHECKSUM] = np.asarray(_digest(members))
+    with written_whole(path) as file:
+        np.savez(file, **members)  # type: ignore[arg-type]
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file to write, which takes the place of the old one when the block ends well."""
+    target = check_writable(path)
     try:
         if target.exists() and not target.is_file():
             # a pipe or /dev/null is written to: a file moved there would take its place
             with target.open("wb") as file:
-                np.savez(file, **members)  # type: ignore[arg-type]
-        else:
-            # a link stays, and what it points to is replaced
-            _replace(target.resolve(), members)
+                yield file
+            return
+        # a link stays, and what it points to is replaced
+        place = target.resolve()
+        # Files of mkstemp can be read by their owner only. The name does not contain the target's,
+        # to which nothing can be added where it is as long as names may be.
+        temporary = place.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidInputError(f"cannot write {target}: {error.strerror}.") from error
-
-
-def _replace(target: Path, members: dict[str, NDArray[Any]]) -> None:
-    """Write a file beside the target, and move it there."""
-    # Files of mkstemp can be read by their owner only. The name does not contain the target's, to
-    # which nothing can be added where it is as long as names may be.
-    temporary = target.with_name(f".{secrets.token_hex(8)}.npz")
-    try:
-        with temporary.open("xb") as file:
-            np.savez(file, **members)  # type: ignore[arg-type]
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: object) -> Path:
@@ -167,11 +227,11 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
     if not zipfile.is_zipfile(source):
         raise InvalidInputError(f"{foreign} If it was one, it is damaged or cut short.")
     try:
-        # opened here, because np.load leaves a damaged archive open
-        with source.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if _METADATA not in stored.files or _CHECKSUM not in stored.files:
+        with source.open("rb") as file, zipfile.ZipFile(file) as stored:
+            names = _member_names(stored, source.stat().st_size)
+            if not set(RESERVED) <= set(names):
                 raise InvalidInputError(foreign)
-            members = {name: stored[name] for name in stored.files}
+            members = {name: _read_member(stored, names[name], name) for name in names}
     except InvalidInputError:
         raise
     except UNREADABLE as error:
@@ -182,15 +242,65 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
             f"{source}: the file is damaged: its contents do not match their checksum. Save the "
             "result again."
         )
-    header = json.loads(members.pop(_METADATA).tobytes().decode())
-    if header.get("format") != _FORMAT:
+    try:
+        header = json.loads(members.pop(_METADATA).tobytes(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{source}: `{_METADATA}` is damaged ({error}).") from error
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise InvalidInputError(foreign)
-    if header["version"] != _VERSION:
+    if header.get("version") != _VERSION:
         raise InvalidInputError(
-            f"{source}: written in version {header['version']} of the format, and this torchgw "
+            f"{source}: written in version {header.get('version')} of the format, and this torchgw "
             f"reads version {_VERSION}. Use the torchgw that wrote it, or solve again."
         )
-    return header["tree"], members
+    return header.get("tree"), members
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary whose keys come once each, as a second reader might take the other one."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a key comes twice among {', '.join(found)[:200]}")
+    return found
+
+
+def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    """List the members, which are stored as they are, once each, and no larger than the file."""
+    entries = stored.infolist()
+    names = {info.filename.removesuffix(".npy"): info for info in entries}
+    if len(names) < len(entries):
+        raise ValueError("a member comes twice")
+    for name, info in names.items():
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise ValueError(f"`{name}` is compressed, as `save` leaves none")
+    if sum(info.file_size for info in entries) > size:
+        raise ValueError("its members claim to be larger than the file")
+    return names
+
+
+def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> NDArray[Any]:
+    """Read an array whose header claims as many bytes as there are."""
+    with stored.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        if version not in readers:
+            raise ValueError(f"`{name}` is of version {version} of NumPy's format")
+        shape, by_columns, dtype = readers[version](stream, max_header_size=_MOST_HEADER)
+        if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
+            raise ValueError(f"`{name}` has the shape {shape} and the dtype {dtype}")
+        claimed = math.prod(shape) * dtype.itemsize
+        if stream.tell() + claimed != info.file_size:
+            raise ValueError(
+                f"`{name}` claims {claimed} bytes and has {info.file_size - stream.tell()}"
+            )
+        content = bytearray(stream.read())
+    if claimed == 0:
+        return np.empty(shape, dtype)
+    array = np.frombuffer(content, dtype)
+    return array.reshape(shape[::-1]).T if by_columns else array.reshape(shape)
 
 
 def _checked(path: object) -> Path:

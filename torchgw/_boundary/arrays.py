@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 
 __all__ = [
     "as_labels",
@@ -34,6 +34,8 @@ __all__ = [
 _SYMMETRY_TOLERANCE = 1e-5
 # Relative deviation of a total mass from one that rounding can explain. [L264]
 _MASS_TOLERANCE = 1e-4
+# The same of a starting plan, as solvers in float32 leave it. [L264]
+_PLAN_TOLERANCE = 1e-3
 # Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
 # [L264]
 _LARGEST_ENTRY = 1e15
@@ -195,11 +197,13 @@ def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
     """Convert a starting plan, non-negative, to float64 and a total mass of exactly one."""
     tensor = check_linear_cost(value, shape, name="init").double()
     total = float(tensor.sum())
-    if float(tensor.min()) < 0 or abs(total - 1) > _MASS_TOLERANCE:
+    if float(tensor.min()) < 0 or abs(total - 1) > _PLAN_TOLERANCE:
         raise InvalidInputError(
             "`init` must be a plan: non-negative entries that sum to 1; its smallest entry is "
             f"{float(tensor.min()):.3g} and its sum {total:.6g}. Pass init / init.sum()."
         )
+    if abs(total - 1) > _MASS_TOLERANCE:
+        warn_user(f"`init` sums to {total:.6g}; it was divided by that.", TorchGWWarning)
     return tensor / total
 
 

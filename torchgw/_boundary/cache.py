@@ -49,21 +49,26 @@ class Cache:
         path = self.folder / f"{stage}-{key[:32]}.npz"
         if path.exists():
             try:
-                tree, arrays = read_archive(path)
+                return _read(path, device)
             except InvalidInputError as error:
                 warn_user(
                     f"A cached result cannot be used, and is computed again: {error}",
                     CacheWarning,
                 )
-            else:
-                parts: Parts = decode(tree, arrays, device, _no_types)
-                return parts
         made = make()
         self.folder.mkdir(parents=True, exist_ok=True)
         stored: dict[str, NDArray[np.generic]] = {}
         tree = encode(made, stage, lambda value: None, stored)
         write_archive(path, tree, stored)
         return made
+
+
+def _read(path: Path, device: torch.device) -> Parts:
+    """Read the parts of one result."""
+    parts = decode(*read_archive(path), device, _no_types)
+    if not isinstance(parts, dict):
+        raise InvalidInputError(f"{path}: holds a {type(parts).__name__}, and no parts by name.")
+    return parts
 
 
 def open_cache(folder: Any) -> Cache | None:

@@ -51,7 +51,7 @@ class Progress:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress | None]:
     """Yield a callback that shows progress, or None if nothing is to be shown."""
-    shown = None if quiet else Progress(sys.stderr)
+    shown = None if quiet or sys.stderr is None else Progress(sys.stderr)
     try:
         yield shown
     finally:
@@ -62,7 +62,7 @@ def progress(quiet: bool) -> Iterator[Progress | None]:
 @contextmanager
 def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | None]:
     """Yield a callback that shows each iteration, as a bar of tqdm where one can move."""
-    if not verbose:
+    if not verbose or sys.stderr is None:
         yield None
     elif find_spec("tqdm") is None or not (sys.stderr.isatty() or _in_notebook()):
         yield _write_line

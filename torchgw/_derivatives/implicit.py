@@ -35,6 +35,9 @@ _MAX_ITER = 1000
 # Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
 # [L244]
 _WORRYING = 1e-4
+# Size of the solution over that of the right side from which the fixed point counts as nearly
+# singular: then the default `tol`, 1e-5, leaves two digits of a derivative. [L355]
+_NEARLY_SINGULAR = 1e3
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 # [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
@@ -166,6 +169,15 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     right = -torch.cat([parts[0], parts[1] * unit])
     tol = _TOLERANCE[plan.dtype]
     x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
+    # the system is about the identity where a change of the plan dies out at once
+    growth = float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny)
+    if growth > _NEARLY_SINGULAR:
+        warn_user(
+            f"The plan is a nearly singular fixed point: its implicit derivative is {growth:.1e} "
+            "times as large as what it follows from, and so is the share of the error of the plan "
+            "in it. Lower `tol` and `inner_tol`, or raise `epsilon`.",
+            ConvergenceWarning,
+        )
     if reached > _WORRYING:
         warn_user(
             f"The implicit derivative of the plan has a relative residual of {reached:.1e}. "

@@ -305,7 +305,9 @@ class SampledGradient(StrictGradient):
             return QuadraticValue(float(values), float("nan"))
         strata = values[: self.n_anchors // 2 * 2].reshape(-1, 2)
         variance = float(strata.diff(dim=1).square().mean()) / 2
-        error = (variance / self.n_anchors + shared) ** 0.5
+        # an anchor more or less on a point, where strata hold few points, differs from none
+        step = float(values.var()) / self.n_anchors**2
+        error = (variance / self.n_anchors + shared + step) ** 0.5
         return QuadraticValue(float(values.mean()), error)
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import check_choice, check_count, listed
 from torchgw._errors import InvalidInputError
@@ -43,6 +44,8 @@ _SMALL_ERROR = 0.005
 # 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
 # (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
+# Columns read at once to find the largest distance among some points. [L351]
+_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,12 @@ def build_providers(
     device: torch.device,
     clock: Callable[[str, float], float],
     labels: tuple[str, str] = ("X", "Y"),
+    weights: tuple[Any, Any] = (None, None),
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
     ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
+    Points of zero weight, if ``weights`` are given, have no say in the scale.
     ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
     distances for the rest.
     """
@@ -118,8 +123,13 @@ def build_providers(
     ]
     logger.info("distances: %s for X, %s for Y", *names)
     scaled, origins = [], []
-    for provider, item, name, graph in zip(providers, given, names, graphs, strict=True):
-        divided, factor = _scale(provider, item.points, options.scale, computed=name != "given")
+    for provider, item, name, graph, side, weight in zip(
+        providers, given, names, graphs, "ab", weights, strict=True
+    ):
+        used = None if weight is None else as_weights(side, weight, provider.n, device) > 0
+        divided, factor = _scale(
+            provider, item.points, options.scale, used, computed=name != "given"
+        )
         scaled.append(divided)
         origins.append(_origin(item, name, graph, options, factor).to(device))
     clock("distances", started + stages.seconds)
@@ -217,21 +227,38 @@ def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> K
 
 
 def _scale(
-    provider: DistanceProvider, points: Tensor | None, scale: ScaleName | None, *, computed: bool
+    provider: DistanceProvider,
+    points: Tensor | None,
+    scale: ScaleName | None,
+    used: Tensor | None,
+    *,
+    computed: bool,
 ) -> tuple[DistanceProvider, float]:
     """Divide distances by their maximum or mean; also return what they were multiplied by."""
     if scale is None or (scale == "auto" and not computed):
         return provider, 1.0
+    if used is None:
+        used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
     if scale == "mean":
-        n, dtype, device = provider.n, provider.dtype, provider.device
-        size = provider.mean(torch.full((n,), 1 / n, dtype=dtype, device=device))
+        size = provider.mean(used.to(provider.dtype) / used.sum())
     else:
-        size = provider.maximum()
+        size = _maximum(provider, points, used)
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0
     if isinstance(provider, PointDistance) and points is not None and provider.metric != "cosine":
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)
-        return PointDistance((points / unit).to(provider.device), provider.metric), 1 / size
+        made = PointDistance((points / unit).to(provider.device), provider.metric)
+        return made if bool(used.all()) else made.centred_on(used), 1 / size
     return ScaledDistance(provider, 1 / size), 1 / size
+
+
+def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
+    """Find the largest distance among the points that are used."""
+    if bool(used.all()):
+        return provider.maximum()
+    if isinstance(provider, PointDistance) and points is not None:
+        return PointDistance(points[used.to(points.device)], provider.metric).maximum()
+    index = used.nonzero()[:, 0]
+    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))

@@ -12,7 +12,8 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import MISSING
-from typing import Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 import scipy.sparse
@@ -20,14 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import RESERVED, decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import (
+    RESERVED,
+    built,
+    decode,
+    encode,
+    read_archive,
+    write_archive,
+)
 from torchgw._boundary.arrays import resolve_device
+from torchgw._boundary.schema import check_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.chains import Trial
@@ -113,22 +122,30 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     Raises
     ------
     InvalidInputError
-        If the file does not exist, is damaged, or is no result; nothing is ever unpickled.
+        If the file does not exist, is damaged, or is no result. Nothing is ever unpickled, sizes
+        are checked against the file before memory is taken, and the message names the part that is
+        not what it has to be.
     """
     where = resolve_device(device)
     tree, arrays = read_archive(path)
+    if not isinstance(tree, dict):
+        raise InvalidInputError(f"{path}: `tree` must be a dictionary; got {str(tree)[:60]}.")
     kind = tree.get("kind")
     if kind is None:
         raise InvalidInputError(
             f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
             "reads it by itself."
         )
-    if kind in _ELSEWHERE:
+    if isinstance(kind, str) and kind in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[kind])
-    if kind not in _DATACLASSES:
+    if not isinstance(kind, str) or kind not in _DATACLASSES:
         raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
-    fields = {name: decode(part, arrays, where, _build) for name, part in tree["fields"].items()}
-    return _build(kind, fields)
+    if not isinstance(tree.get("fields"), dict):
+        raise InvalidInputError(f"{path}: `fields` must be a dictionary.")
+    fields = {
+        name: decode(part, arrays, where, _build, name) for name, part in tree["fields"].items()
+    }
+    return built(_build, kind, fields, kind)
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
@@ -161,6 +178,8 @@ def _make(kind: str, parts: dict[str, Any]) -> Any:
     if isinstance(parts.get("report"), dict):
         parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
+    # a plan may have come back by its largest entries
+    check_fields(parts, _hints(kind))
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
     odd = (set(parts) - {item.name for item in expected}) | (needed - set(parts))
     if odd:
@@ -370,6 +389,84 @@ def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:
     return SparsePlan(entries, parts["potentials"], parts["marginals"], parts["epsilon"])
 
 
+def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
+    """Build a sparse matrix; SciPy looks at every index."""
+    shape = tuple(parts["shape"])
+    if len(parts["indptr"]) != shape[0] + 1:
+        raise InvalidInputError(f"`indptr` has {len(parts['indptr'])} entries for {shape[0]} rows.")
+    found = scipy.sparse.csr_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape)
+    found.check_format(full_check=True)
+    return found
+
+
+_CSR = scipy.sparse.csr_array
+_PLAN = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
+# Parts of what has a builder, where no class with annotations says what they are.
+_PARTS: dict[str, dict[str, Any]] = {
+    "Extension": {
+        "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
+        "coupling": Tensor | Anchors | _CSR, "linear": bool, "mass": float, "loss": Loss,
+        "unpolished": DualPlan | None, "own": Marginals | None,
+        "table": DenseCost | FactoredCost | None,
+    },
+    "Geodesics": {"graph": _CSR, "unreachable": float | None},
+    "Loss": {"name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None},
+    "Side": {**get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None},
+    "SparsePlan": {"entries": _CSR, **_PLAN},
+    "Status": {"name": Literal[tuple(Status.__members__)]},
+    "TransportPlan": {
+        "cost": DenseCost | FactoredCost, "masses": Marginals | None, **_PLAN,
+    },
+    "csr": {
+        "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
+    },
+    "factors": {"matrix": Tensor, "signs": Tensor},
+    "matrix": {"matrix": Tensor},
+}  # fmt: skip
+_VECTORS = {"potentials.f": "n", "potentials.g": "m", "weights.a": "n", "weights.b": "m"}
+# Shapes of the parts of a value: the same letter is the same size.
+_SHAPES = {
+    "Alternative": {"plan": "st", "source": "s", "target": "t"},
+    "Anchors": {"source": "s", "target": "s"},
+    "DenseCost": {"matrix": "nm"},
+    "FactoredCost": {"left": "nr", "right": "mr", "row": "n", "column": "m"},
+    "GWResult": {
+        "lazy_plan": "nm", "potential_a": "n", "potential_b": "m", "marginal_a": "n",
+        "marginal_b": "m",
+    },
+    "LowRankPlan": {"Q": "nr", "R": "mr", "g": "r"},
+    "LowRankResult": {"lazy_plan": "nm", "marginal_a": "n", "marginal_b": "m"},
+    "Marginals": {"a": "n", "b": "m"},
+    "Potentials": {"f": "n", "g": "m"},
+    "SparsePlan": {"entries": "nm", **_VECTORS},
+    "TransportPlan": {"cost": "nm", **_VECTORS, "masses.a": "n", "masses.b": "m"},
+}  # fmt: skip
+
+
+def _hints(kind: str) -> dict[str, Any]:
+    """Say what the parts of a value have to be."""
+    if kind in _PARTS:
+        return _PARTS[kind]
+    known = _RECORDS.get(kind) or _DATACLASSES[kind]
+    # a plan may have come back by its largest entries
+    return {
+        name: DualPlan if hint is TransportPlan else hint
+        for name, hint in get_type_hints(known).items()
+    }
+
+
+def _check_shapes(kind: str, value: Any) -> None:
+    """Refuse parts whose sizes do not go together."""
+    sizes: dict[str, int] = {}
+    for name, axes in _SHAPES.get(kind, {}).items():
+        shape = tuple(attrgetter(name)(value).shape)
+        known = [sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False)]
+        if len(shape) != len(axes) or known != list(shape):
+            raise InvalidInputError(
+                f"`{name}` of a {kind} has the shape {shape}, which the others do not go with."
+            )
+
+
 _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "Extension": _build_extension,
     "Geodesics": lambda parts: Geodesics(
@@ -380,9 +477,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "SparsePlan": _build_sparse_plan,
     "Status": lambda parts: Status[parts["name"]],
     "TransportPlan": lambda parts: TransportPlan(**parts),
-    "csr": lambda parts: scipy.sparse.csr_array(
-        (parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"])
-    ),
+    "csr": _build_csr,
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
     "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
 }
@@ -392,10 +487,12 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`_parts` took apart."""
     renamed = _FORMERLY.get(kind, {})
     parts = {renamed.get(name, name): part for name, part in parts.items()}
-    if kind in _RECORDS:
-        return _RECORDS[kind](**parts)
-    if kind in _DATACLASSES:
-        return _make(kind, parts)
-    if kind not in _BUILDERS:
+    if kind not in {*_RECORDS, *_DATACLASSES, *_BUILDERS}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
-    return _BUILDERS[kind](parts)
+    if kind in _DATACLASSES:
+        value = _make(kind, parts)
+    else:
+        check_fields(parts, _hints(kind))
+        value = _RECORDS[kind](**parts) if kind in _RECORDS else _BUILDERS[kind](parts)
+    _check_shapes(kind, value)
+    return value

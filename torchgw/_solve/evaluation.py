@@ -27,9 +27,6 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
 
-# Multiple of the column error allowed at which a plan's own marginals contradict the iteration.
-# [L293]
-_CONTRADICTION = 10
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
 # [L293]
 _VALUE_ROUNDING = 1e-6
@@ -119,23 +116,28 @@ def judge(
     found: Evaluation,
     problem: Problem,
     gradient: Gradient,
-    tolerance: float,
+    promised: float,
     *,
     constant: bool,
 ) -> Status:
-    """Choose the status that a plan deserves, given the column error it was solved to.
+    """Choose the status that a plan deserves, given the marginal error it may have.
 
     A value below zero, or above that of the product plan, is no answer that one would use: the
     product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
     """
     if not status.converged:
         return status
-    if found.marginal_error > _CONTRADICTION * tolerance:
+    if found.marginal_error > promised:
         return Status.INNER_LIMIT
     if constant:
         return status
     alpha, product = problem.alpha, gradient.product
-    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * found.marginal_error) * gradient.squares()
+    # what a missing marginal shifts may lie where a squared term is largest
+    reach = max(
+        gradient.squares(), *(float(part.max()) for part in (gradient.row, gradient.column))
+    )
+    slack = _VALUE_ROUNDING * gradient.squares()
+    slack += _VALUE_PER_MARGINAL * found.marginal_error * reach
     if found.quadratic.standard_error > 0:
         slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
     value = alpha * found.quadratic.value

@@ -18,12 +18,14 @@ from torchgw._typing import Potentials
 
 __all__ = [
     "ANNEALING_TOLERANCE",
+    "RESOLVED",
     "check_finite",
     "inner_tolerance",
     "look_ahead",
     "loop_tolerance",
     "next_budget",
     "prepare",
+    "promised_error",
     "solve_linear",
 ]
 
@@ -40,6 +42,11 @@ _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
 # large for anything but float32. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
+# Rounding of the exponents up to which a solve may count as converged, and the marginal error and
+# the change of the plan that it may then have in float32. [L350]
+RESOLVED = 2e-4
+# Multiple of the column error asked for that the plan itself may have. [L293]
+_CONTRADICTION = 10
 
 
 def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
@@ -112,9 +119,18 @@ def look_ahead(
 
 def inner_tolerance(setting: Setting, epsilon: float) -> float:
     """Compute the L1 column error that a solve must reach in the end, as far as rounding allows."""
+    return max(_asked_error(setting), _ROUNDING_SHARE * setting.rounding(epsilon))
+
+
+def promised_error(setting: Setting) -> float:
+    """Compute the L1 marginal error that a converged plan has at most, whatever rounding allows."""
+    own = setting.dtype == torch.float32 and setting.options.inner_tol is None
+    return max(_CONTRADICTION * _asked_error(setting), RESOLVED if own else 0.0)
+
+
+def _asked_error(setting: Setting) -> float:
     precise = setting.store or setting.dtype == torch.float64
-    asked = setting.options.inner_tol or _INNER_TOLERANCE[precise]
-    return max(asked, _ROUNDING_SHARE * setting.rounding(epsilon))
+    return setting.options.inner_tol or _INNER_TOLERANCE[precise]
 
 
 def check_finite(objective: float, error: float, epsilon: float) -> None:

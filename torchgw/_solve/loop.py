@@ -10,6 +10,7 @@ from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
+    RESOLVED,
     check_finite,
     inner_tolerance,
     look_ahead,
@@ -33,6 +34,9 @@ _MET = 3e-3
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
+# Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
+# share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
+_STUCK, _STUCK_SHARE = 3, 0.9
 
 
 def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
@@ -56,6 +60,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     descent = Descent(options.objective_tol, _dual_excess(setting))
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
+    error, stuck = math.inf, 0
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
@@ -89,17 +94,24 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             Iteration(done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape)
         ):
             return state._replace(status=Status.STOPPED)
+        spent = settled and most_inner == options.inner_max_iter and not inner.converged
+        stuck = stuck + 1 if spent and inner.error > _STUCK_SHARE * error else 0
+        error = inner.error
         if settled and inner.error <= reachable:
             solved = None
             # graphs would overwrite the cost
             if not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
-            return state._replace(status=Status.CONVERGED, solved=solved)
+            resolved = change <= max(setting.tol, RESOLVED)
+            status = Status.CONVERGED if resolved else Status.PRECISION_LIMIT
+            return state._replace(status=status, solved=solved)
         if at_target and sampled and average.update(verdict.dual):
             return state._replace(status=Status.STATIONARY)
         falling = at_target and anneal.share(annealed) == 1
         if falling and descent.update(verdict, met=met):
             return state._replace(status=Status.FLAT)
+        if stuck == _STUCK:
+            return state._replace(status=Status.INNER_LIMIT)
         # what is prepared may be as large as the factors: it goes before the next cost comes
         del prepared
     return state

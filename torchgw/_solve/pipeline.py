@@ -20,13 +20,13 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
 from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
-from torchgw._solve.inner import inner_tolerance
+from torchgw._solve.inner import RESOLVED, promised_error
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.settle import settle
-from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.state import LoopState, Recorder, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
 from torchgw._typing import Potentials
@@ -171,20 +171,47 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
-    if setting.rule is not None:
-        plan, evaluation = evaluate_relaxed(setting, plan, setting.rule)
-    else:
-        evaluation = evaluate(setting, plan, epsilon, solved)
+    plan, evaluation = appraise(setting, plan, epsilon, solved)
+    promised = promised_error(setting)
+    unresolved = polished is None and setting.rounding(epsilon) > RESOLVED
+    eaten = unresolved or (status.converged and evaluation.marginal_error > promised)
+    if eaten and plan.dtype == torch.float32:
+        # rounding shifts each sum over the plan in its own way: values would not be those of a plan
+        status = Status.PRECISION_LIMIT if status.converged else status
+        setting = in_float64(strategy, setting)
+        cost = plan.cost.to(torch.float64)
+        plan = TransportPlan(
+            cost, plan.potentials, plan.weights, epsilon, setting.backend, plan.masses
+        )
+        plan, evaluation = appraise(setting, plan, epsilon)
+    if unresolved and (status.converged or status is Status.INNER_LIMIT):
+        status = Status.PRECISION_LIMIT
     # what the iteration believes is checked against the plan itself
-    tolerance = inner_tolerance(setting, epsilon or strategy.epsilon)
     constant = strategy.constant
     status = judge(
-        status, evaluation, setting.problem, setting.gradient, tolerance, constant=constant
+        status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )
     recorder.time("evaluation", clock)
     # a result is as small as its factors
     plan, unpolished = plan.released(), unpolished and unpolished.released()
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
+
+
+def appraise(
+    setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
+) -> tuple[TransportPlan, Evaluation]:
+    """Compute the numbers of a plan, which gets its best mass where that is part of the answer."""
+    if setting.rule is not None:
+        return evaluate_relaxed(setting, plan, setting.rule)
+    return plan, evaluate(setting, plan, epsilon, solved)
+
+
+def in_float64(strategy: Strategy, setting: Setting) -> Setting:
+    """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
+    double = strategy.setting(
+        torch.float64, setting.tol, setting.anneal, setting.generator, setting.recorder
+    )
+    return double if setting.gradient.exact else replace(double, gradient=setting.gradient)
 
 
 def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:

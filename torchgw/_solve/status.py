@@ -33,6 +33,11 @@ class Status(Enum):
         "Outer iterations ran out before the plan settled, and the last Sinkhorn solve stopped "
         "before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise `epsilon`."
     )
+    PRECISION_LIMIT = (
+        "Rounding ends the solve before its tolerances are met: the exponents, cost over epsilon, "
+        "are too large for the precision. Raise `epsilon`, or pass `precision='mixed'` or "
+        "`'float64'` where float32 was used."
+    )
     IMPLAUSIBLE = (
         "The plan costs more than the product plan a x b, or less than nothing: it is no useful "
         "answer, whatever the iteration says. Raise `epsilon`, or pass another `init`."

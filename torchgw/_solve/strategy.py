@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import choose_gradient, make_gradient
@@ -27,6 +28,7 @@ from torchgw._solve.options import Options, Precision
 from torchgw._solve.polish import check_polish
 from torchgw._solve.precision import Dtypes, choose_precision
 from torchgw._solve.state import Recorder, Setting
+from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
 
 __all__ = [
@@ -52,6 +54,8 @@ _OWN_SHARE = 0.25
 _ANCHORS = (256, 1024)
 # Points whose distances the scale of another loss than the square one is taken from. [L298]
 _SCALE_POINTS = 64
+# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L351]
+_LEAST_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,8 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
     Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     """
-    sides = list(zip((problem.source, problem.target), problem.marginals, strict=True))
+    weights = Marginals(*map(_levelled, problem.marginals))
+    sides = list(zip((problem.source, problem.target), weights, strict=True))
     if problem.loss.is_square:
         spreads = [distance_spread(*side) for side in sides]
         product = math.prod(spreads)
@@ -235,11 +240,18 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
         scale = 4 * problem.alpha * product
     else:
         chosen = (choose_points(*side, _SCALE_POINTS) for side in sides)
-        spread = loss_spread(problem.loss, tuple(chosen), problem.marginals)
+        spread = loss_spread(problem.loss, tuple(chosen), weights)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear)
     return scale
+
+
+def _levelled(weights: Tensor) -> Tensor:
+    """Raise tiny weights: what a plan costs where next to no mass is has a scale as well."""
+    least = _LEAST_WEIGHT / len(weights)
+    raised = torch.where(weights > 0, weights.clamp_min(least), 0.0)
+    return weights if bool((raised == weights).all()) else raised / raised.sum()
 
 
 def choose_tiling(

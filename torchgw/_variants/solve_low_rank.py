@@ -186,7 +186,13 @@ scale, device
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
     with torch.no_grad():
         sides = build_providers(
-            (X, Y), (D_X, D_Y), distances, options, where, lambda _, since: since
+            (X, Y),
+            (D_X, D_Y),
+            distances,
+            options,
+            where,
+            lambda _, since: since,
+            weights=(a, b),
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import torchgw
-from torchgw._boundary.archive import check_writable
+from torchgw._boundary.archive import check_writable, written_whole
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
@@ -225,7 +225,7 @@ def _plot(options: argparse.Namespace) -> int:
     """Draw a result."""
     _check_picture(options.output)
     result = _alignment(options.result)
-    _draw(result, options).savefig(options.output, dpi=150)
+    _save_picture(_draw(result, options), options.output, dpi=150)
     if not options.quiet:
         print(f"written          {options.output}")
     return 0
@@ -323,6 +323,12 @@ def _benchmark(options: argparse.Namespace) -> int:
     return 0 if result.converged else 1
 
 
+def _save_picture(figure: Any, path: Path, dpi: int) -> None:
+    """Write a picture in the form that its name says."""
+    with written_whole(path) as file:
+        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".").lower() or "png")
+
+
 def _demo(options: argparse.Namespace) -> int:
     """Match a spiral with a Swiss roll, report and draw."""
     _check_picture(options.output)
@@ -334,7 +340,7 @@ def _demo(options: argparse.Namespace) -> int:
         result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
     seconds = time.perf_counter() - start
     correlation = _correlation(angles, to_numpy(result.lazy_plan.argmax()))
-    plot_demo(result, X, Y, colour=angles[0]).savefig(options.output, dpi=130)
+    _save_picture(plot_demo(result, X, Y, colour=angles[0]), options.output, dpi=130)
     if not options.quiet:
         print(f"spiral {options.n} -> Swiss roll {options.m}")
         print(f"Spearman         {correlation:+.4f}  (matched angle against true angle)")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._boundary.archive import UNREADABLE, check_writable
+from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
 from torchgw._errors import InvalidInputError
 
 __all__ = ["check_output", "read_array", "read_labels", "read_weights", "write_array"]
@@ -111,7 +111,7 @@ def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> Non
 def write_array(path: Path, array: NDArray[Any]) -> None:
     """Write a table as text if it is named ``.csv`` or ``.tsv``, otherwise as ``.npy``."""
     delimiter = _DELIMITERS.get(path.suffix.lower())
-    with path.open("wb") as file:
+    with written_whole(path) as file:
         if delimiter is None:
             np.save(file, array)
         else:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -36,13 +39,14 @@ EXIT_INCOMPLETE = 1
 EXIT_REFUSED = 2
 # 128 and the number of the signal, as shells have it
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 EXIT_PIPE = 141
 
 _EXIT_CODES = """exit codes:
   0  converged
   1  not converged, or without the dense plan that was asked for; the result is written
   2  bad usage or input, or a solve that was refused; nothing is written
-  130  interrupted; nothing is written
+  130  interrupted, or 143 terminated; nothing is written
 """
 
 
@@ -59,22 +63,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code. Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
     """
+    _open_closed_streams()
     options = _parser().parse_args(arguments)
     try:
-        with messages(options.verbose, options.quiet):
+        with _terminable(), messages(options.verbose, options.quiet):
             code = int(options.run(options))
             sys.stdout.flush()
             return code
     except BrokenPipeError:
         # who read has closed the pipe, as head does; at exit Python would flush into it once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_output()
         return EXIT_PIPE
-    except (TorchGWError, OSError) as error:
+    except OSError as error:
+        # what is left to print would fail in the same way, as where the disk is full
+        _let_go_of_output()
         print(f"torchgw: error: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except TorchGWError as error:
+        print(f"torchgw: error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    except _Terminated:
+        print("torchgw: terminated", file=sys.stderr)
+        return EXIT_TERMINATED
     except KeyboardInterrupt:
         print("torchgw: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+class _Terminated(BaseException):
+    """The process was asked to end."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the program like an interrupt, so that no half of a file stays."""
+
+    def end(number: int, frame: object) -> None:
+        raise _Terminated
+
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _open_closed_streams() -> None:
+    """Give a process that was started without standard output or error nowhere to write to."""
+    # else the next file to be opened would get the number of the stream, and what is written to it
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _let_go_of_output() -> None:
+    """Leave nothing to be flushed at exit into an output that does not take it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

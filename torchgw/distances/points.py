@@ -90,6 +90,12 @@ class PointDistance(DistanceProvider):
         if metric == "cosine":
             self._points = _without_rounding(self._points)
 
+    def centred_on(self, used: Tensor) -> PointDistance:
+        """Return the same distances, with little rounding among points chosen by a mask (n,)."""
+        moved = copy.copy(self)
+        moved._points = self._points - self._points[used].mean(dim=0)
+        return moved
+
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return _between(self._points, self._points[index], self.metric)

@@ -1,0 +1,57 @@
+"""Random options and geometries: no crash, no hang, and a status that the plan bears out.
+
+``make fuzz MINUTES=10 START=5000`` runs many more, on all cores (``fuzz_run.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import fuzz_cases
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+import torchgw
+
+# What a refusal may be. Anything else is a crash.
+REFUSALS = ("InvalidInputError", "InvalidTypeError", "UnsupportedError", "NumericalError")
+
+
+def check(number, most=24):
+    """Solve the case of a number; return how it ended."""
+    case = fuzz_cases.make_case(number, most)
+    try:
+        verdict = fuzz_cases.run(case)
+    except Exception as error:
+        raise AssertionError(f"case {number}: {type(error).__name__}: {error}") from error
+    assert not verdict.wrong, f"case {number}: {verdict.wrong}, {case.described}"
+    if verdict.refusal:
+        assert verdict.refusal.startswith(REFUSALS), f"case {number}: {verdict.refusal}"
+        return "refused: " + " ".join(verdict.refusal.split()[:8])
+    return verdict.result.status.name
+
+
+@pytest.mark.parametrize("start", [25, 28, 31, 35, 40, 44, 48, 52, 55])
+def test_a_few_cases(start):
+    """Small and quick ones; the long run has all sizes."""
+    for number in range(start, start + 3):
+        assert check(number, most=8)
+
+
+def test_the_judge_notices():
+    """A plan, a value or a status that is wrong; else nothing would be shown by the others."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 2)), rng.normal(size=(8, 2))
+    given = {"X": x, "Y": y, "a": None, "b": None, "distances": "euclidean", "epsilon": 0.01}
+    case = fuzz_cases.Case(0, given, cdist(x, x), cdist(y, y))
+    result = torchgw.solve(**case.arguments)
+    assert result.status in fuzz_cases.GOOD
+    assert not list(fuzz_cases.judge(case, result))
+    for name in ("value_quad", "value_linear", "marginal_error"):
+        wrong = dataclasses.replace(result, **{name: getattr(result, name) + 1e-6})
+        assert len(list(fuzz_cases.judge(case, wrong))) == 1
+    product = np.outer(result.marginal_a, result.marginal_b)
+    weights = result.marginal_a.numpy(), result.marginal_b.numpy()
+    wrong = list(fuzz_cases.judge_fixed_point(case, result, product, weights, False))
+    assert len(wrong) == 1
