@@ -31,6 +31,7 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.result import GWResult, make_result
+from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
@@ -370,7 +371,16 @@ def solve(
         tables = D_X, D_Y
         if _is_zero(alpha) and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        sides = build_providers((X, Y), tables, distances, distance_options, where, recorder.time)
+        sides = build_providers(
+            (X, Y),
+            tables,
+            distances,
+            distance_options,
+            where,
+            recorder.time,
+            # what follows the inputs is not differentiated
+            judge=agreement if differentiable is None else None,
+        )
         source, target = sides.providers
         check_loss(kind, target)
         marginals = Marginals(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import check_choice, check_count, listed
 from torchgw._errors import InvalidInputError
+from torchgw._problem.decide import Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
 from torchgw._problem.preparation import KeyedGraph, Preparation
@@ -76,6 +77,7 @@ class Spaces(NamedTuple):
     providers: tuple[DistanceProvider, DistanceProvider]
     origins: tuple[Space, Space]  # what each was made from, for new points
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
+    decision: Decision | None = None  # what "auto" was for points
 
 
 def build_providers(
@@ -86,17 +88,24 @@ def build_providers(
     device: torch.device,
     clock: Callable[[str, float], float],
     labels: tuple[str, str] = ("X", "Y"),
+    judge: Judge | None = None,
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
     ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
     ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
-    distances for the rest.
+    distances for the rest. With a ``judge`` the data decide what "auto" is for points on both
+    sides, unless an option asks for geodesics; otherwise it is geodesics.
     """
     started = perf_counter()
     specs = pair_of_distances(distances)
     given = [recognise(*each) for each in zip(labels, sides, tables, specs, strict=True)]
     largest = max(item.n for item in given)
+    decision = _decide(given, specs, options, judge)
+    if decision is not None:
+        started = clock("decision", started)
+    if decision is not None and decision.chosen != "geodesic":
+        specs = (decision.chosen, decision.chosen)
     names = [
         _resolve(spec, largest, device, options) if item.provider is None else "given"
         for item, spec in zip(given, specs, strict=True)
@@ -128,7 +137,23 @@ def build_providers(
         for item, side in zip(given, providers, strict=True)
         if isinstance(side, LandmarkDistance)
     }
-    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks)
+    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks, decision)
+
+
+def _decide(
+    given: list[GivenSpace],
+    specs: tuple[Any, Any],
+    options: DistanceOptions,
+    judge: Judge | None,
+) -> Decision | None:
+    """Let the data decide what "auto" is, where no option asks for geodesics."""
+    points = [item.points for item in given if item.points is not None]
+    asked = options.n_neighbors is not None or options.n_landmarks is not None
+    if judge is None or asked or len(points) < 2 or tuple(specs) != ("auto", "auto"):
+        return None
+    decision = decide((points[0], points[1]), judge)
+    logger.info("distances='auto' is %s: %s", decision.chosen, decision.why)
+    return decision
 
 
 def _make(

@@ -26,6 +26,7 @@ from torchgw._problem.providers import DistanceOptions, ScaleName, build_provide
 from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
+from torchgw._search.agreement import agreement
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
@@ -185,7 +186,7 @@ scale, device
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
     with torch.no_grad():
         sides = build_providers(
-            (X, Y), (D_X, D_Y), distances, options, where, lambda _, since: since
+            (X, Y), (D_X, D_Y), distances, options, where, lambda _, since: since, judge=agreement
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(

@@ -1,0 +1,137 @@
+"""What ``distances="auto"`` means for points: geodesics, straight distances or angles.
+
+1. Points on curves, on surfaces and in space, whose neighbour graph is in one piece on both sides,
+   have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
+2. Otherwise paths run through gaps or noise, and ways to measure compete: straight distances first,
+   then geodesics, then angles. Each is judged by the agreement that a small search finds between
+   the two sides (``_search/agreement.py``). The first that explains nearly all is taken; otherwise
+   the best.
+3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
+   distances are squared, which gives them factors, if they agree as well so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from torchgw._errors import GraphWarning
+from torchgw.distances._graph.neighbours import nearest_others
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.graph import default_n_neighbors, neighbour_geodesics
+from torchgw.distances.points import PointDistance
+
+__all__ = ["Decision", "Judge", "decide"]
+
+# Agreement of the best plan between a few points of two sides.
+Judge = Callable[[DistanceProvider, DistanceProvider], float]
+
+# Dimension up to which geodesics are taken without a trial. [L345]
+_FEW_DIMENSIONS = 3.5
+# Points of each side that are looked at. [L345]
+_LOOKED_AT = 1_000
+# Agreement from which on nothing else is tried, and how much less squares may have. [L345]
+_ENOUGH = 0.95
+# Agreement of angles from which on they are believed, and what they may leave unexplained of what
+# straight distances do: without their length points have a dimension less, and noise agrees better.
+# [L345]
+_SOME = 0.8
+_SHARE_LEFT = 0.6
+_SLACK = 0.02
+
+
+class Decision(NamedTuple):
+    """How points are measured, and why."""
+
+    chosen: str  # "geodesic" or a point metric
+    why: str
+    agreement: dict[str, float]  # of each that was tried
+
+
+def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
+    """Decide how the points of both sides, (n, d) and (m, e), are measured."""
+    few = [_some(side, seed) for seed, side in enumerate(points)]
+    whole = max(map(len, points)) <= _LOOKED_AT
+    shapes = [_shape(side) for side in few]
+    dimension = max(shape.dimension for shape in shapes)
+    if dimension <= _FEW_DIMENSIONS and all(shape.connected for shape in shapes):
+        return Decision(
+            "geodesic", f"neighbour graphs in one piece, of dimension {dimension:.1f}", {}
+        )
+    found: dict[str, float] = {}
+    for name in ("euclidean", "geodesic", "cosine"):
+        x, y = (_measured(side, name) for side in few)
+        if x is not None and y is not None:
+            found[name] = judge(x, y)
+        if found.get(name, 0) >= _ENOUGH:
+            break
+    best = "euclidean"
+    for name in ("geodesic", "cosine"):
+        if found.get(name, 0) > found[best] and not _by_chance(name, found):
+            best = name
+    if best == "euclidean" and not whole:
+        squares = judge(*(PointDistance(side, "sqeuclidean") for side in few))
+        found["sqeuclidean"] = squares
+        best = best if squares < found[best] - _SLACK else "sqeuclidean"
+    apart = "" if all(shape.connected for shape in shapes) else "neighbour graphs in pieces, "
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    return Decision(
+        best, f"{apart}dimension {dimension:.1f}; agreement of few points: {shown}", found
+    )
+
+
+def _by_chance(name: str, found: dict[str, float]) -> bool:
+    """Whether angles agree no better than fewer dimensions do by themselves."""
+    left = _SHARE_LEFT * (1 - found["euclidean"])
+    return name == "cosine" and (found[name] < _SOME or 1 - found[name] > left)
+
+
+class _Shape(NamedTuple):
+    """What the nearest neighbours of points tell."""
+
+    dimension: float
+    connected: bool
+
+
+def _some(points: Tensor, seed: int) -> Tensor:
+    """Draw the points of one side that are looked at, on the CPU."""
+    if len(points) > _LOOKED_AT:
+        generator = torch.Generator().manual_seed(seed)
+        index = torch.randperm(len(points), generator=generator)[:_LOOKED_AT]
+        points = points[index.sort().values.to(points.device)]
+    return points.detach().cpu().double()
+
+
+def _shape(points: Tensor) -> _Shape:
+    """Find the dimension of points, and whether their neighbour graph is in one piece."""
+    n, count = len(points), default_n_neighbors(len(points))
+    if n <= count + 1:
+        return _Shape(0.0, True)
+    distance, index = nearest_others(points, count)
+    ends = np.arange(0, n * count + 1, count)
+    graph = csr_matrix((np.ones(n * count), index.numpy().ravel(), ends), shape=(n, n))
+    pieces = connected_components(graph, directed=False, return_labels=False)
+    ratio = (distance[:, -1:] / distance[:, :-1]).log()
+    usable = ratio[ratio.isfinite()]
+    spread = float(usable.mean()) if len(usable) else 0.0
+    return _Shape(1 / spread if spread > 0 else 0.0, pieces == 1)
+
+
+def _measured(points: Tensor, name: Any) -> DistanceProvider | None:
+    """Measure points in one way; ``None`` where that is not possible."""
+    if name == "geodesic":
+        with warnings.catch_warnings():
+            # said again if geodesics are chosen
+            warnings.simplefilter("ignore", GraphWarning)
+            return DijkstraDistance(neighbour_geodesics(points))
+    if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
+        return None
+    return PointDistance(points, name)
