@@ -2,10 +2,10 @@
 
 1. Points on curves, on surfaces and in space, whose neighbour graph is in one piece on both sides,
    have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
-2. Otherwise paths run through gaps or noise, and ways to measure compete: straight distances first,
-   then geodesics, then angles. Each is judged by the agreement that a small search finds between
-   the two sides (``_search/agreement.py``). The first that explains nearly all is taken; otherwise
-   the best.
+2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
+   compete: straight distances, geodesics (these first in few dimensions), then angles. Each is
+   judged by the agreement that a small search finds between the two sides
+   (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best.
 3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
    distances are squared, which gives them factors, if they agree as well so.
 """
@@ -36,15 +36,24 @@ Judge = Callable[[DistanceProvider, DistanceProvider], float]
 
 # Dimension up to which geodesics are taken without a trial. [L345]
 _FEW_DIMENSIONS = 3.5
+# Points up to which graphs are doubted, unless they are too few to tell. [L345]
+_FEW_POINTS = 200
+_TINY = 20
 # Points of each side that are looked at. [L345]
 _LOOKED_AT = 1_000
-# Agreement from which on nothing else is tried, and how much less squares may have. [L345]
+# Agreement of straight distances and angles from which on nothing else is tried; that of geodesics,
+# which short cuts may raise; and how much less squares may have. [L345]
 _ENOUGH = 0.95
+_ENOUGH_PATHS = 0.98
+# The first where the graphs are in pieces; and what geodesics across gaps may leave unexplained of
+# what straight distances do, in many dimensions: paths between clusters are by chance. [L345]
+_ENOUGH_APART = 0.9
+_SHARE_APART = 0.3
 # Agreement of angles from which on they are believed, and what they may leave unexplained of what
 # straight distances do: without their length points have a dimension less, and noise agrees better.
 # [L345]
 _SOME = 0.8
-_SHARE_LEFT = 0.6
+_SHARE_LEFT = 0.7
 _SLACK = 0.02
 
 
@@ -59,39 +68,39 @@ class Decision(NamedTuple):
 def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured."""
     few = [_some(side, seed) for seed, side in enumerate(points)]
-    whole = max(map(len, points)) <= _LOOKED_AT
     shapes = [_shape(side) for side in few]
     dimension = max(shape.dimension for shape in shapes)
-    if dimension <= _FEW_DIMENSIONS and all(shape.connected for shape in shapes):
-        return Decision(
-            "geodesic", f"neighbour graphs in one piece, of dimension {dimension:.1f}", {}
-        )
+    low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
+    sizes = sorted(map(len, points))
+    if (low and connected and sizes[0] > _FEW_POINTS) or sizes[1] <= _TINY:
+        return Decision("geodesic", f"neighbour graphs of dimension {dimension:.1f}", {})
     found: dict[str, float] = {}
-    for name in ("euclidean", "geodesic", "cosine"):
+    straight = _ENOUGH if connected else _ENOUGH_APART
+    for name in ("geodesic", "euclidean", "cosine") if low else ("euclidean", "geodesic", "cosine"):
         x, y = (_measured(side, name) for side in few)
         if x is not None and y is not None:
             found[name] = judge(x, y)
-        if found.get(name, 0) >= _ENOUGH:
+        if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else straight):
             break
-    best = "euclidean"
-    for name in ("geodesic", "cosine"):
-        if found.get(name, 0) > found[best] and not _by_chance(name, found):
-            best = name
-    if best == "euclidean" and not whole:
-        squares = judge(*(PointDistance(side, "sqeuclidean") for side in few))
-        found["sqeuclidean"] = squares
-        best = best if squares < found[best] - _SLACK else "sqeuclidean"
-    apart = "" if all(shape.connected for shape in shapes) else "neighbour graphs in pieces, "
+    best = next(iter(found))
+    for name, value in found.items():
+        if value > found[best] and not (name == "cosine" and _by_chance(found)):
+            apart = name == "geodesic" and not (low or connected)
+            best = best if apart and 1 - value > _SHARE_APART * (1 - found[best]) else name
+    if best == "euclidean" and sizes[1] > _LOOKED_AT:
+        x, y = (PointDistance(side, "sqeuclidean") for side in few)
+        found["sqeuclidean"] = judge(x, y)
+        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
+    pieces = "" if connected else "neighbour graphs in pieces, "
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-    return Decision(
-        best, f"{apart}dimension {dimension:.1f}; agreement of few points: {shown}", found
-    )
+    why = f"{pieces}dimension {dimension:.1f}; agreement of a few points: {shown}"
+    return Decision(best, why, found)
 
 
-def _by_chance(name: str, found: dict[str, float]) -> bool:
+def _by_chance(found: dict[str, float]) -> bool:
     """Whether angles agree no better than fewer dimensions do by themselves."""
     left = _SHARE_LEFT * (1 - found["euclidean"])
-    return name == "cosine" and (found[name] < _SOME or 1 - found[name] > left)
+    return found["cosine"] < _SOME or 1 - found["cosine"] > left
 
 
 class _Shape(NamedTuple):

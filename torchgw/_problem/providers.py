@@ -23,7 +23,7 @@ from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
-from torchgw.distances.points import PointDistance, PointMetric
+from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 
 __all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
 
@@ -255,7 +255,7 @@ def _scale(
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0
-    if isinstance(provider, PointDistance) and points is not None and provider.metric != "cosine":
+    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)
         return PointDistance((points / unit).to(provider.device), provider.metric), 1 / size
