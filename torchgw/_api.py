@@ -140,8 +140,8 @@ def solve(
         one, and carry no gradients. See docs/fused.md.
     feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
         Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
-        the first three nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused where
-        that is too large.
+        the first three nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused
+        where that is too large.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with ``features`` by name. 0 is a Wasserstein problem, which needs neither X and Y nor D_X

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -65,9 +66,10 @@ def align(
         distances between them, over their mean, are the linear cost.
     recipe : {"scot"}, optional
         A published way to measure and solve. ``"scot"`` [1]_: rows of ``use_rep`` of length one,
-        each joined to the tenth of its side (at most 110 points, itself counted) that it correlates
+        each joined to the fifth of its side (at most 110 points, itself counted) that it correlates
         with most, distances counted in steps and over their maximum, pairs without a path at the
-        largest; ``epsilon`` is 1e-3 unless ``solve_options`` has one.
+        largest; unless ``solve_options`` has others, ``epsilon`` is 1e-3 and the start the product
+        plan.
     labels : str, optional
         Column of ``obs`` of the target, the source or both, which is carried to the other side.
     key_added : str
@@ -131,9 +133,7 @@ def align(
     if recipe is not None:
         check_choice("recipe", recipe, get_args(Recipe))
     if recipe is not None and use_obsp is not None:
-        raise InvalidInputError(
-            f"`recipe={recipe!r}` makes distances of `use_rep`: drop `use_obsp`."
-        )
+        raise InvalidInputError(f"`recipe={recipe!r}` is for `use_rep`: drop `use_obsp`.")
     options = dict(solve_options or {})
     taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))
     if taken:
@@ -159,10 +159,15 @@ def align(
         else:
             points[place] = _unit_rows(_points(argument, adata, name))
             inputs[f"D_{side}"] = _scot_distances(points[place])
-            options = {"epsilon": _SCOT_EPSILON, **options}
     if joint_rep is not None:
         pairs = zip(_ARGUMENTS, both, _pair("joint_rep", joint_rep), strict=True)
         inputs["features"] = _joint(*(_points(*entry) for entry in pairs))
+    if recipe is not None:
+        options.setdefault("epsilon", _SCOT_EPSILON)
+        if not {"init", "n_init"} & set(options):
+            # at the product plan and the last epsilon
+            sizes = adata_src.n_obs, adata_tgt.n_obs
+            options["init"] = np.full(sizes, 1 / math.prod(sizes))
     columns = _label_columns(both, labels)
     result = solve(**inputs, **options)
     _write(result, both, points[1], key_added, sparse_topk)
@@ -232,7 +237,7 @@ def _unit_rows(points: NDArray[np.float64]) -> NDArray[np.float64]:
 def _scot_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Count the steps between points on the graph of those that correlate most."""
     n = len(points)
-    count = min(_SCOT_NEIGHBORS, max(n // 10, 5), n) - 1
+    count = min(_SCOT_NEIGHBORS, max(n // 5, 5), n) - 1
     graph = knn_graph(points, max(count, 1), metric="correlation")
     steps = dijkstra(graph, directed=False, unweighted=True)
     steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
@@ -286,6 +291,9 @@ def _write(
         "gradient": result.gradient,
         "random_state": str(result.random_state),
     }
+    decided = result.log["distances"]
+    if decided:
+        about["distances"] = f"{decided['chosen']}: {decided['why']}"
     source.uns[key] = {**about, "plan_columns": np.asarray(other.obs_names, dtype=object)}
     other.uns[key] = about
 

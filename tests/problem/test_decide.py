@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 import torchgw
 from torchgw._problem.decide import decide
@@ -36,12 +37,12 @@ def tensors(*sides):
 
 def test_curves_surfaces_and_solids_have_geodesics_without_a_trial():
     rng = np.random.default_rng(0)
-    spirals = spiral(200, random_state=0)[0], swiss_roll(200, random_state=0)[0]
-    clouds = rng.normal(size=(150, 3)), rng.normal(size=(120, 2))
+    spirals = spiral(400, random_state=1)[0], swiss_roll(500, random_state=1)[0]
+    clouds = rng.normal(size=(250, 3)), rng.normal(size=(220, 2))
     for sides in (spirals, clouds):
         found = decide(tensors(*sides), refuse)
         assert (found.chosen, found.agreement) == ("geodesic", {})
-        assert "one piece" in found.why
+        assert "dimension" in found.why
 
 
 @pytest.mark.parametrize("n", [1, 3, 6])
@@ -60,19 +61,19 @@ def test_clusters_have_straight_distances():
     points, _ = clusters(rng, 300)
     found = decide(tensors(points, turned(rng, points, 30)), agreement)
     assert found.chosen == "euclidean"
-    assert found.agreement["euclidean"] > 0.95
+    assert "geodesic" not in found.agreement
     assert "in pieces" in found.why
 
 
 def test_directions_under_lengths_of_noise_have_angles():
     rng = np.random.default_rng(2)
-    points, _ = clusters(rng, 300, 10, 5, 3.0)
+    points, _ = clusters(rng, 300, 10, 5, 8.0)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     basis = np.linalg.qr(rng.normal(size=(19, 19)))[0][:10]
     first, second = (np.exp(0.7 * rng.normal(size=(300, 1))) for _ in range(2))
     found = decide(tensors(points * first, points @ basis * second * 1e3), agreement)
     assert found.chosen == "cosine"
-    assert set(found.agreement) == {"euclidean", "geodesic", "cosine"}
+    assert found.agreement["cosine"] > found.agreement["euclidean"]
 
 
 def test_arms_that_bend_in_many_dimensions_have_geodesics():
@@ -96,7 +97,7 @@ def test_arms_that_bend_in_many_dimensions_have_geodesics():
 def test_angles_that_agree_by_chance_are_not_taken():
     rng = np.random.default_rng(4)
     sides = tensors(rng.normal(size=(200, 6)), rng.normal(size=(200, 6)))
-    scores = iter([0.7, 0.6, 0.8])
+    scores = iter([0.7, 0.6, 0.78])
     found = decide(sides, lambda *_: next(scores))
     assert found.chosen == "euclidean"
     scores = iter([0.5, 0.4, 0.9])
@@ -145,6 +146,7 @@ def test_the_result_says_what_was_decided():
     assert "decision" in result.timings
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 def test_what_asks_for_geodesics_has_them():
     rng = np.random.default_rng(8)
     points, _ = clusters(rng, 60, 6)
@@ -152,6 +154,22 @@ def test_what_asks_for_geodesics_has_them():
         result = torchgw.solve(points, points, disconnected="fill", **option)
         assert result.log["distances"] is None
         assert "distances:" not in repr(result)
+
+
+def test_many_points_that_do_not_agree_are_refused_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("torchgw._problem.providers._MOST_PAIRS", 90_000)
+    rng = np.random.default_rng(9)
+    with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
+        torchgw.solve(rng.normal(size=(350, 20)), rng.normal(size=(310, 20)))
+
+
+@pytest.mark.parametrize(("n", "seed"), [(60, 1), (100, 1), (150, 3)])
+def test_short_cuts_of_few_points_are_seen(n, seed):
+    """Spirals that neighbour graphs of few points cut across, without a word before."""
+    first, second = spiral(n, random_state=seed), swiss_roll(n, random_state=seed + 1_000)
+    result = torchgw.solve(first[0], second[0], random_state=0)
+    assert result.log["distances"]["chosen"] == "euclidean"
+    assert spearmanr(first[1], second[1][result.lazy_plan.argmax()])[0] > 0.99
 
 
 @pytest.mark.slow

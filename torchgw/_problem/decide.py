@@ -6,6 +6,9 @@
    compete: straight distances, geodesics (these first in few dimensions), then angles. Each is
    judged by the agreement that a small search finds between the two sides
    (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best.
+   In many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics
+   are then tried only if nothing else agrees. Angles have to be better by far than straight
+   distances.
 3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
    distances are squared, which gives them factors, if they agree as well so.
 """
@@ -18,18 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from torchgw._errors import GraphWarning
-from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.graph import default_n_neighbors, neighbour_geodesics
+from torchgw.distances.graph import default_n_neighbors, knn_graph, neighbour_geodesics
 from torchgw.distances.points import PointDistance
 
-__all__ = ["Decision", "Judge", "decide"]
+__all__ = ["UNRELATED", "Decision", "Judge", "decide"]
 
 # Agreement of the best plan between a few points of two sides.
 Judge = Callable[[DistanceProvider, DistanceProvider], float]
@@ -45,16 +46,12 @@ _LOOKED_AT = 1_000
 # which short cuts may raise; and how much less squares may have. [L345]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-# The first where the graphs are in pieces; and what geodesics across gaps may leave unexplained of
-# what straight distances do, in many dimensions: paths between clusters are by chance. [L345]
-_ENOUGH_APART = 0.9
-_SHARE_APART = 0.3
-# Agreement of angles from which on they are believed, and what they may leave unexplained of what
-# straight distances do: without their length points have a dimension less, and noise agrees better.
-# [L345]
-_SOME = 0.8
-_SHARE_LEFT = 0.7
 _SLACK = 0.02
+# Agreement below which nothing has been found. [L345]
+UNRELATED = 0.8
+# What angles may leave unexplained of what straight distances do: without their length points have
+# a dimension less, and noise agrees better. [L345]
+_SHARE_LEFT = 0.7
 
 
 class Decision(NamedTuple):
@@ -75,18 +72,24 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     if (low and connected and sizes[0] > _FEW_POINTS) or sizes[1] <= _TINY:
         return Decision("geodesic", f"neighbour graphs of dimension {dimension:.1f}", {})
     found: dict[str, float] = {}
-    straight = _ENOUGH if connected else _ENOUGH_APART
-    for name in ("geodesic", "euclidean", "cosine") if low else ("euclidean", "geodesic", "cosine"):
+    if low:
+        order = ["geodesic", "euclidean", "cosine"]
+    else:
+        order = ["euclidean", "geodesic", "cosine"]
+        order = order if connected else ["euclidean", "cosine", "geodesic"]
+    for name in order:
+        if name == "geodesic" and max(found.values(), default=0.0) >= UNRELATED and not connected:
+            # paths between clusters are by chance
+            continue
         x, y = (_measured(side, name) for side in few)
         if x is not None and y is not None:
             found[name] = judge(x, y)
-        if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else straight):
+        if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
             break
     best = next(iter(found))
     for name, value in found.items():
         if value > found[best] and not (name == "cosine" and _by_chance(found)):
-            apart = name == "geodesic" and not (low or connected)
-            best = best if apart and 1 - value > _SHARE_APART * (1 - found[best]) else name
+            best = name
     if best == "euclidean" and sizes[1] > _LOOKED_AT:
         x, y = (PointDistance(side, "sqeuclidean") for side in few)
         found["sqeuclidean"] = judge(x, y)
@@ -100,7 +103,7 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
 def _by_chance(found: dict[str, float]) -> bool:
     """Whether angles agree no better than fewer dimensions do by themselves."""
     left = _SHARE_LEFT * (1 - found["euclidean"])
-    return found["cosine"] < _SOME or 1 - found["cosine"] > left
+    return found["cosine"] < UNRELATED or 1 - found["cosine"] > left
 
 
 class _Shape(NamedTuple):
@@ -124,13 +127,13 @@ def _shape(points: Tensor) -> _Shape:
     n, count = len(points), default_n_neighbors(len(points))
     if n <= count + 1:
         return _Shape(0.0, True)
-    distance, index = nearest_others(points, count)
-    ends = np.arange(0, n * count + 1, count)
-    graph = csr_matrix((np.ones(n * count), index.numpy().ravel(), ends), shape=(n, n))
+    graph = knn_graph(points, count)
     pieces = connected_components(graph, directed=False, return_labels=False)
-    ratio = (distance[:, -1:] / distance[:, :-1]).log()
-    usable = ratio[ratio.isfinite()]
-    spread = float(usable.mean()) if len(usable) else 0.0
+    # every row has its own neighbours, and farther points whose neighbour it is
+    rows = np.arange(n).repeat(np.diff(graph.indptr))
+    near = graph.data[np.lexsort((graph.data, rows))[graph.indptr[:-1, None] + np.arange(count)]]
+    used = near[near[:, 0] > 0]
+    spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
     return _Shape(1 / spread if spread > 0 else 0.0, pieces == 1)
 
 

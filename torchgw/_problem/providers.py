@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import check_choice, check_count, listed
-from torchgw._errors import InvalidInputError
-from torchgw._problem.decide import Decision, Judge, decide
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
 from torchgw._problem.preparation import KeyedGraph, Preparation
@@ -44,6 +44,10 @@ _SMALL_ERROR = 0.005
 # 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
 # (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
+
+
+# Pairs of points from which a solve without structure takes a CPU minutes. [L348]
+_MOST_PAIRS = 36_000_000
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def build_providers(
     specs = pair_of_distances(distances)
     given = [recognise(*each) for each in zip(labels, sides, tables, specs, strict=True)]
     largest = max(item.n for item in given)
-    decision = _decide(given, specs, options, judge)
+    decision = _decide(given, specs, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
     if decision is not None and decision.chosen != "geodesic":
@@ -144,6 +148,7 @@ def _decide(
     given: list[GivenSpace],
     specs: tuple[Any, Any],
     options: DistanceOptions,
+    device: torch.device,
     judge: Judge | None,
 ) -> Decision | None:
     """Let the data decide what "auto" is, where no option asks for geodesics."""
@@ -152,6 +157,16 @@ def _decide(
     if judge is None or asked or len(points) < 2 or tuple(specs) != ("auto", "auto"):
         return None
     decision = decide((points[0], points[1]), judge)
+    tried, pairs = decision.agreement, len(points[0]) * len(points[1])
+    long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
+    if long and max(tried.values()) < UNRELATED:
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in tried.items())
+        raise UnsupportedError(
+            f"A few points of X and Y agree in no way that was tried ({shown}; 1 is a match), and "
+            f"{len(points[0])} x {len(points[1])} points without structure take many minutes on a "
+            "CPU. Try some thousand points, `solve_low_rank` or a GPU; or pass "
+            "distances='sqeuclidean' to solve nonetheless."
+        )
     logger.info("distances='auto' is %s: %s", decision.chosen, decision.why)
     return decision
 

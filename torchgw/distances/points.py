@@ -31,9 +31,9 @@ _UNIT_ROUNDING = 8
 class PointDistance(DistanceProvider):
     """Distances among n points.
 
-    Squared Euclidean, cosine and correlation distances have exact factors of rank d + 2, so that products cost
-    O(n d). Euclidean distances have none: their products are streamed in blocks of columns, except
-    :meth:`mean_square`, which needs squares only. Nothing of size n x n is stored.
+    All but Euclidean distances have exact factors of rank d + 2, so that products cost O(n d).
+    Products of Euclidean distances are streamed in blocks of columns, except :meth:`mean_square`,
+    which needs squares only. Nothing of size n x n is stored.
 
     Parameters
     ----------
