@@ -3,7 +3,8 @@
 1. Points on curves, on surfaces and in space, whose neighbour graph is in one piece on both sides,
    have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
 2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
-   compete: straight distances, geodesics (these first in few dimensions), then angles. Each is
+   compete: straight distances, geodesics (these first on many points in few dimensions), then
+   angles. Each is
    judged by the agreement that a small search finds between the two sides
    (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best.
    In many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics
@@ -69,17 +70,17 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     dimension = max(shape.dimension for shape in shapes)
     low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
     sizes = sorted(map(len, points))
-    if (low and connected and sizes[0] > _FEW_POINTS) or sizes[1] <= _TINY:
+    doubted = sizes[0] <= _FEW_POINTS
+    if (low and connected and not doubted) or sizes[1] <= _TINY:
         return Decision("geodesic", f"neighbour graphs of dimension {dimension:.1f}", {})
     found: dict[str, float] = {}
-    if low:
+    # paths between clusters are by chance
+    chance = not (low or connected)
+    order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
+    if low and not doubted:
         order = ["geodesic", "euclidean", "cosine"]
-    else:
-        order = ["euclidean", "geodesic", "cosine"]
-        order = order if connected else ["euclidean", "cosine", "geodesic"]
     for name in order:
-        if name == "geodesic" and max(found.values(), default=0.0) >= UNRELATED and not connected:
-            # paths between clusters are by chance
+        if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
             continue
         x, y = (_measured(side, name) for side in few)
         if x is not None and y is not None:
