@@ -31,6 +31,7 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.result import GWResult, make_result
+from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
@@ -114,10 +115,16 @@ def solve(
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1; uniform by default.
     distances : str, DistanceProvider, or a pair of these
-        How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``; or
+        How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``,
+        ``"correlation"``; or
         geodesics on the nearest-neighbour graph, which are ``"precomputed"`` (all pairs, once),
         ``"dijkstra"`` (on demand; but all pairs of up to 1,000 points, 6,000 on a GPU, unless
-        ``gradient`` or ``n_anchors`` asks for a sample) or ``"landmark"`` (low-rank). ``"auto"`` is
+        ``gradient`` or ``n_anchors`` asks for a sample) or ``"landmark"`` (low-rank). With
+        ``"auto"`` the points of both sides decide: geodesics on curves, surfaces and solids whose
+        neighbour graph is in one piece; otherwise what agrees best on a few points, of Euclidean
+        (squared for many points), geodesic and cosine distances. ``result.log["distances"]`` says
+        what was taken and why. ``n_neighbors``, ``n_landmarks`` and graphs ask for geodesics, which
+        are
         ``"precomputed"`` up to 3,000 points per side and ``"landmark"`` above. With the square loss
         on a CPU it is ``"landmark"`` from 1,000 points on where the landmarks of both sides err by
         0.5% or less, unless ``gradient="dense"`` or ``polish`` asks for exact distances.
@@ -132,10 +139,10 @@ def solve(
         ``"heat"`` (heat that stays at a node, at five times) or ``"wl"`` (Weisfeiler-Lehman:
         degrees averaged with those of the neighbours, three times). They have a total variance of
         one, and carry no gradients. See docs/fused.md.
-    feature_metric : {"sqeuclidean", "cosine", "euclidean"}
+    feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
         Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
-        the first two nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused where
-        that is too large.
+        the first three nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused
+        where that is too large.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with ``features`` by name. 0 is a Wasserstein problem, which needs neither X and Y nor D_X
@@ -377,7 +384,15 @@ def solve(
         if _is_zero(alpha) and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
         sides = build_providers(
-            (X, Y), tables, distances, distance_options, where, recorder.time, weights=(a, b)
+            (X, Y),
+            tables,
+            distances,
+            distance_options,
+            where,
+            recorder.time,
+            weights=(a, b),
+            # what follows the inputs is not differentiated
+            judge=agreement if differentiable is None else None,
         )
         source, target = sides.providers
         check_loss(kind, target)

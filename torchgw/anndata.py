@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import dijkstra
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import check_points, to_numpy
-from torchgw._boundary.checks import check_count, reject_unknown
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._boundary.checks import check_choice, check_count, reject_unknown
+from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._results.result import GWResult
-from torchgw.distances import symmetrise
+from torchgw.distances import knn_graph, symmetrise
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["align"]
 
 Names = str | tuple[str, str] | None
+Recipe = Literal["scot"]
+# Points that SCOT joins each one to, itself counted, and its epsilon. [L358]
+_SCOT_NEIGHBORS = 110
+_SCOT_EPSILON = 1e-3
 _ARGUMENTS = ("adata_src", "adata_tgt")
 
 
@@ -34,6 +40,7 @@ def align(
     use_rep: Names = None,
     use_obsp: Names = None,
     joint_rep: Names = None,
+    recipe: Recipe | None = None,
     labels: str | None = None,
     key_added: str = "torchgw",
     sparse_topk: int = 10,
@@ -51,11 +58,18 @@ def align(
     use_obsp : str or pair of str, optional
         Instead, a key of ``obsp``. A sparse matrix is a graph, such as the ``"distances"`` of
         ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix, and is
-        divided by its maximum unless ``solve_options`` has a ``scale``. Entries are lengths:
-        ``"connectivities"``, which are large between near neighbours, will not do.
+        divided by its maximum unless ``solve_options`` has a ``scale``. Entries are lengths; those
+        of ``"connectivities"``, which are large between near neighbours, are not read: every edge
+        counts as one step, and a warning says so.
     joint_rep : str or pair of str, optional
         Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
         distances between them, over their mean, are the linear cost.
+    recipe : {"scot"}, optional
+        A published way to measure and solve. ``"scot"`` [1]_: rows of ``use_rep`` of length one,
+        each joined to the fifth of its side (at most 110 points, itself counted) that it correlates
+        with most, distances counted in steps and over their maximum, pairs without a path at the
+        largest; unless ``solve_options`` has others, ``epsilon`` is 1e-3 and the start the product
+        plan.
     labels : str, optional
         Column of ``obs`` of the target, the source or both, which is carried to the other side.
     key_added : str
@@ -72,7 +86,8 @@ def align(
 
         ``obsm["X_torchgw"]`` of both
             The joint embedding: the source projected into the space of the target's ``use_rep``,
-            and the target's points themselves. Not written with ``use_obsp``.
+            and the target's points themselves (of length one, by ``recipe="scot"``). Not written
+            with ``use_obsp``.
         ``obsm["torchgw_plan"]`` of the source
             The largest entries of the plan, a sparse (n, m) matrix.
         ``obs["torchgw_LABEL"]`` and ``obs["torchgw_LABEL_share"]``
@@ -84,6 +99,11 @@ def align(
     ------
     InvalidInputError
         If a key is missing; the message lists those that exist.
+
+    References
+    ----------
+    .. [1] P. Demetci, R. Santorella, B. Sandstede, W. S. Noble, R. Singh. SCOT: single-cell
+       multi-omics alignment with optimal transport. Journal of Computational Biology 2022.
 
     Examples
     --------
@@ -110,6 +130,10 @@ def align(
     check_count("sparse_topk", sparse_topk)
     if use_rep is not None and use_obsp is not None:
         raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
+    if recipe is not None:
+        check_choice("recipe", recipe, get_args(Recipe))
+    if recipe is not None and use_obsp is not None:
+        raise InvalidInputError(f"`recipe={recipe!r}` is for `use_rep`: drop `use_obsp`.")
     options = dict(solve_options or {})
     taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))
     if taken:
@@ -125,14 +149,25 @@ def align(
         if use_obsp is not None:
             value = _entry(adata, "obsp", name)
             graph = scipy.sparse.issparse(value)
+            if graph and str(name).endswith("connectivities"):
+                value = _steps(value, f"{argument}.obsp[{name!r}]")
             inputs[side if graph else f"D_{side}"] = symmetrise(value) if graph else value
             # two modalities have no unit in common
             options.setdefault("scale", "max")
-        else:
+        elif recipe is None:
             points[place] = inputs[side] = _points(argument, adata, name)
+        else:
+            points[place] = _unit_rows(_points(argument, adata, name))
+            inputs[f"D_{side}"] = _scot_distances(points[place])
     if joint_rep is not None:
         pairs = zip(_ARGUMENTS, both, _pair("joint_rep", joint_rep), strict=True)
         inputs["features"] = _joint(*(_points(*entry) for entry in pairs))
+    if recipe is not None:
+        options.setdefault("epsilon", _SCOT_EPSILON)
+        if not {"init", "n_init"} & set(options):
+            # at the product plan and the last epsilon
+            sizes = adata_src.n_obs, adata_tgt.n_obs
+            options["init"] = np.full(sizes, 1 / math.prod(sizes))
     columns = _label_columns(both, labels)
     result = solve(**inputs, **options)
     _write(result, both, points[1], key_added, sparse_topk)
@@ -179,6 +214,34 @@ def _points(argument: str, adata: AnnData, name: str | None) -> NDArray[np.float
             else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
+
+
+def _steps(graph: Any, what: str) -> Any:
+    """Make every edge of a graph of similarities one step."""
+    warn_user(
+        f"`{what}` has large entries between near neighbours, so it is no graph of lengths: every "
+        "edge was taken as one step.",
+        GraphWarning,
+    )
+    steps = scipy.sparse.csr_matrix(graph, copy=True)
+    steps.eliminate_zeros()
+    steps.data = np.ones(len(steps.data))
+    return steps
+
+
+def _unit_rows(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    length = np.linalg.norm(points, axis=1, keepdims=True)
+    return np.asarray(points / np.where(length > 0, length, 1))
+
+
+def _scot_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count the steps between points on the graph of those that correlate most."""
+    n = len(points)
+    count = min(_SCOT_NEIGHBORS, max(n // 5, 5), n) - 1
+    graph = knn_graph(points, max(count, 1), metric="correlation")
+    steps = dijkstra(graph, directed=False, unweighted=True)
+    steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
+    return np.asarray(steps / (steps.max() or 1.0))
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
@@ -228,6 +291,9 @@ def _write(
         "gradient": result.gradient,
         "random_state": str(result.random_state),
     }
+    decided = result.log["distances"]
+    if decided:
+        about["distances"] = f"{decided['chosen']}: {decided['why']}"
     source.uns[key] = {**about, "plan_columns": np.asarray(other.obs_names, dtype=object)}
     other.uns[key] = about
 

@@ -233,3 +233,54 @@ def test_snare_seq():
     kinds = atac.obs["cell_line"], rna.obs["cell_line"]
     assert label_accuracy(projected, kinds[0], rna.obsm["X_pca"], kinds[1]) > 0.93
     assert (atac.obs["torchgw_cell_line"] == kinds[0]).mean() > 0.9
+
+
+def test_connectivities_are_steps(pair):
+    source, target, answer = pair
+    for adata, key in ((source, "X_lsi"), (target, "X_pca")):
+        graph = knn_graph(adata.obsm[key], 6)
+        adata.obsp["steps"] = graph.copy()
+        adata.obsp["steps"].data[:] = 1
+        graph.data = np.exp(-graph.data)
+        adata.obsp["connectivities"] = graph
+    with pytest.warns(torchgw.GraphWarning, match="one step"):
+        result = align(source, target, use_obsp="connectivities", solve_options={"random_state": 0})
+    expected = align(source, target, use_obsp="steps", solve_options={"random_state": 0})
+    assert result.value == expected.value
+
+
+def test_recipe(pair):
+    source, target, answer = pair
+    source.obsm["long"], target.obsm["long"] = source.obsm["X_lsi"] * 3, target.obsm["X_pca"]
+    names = ("long", "long")
+    result = align(source, target, use_rep=names, recipe="scot")
+    assert result.epsilon == 1e-3
+    np.testing.assert_allclose(np.linalg.norm(target.obsm["X_torchgw"], axis=1), 1)
+    other = align(source, target, use_rep=names, recipe="scot", solve_options={"epsilon": 0.01})
+    assert other.epsilon == 0.01
+    with pytest.raises(InvalidInputError, match="scot"):
+        align(source, target, use_rep=names, recipe="scots")
+    with pytest.raises(InvalidInputError, match="use_obsp"):
+        align(source, target, use_obsp="distances", recipe="scot")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SNARE.is_file(), reason="needs ../shared/data/snare.npz")
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 0.170), ({"recipe": "scot"}, 0.150)], ids=["auto", "scot"]
+)
+def test_snare_seq_from_a_representation(options, most):
+    """As a newcomer calls it; geodesics had 6% of the labels right, FOSCTTM .605."""
+    with np.load(SNARE) as data:
+        order = np.random.default_rng(0).permutation(len(data["rna"]))
+        sides = [(data["atac"][order], data["atac_type"][order]), (data["rna"], data["rna_type"])]
+    adatas = []
+    for points, kind in sides:
+        adatas.append(anndata.AnnData(np.zeros((len(points), 0)), obsm={"X_pca": points}))
+        adatas[-1].obs["cell_line"] = kind.astype(str)
+    atac, rna = adatas
+    align(atac, rna, use_rep="X_pca", labels="cell_line", **options)
+    assert (atac.obs["torchgw_cell_line"] == atac.obs["cell_line"]).mean() >= 0.93
+    assert foscttm(atac.obsm["X_torchgw"], rna.obsm["X_torchgw"][order]) <= most
+    if not options:
+        assert atac.uns["torchgw"]["distances"].startswith("cosine")

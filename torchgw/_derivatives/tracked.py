@@ -275,6 +275,8 @@ def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | Non
         if provider.metric == "euclidean":
             return _EuclideanSide(points - points.mean(0))
         squared = provider.metric == "sqeuclidean"
+        if provider.metric == "correlation":
+            points = points - points.mean(1, keepdim=True)
         return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
     if table is not None:
         assert isinstance(provider, PrecomputedDistance)

@@ -13,6 +13,7 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
+from torchgw.distances.points import ANGLES
 
 __all__ = [
     "FeatureMetric",
@@ -24,7 +25,7 @@ __all__ = [
     "without_structure",
 ]
 
-FeatureMetric = Literal["sqeuclidean", "cosine", "euclidean"]
+FeatureMetric = Literal["sqeuclidean", "cosine", "correlation", "euclidean"]
 # Pairs up to which Euclidean distances are stored; they have no factors. [L273]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 
@@ -56,9 +57,11 @@ def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] |
             f"{tuple(source.shape)} and {tuple(target.shape)}."
         )
     for side, item in enumerate((source, target)):
-        if metric == "cosine" and bool((item == 0).all(1).any()):
+        first = item[:, :1] if metric == "correlation" else torch.zeros_like(item[:, :1])
+        if metric in ANGLES and bool((item == first).all(1).any()):
+            what = "zero" if metric == "cosine" else "constant"
             raise InvalidInputError(
-                f"`features[{side}]` has a zero row, which has no direction. Drop it, or pass "
+                f"`features[{side}]` has a {what} row, which has no direction. Drop it, or pass "
                 "feature_metric='sqeuclidean'."
             )
     return source, target
@@ -101,7 +104,9 @@ def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
         # differentiable too, with derivative zero where two features coincide
         mode = "donot_use_mm_for_euclid_dist"
         return DenseCost(torch.cdist(source, target, compute_mode=mode))
-    if metric == "cosine":
+    if metric == "correlation":
+        source, target = (item - item.mean(1, keepdim=True) for item in (source, target))
+    if metric in ANGLES:
         left, right = (item / item.norm(dim=1, keepdim=True) for item in (source, target))
         return FactoredCost(left, right, left.new_ones(len(left)), right.new_zeros(len(right)))
     # distances do not depend on the origin, and near it numbers are small

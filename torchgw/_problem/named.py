@@ -20,7 +20,14 @@ from torchgw.distances.precomputed import PrecomputedDistance
 __all__ = ["NAMED", "DistanceName", "NamedDistance", "from_graphs", "pair_of_distances"]
 
 DistanceName = Literal[
-    "auto", "dijkstra", "precomputed", "landmark", "euclidean", "sqeuclidean", "cosine"
+    "auto",
+    "dijkstra",
+    "precomputed",
+    "landmark",
+    "euclidean",
+    "sqeuclidean",
+    "cosine",
+    "correlation",
 ]
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import check_choice, check_count, listed
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
 from torchgw._problem.preparation import KeyedGraph, Preparation
@@ -23,7 +24,7 @@ from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
-from torchgw.distances.points import PointDistance, PointMetric
+from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 
 __all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
 
@@ -46,6 +47,10 @@ _SMALL_ERROR = 0.005
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 # Columns read at once to find the largest distance among some points. [L351]
 _COLUMNS = 256
+
+
+# Pairs of points from which a solve without structure takes a CPU minutes. [L359]
+_MOST_PAIRS = 36_000_000
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Spaces(NamedTuple):
     providers: tuple[DistanceProvider, DistanceProvider]
     origins: tuple[Space, Space]  # what each was made from, for new points
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
+    decision: Decision | None = None  # what "auto" was for points
 
 
 def build_providers(
@@ -90,18 +96,25 @@ def build_providers(
     clock: Callable[[str, float], float],
     labels: tuple[str, str] = ("X", "Y"),
     weights: tuple[Any, Any] = (None, None),
+    judge: Judge | None = None,
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
     ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
     Points of zero weight, if ``weights`` are given, have no say in the scale.
     ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
-    distances for the rest.
+    distances for the rest. With a ``judge`` the data decide what "auto" is for points on both
+    sides, unless an option asks for geodesics; otherwise it is geodesics.
     """
     started = perf_counter()
     specs = pair_of_distances(distances)
     given = [recognise(*each) for each in zip(labels, sides, tables, specs, strict=True)]
     largest = max(item.n for item in given)
+    decision = _decide(given, specs, options, device, judge)
+    if decision is not None:
+        started = clock("decision", started)
+    if decision is not None and decision.chosen != "geodesic":
+        specs = (decision.chosen, decision.chosen)
     names = [
         _resolve(spec, largest, device, options) if item.provider is None else "given"
         for item, spec in zip(given, specs, strict=True)
@@ -138,7 +151,34 @@ def build_providers(
         for item, side in zip(given, providers, strict=True)
         if isinstance(side, LandmarkDistance)
     }
-    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks)
+    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks, decision)
+
+
+def _decide(
+    given: list[GivenSpace],
+    specs: tuple[Any, Any],
+    options: DistanceOptions,
+    device: torch.device,
+    judge: Judge | None,
+) -> Decision | None:
+    """Let the data decide what "auto" is, where no option asks for geodesics."""
+    points = [item.points for item in given if item.points is not None]
+    asked = options.n_neighbors is not None or options.n_landmarks is not None
+    if judge is None or asked or len(points) < 2 or tuple(specs) != ("auto", "auto"):
+        return None
+    decision = decide((points[0], points[1]), judge)
+    tried, pairs = decision.agreement, len(points[0]) * len(points[1])
+    long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
+    if long and max(tried.values()) < UNRELATED:
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in tried.items())
+        raise UnsupportedError(
+            f"A few points of X and Y agree in no way that was tried ({shown}; 1 is a match), and "
+            f"{len(points[0])} x {len(points[1])} points without structure take many minutes on a "
+            "CPU. Try some thousand points, `solve_low_rank` or a GPU; or pass "
+            "distances='sqeuclidean' to solve nonetheless."
+        )
+    logger.info("distances='auto' is %s: %s", decision.chosen, decision.why)
+    return decision
 
 
 def _make(
@@ -246,7 +286,7 @@ def _scale(
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0
-    if isinstance(provider, PointDistance) and points is not None and provider.metric != "cosine":
+    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)
         made = PointDistance((points / unit).to(provider.device), provider.metric)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
+from torchgw._problem.providers import Spaces
 from torchgw._results.storage import stored
 from torchgw._solve.pipeline import Outcome
 
@@ -61,6 +62,9 @@ class Report:
         Root mean squares of the error of the sampled cost, and of itself, over all pairs of points.
     landmarks : dict or None
         Count, rank and estimated error of each side ("X", "Y") that has landmarks.
+    distances : dict or None
+        What ``distances="auto"`` was for points: its name as ``chosen`` ("geodesic" or a metric),
+        ``why``, and the ``agreement`` of each that was tried.
     polish_steps, polish_gap : int and float, or None
         Conditional gradient steps of ``polish``, and what the linearised objective could still fall
         by at their end.
@@ -88,11 +92,11 @@ class Report:
     polish_steps: int | None
     polish_gap: float | None
     tiles: dict[str, Any] | None
+    # files of before do not have it
+    distances: dict[str, Any] | None = None
 
     @classmethod
-    def of(
-        cls, outcome: Outcome, problem: Problem, landmarks: dict[str, dict[str, float]]
-    ) -> Report:
+    def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> Report:
         """Collect what a solve has left behind."""
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
@@ -113,7 +117,8 @@ class Report:
             n_anchors=outcome.n_anchors,
             cost_standard_error=noise.standard_error if noise else None,
             cost_size=noise.size if noise else None,
-            landmarks=landmarks or None,
+            landmarks=sides.landmarks or None,
+            distances=sides.decision and sides.decision._asdict(),
             polish_steps=polished.steps if polished else None,
             polish_gap=polished.gap if polished else None,
             tiles=tiles._asdict() if tiles else None,

@@ -381,7 +381,18 @@ class GWResult(Result):
         size, figures, ended = self._summary()
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
-        return f"GWResult({size}, {numbers})\n  {how}, {count} iterations in {seconds}\n  {ended}"
+        measured = self._tell_distances()
+        return (
+            f"GWResult({size}, {numbers})\n"
+            f"  {how}, {count} iterations in {seconds}\n{measured}  {ended}"
+        )
+
+    def _tell_distances(self) -> str:
+        """Make a line for the summary if distances were chosen by trial."""
+        decided = self.report.distances
+        if not decided or not decided["agreement"]:
+            return ""
+        return f"  distances: {decided['chosen']} ({decided['why']})\n"
 
     def _warn_of_ambiguity(self) -> str:
         """Make lines for the summary if another optimum is nearly as good, or may be better."""
@@ -424,7 +435,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         backend=outcome.backend,
         precision=strategy.precision,
         random_state=seed,
-        report=Report.of(outcome, problem, sides.landmarks),
+        report=Report.of(outcome, problem, sides),
         alternatives=search.alternatives if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
         trials=search.trials if search else (),

@@ -26,6 +26,7 @@ from torchgw._problem.providers import DistanceOptions, ScaleName, build_provide
 from torchgw._problem.signatures import SignatureName, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
+from torchgw._search.agreement import agreement
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Marginals, Seed
@@ -193,6 +194,7 @@ scale, device
             where,
             lambda _, since: since,
             weights=(a, b),
+            judge=agreement,
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(

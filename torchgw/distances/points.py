@@ -13,9 +13,11 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["PointDistance", "PointMetric", "pairwise_distances"]
+__all__ = ["ANGLES", "PointDistance", "PointMetric", "pairwise_distances"]
 
-PointMetric = Literal["euclidean", "sqeuclidean", "cosine"]
+PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
+# Those that compare directions alone.
+ANGLES = ("cosine", "correlation")
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
 _EXACT_MAXIMUM_POINTS = 50_000
@@ -29,15 +31,16 @@ _UNIT_ROUNDING = 8
 class PointDistance(DistanceProvider):
     """Distances among n points.
 
-    Squared Euclidean and cosine distances have exact factors of rank d + 2, so that products cost
-    O(n d). Euclidean distances have none: their products are streamed in blocks of columns, except
-    :meth:`mean_square`, which needs squares only. Nothing of size n x n is stored.
+    All but Euclidean distances have exact factors of rank d + 2, so that products cost O(n d).
+    Products of Euclidean distances are streamed in blocks of columns, except :meth:`mean_square`,
+    which needs squares only. Nothing of size n x n is stored.
 
     Parameters
     ----------
     points : Tensor, shape (n, d), float32/64
-    metric : {"euclidean", "sqeuclidean", "cosine"}
-        "cosine" is 1 - cos, half the squared Euclidean distance of the unit vectors.
+    metric : {"euclidean", "sqeuclidean", "cosine", "correlation"}
+        "cosine" is 1 - cos, half the squared Euclidean distance of the unit vectors; "correlation"
+        is the same once the mean of each row is subtracted from it.
 
     Raises
     ------
@@ -45,7 +48,7 @@ class PointDistance(DistanceProvider):
         If the points are not a tensor.
     InvalidInputError
         If the points are not a finite (n, d) tensor of float32 or float64, or if one has length
-        zero and the metric is "cosine".
+        zero and the metric is "cosine", or is constant and the metric is "correlation".
 
     Notes
     -----
@@ -82,12 +85,12 @@ class PointDistance(DistanceProvider):
         self.n = points.shape[0]
         self.device = points.device
         self.dtype = points.dtype
-        points = _unit(points) if metric == "cosine" else points
+        points = _unit(points, metric) if metric in ANGLES else points
         # numbers near the mean are small; that of points that coincide is rounded, which would set
         # them apart from it
         coincide = (points == points[0]).all()
         self._points = torch.where(coincide, 0.0, points - points.mean(dim=0))
-        if metric == "cosine":
+        if metric in ANGLES:
             self._points = _without_rounding(self._points)
 
     def centred_on(self, used: Tensor) -> PointDistance:
@@ -115,7 +118,7 @@ class PointDistance(DistanceProvider):
             return None
         matrix, signs = _squared_factors(self._points)
         # not 1 - x_i . x_j, of which nothing is left where directions are alike
-        return Factors(matrix, signs / 2 if self.metric == "cosine" else signs)
+        return Factors(matrix, signs / 2 if self.metric in ANGLES else signs)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, in O(n d) for "euclidean" and O(n d^2) for the others."""
@@ -144,15 +147,15 @@ class PointDistance(DistanceProvider):
             pair = candidates[_farthest_pair(points[candidates])]
         exact = torch.linalg.vector_norm(points[pair[0]] - points[pair[1]])
         largest = float(torch.maximum(found, exact))
-        return {"euclidean": largest, "sqeuclidean": largest**2, "cosine": largest**2 / 2}[
-            self.metric
-        ]
+        if self.metric == "euclidean":
+            return largest
+        return largest**2 / 2 if self.metric in ANGLES else largest**2
 
 
 def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     """Compute the distances of two sets of points, (q, d) and (n, d), shape (q, n)."""
-    if metric == "cosine":
-        return _between(_unit(x), _unit(y), metric)
+    if metric in ANGLES:
+        return _between(_unit(x, metric), _unit(y, metric), metric)
     centre = y.mean(dim=0)
     return _between(x - centre, y - centre, metric)
 
@@ -165,14 +168,22 @@ def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     return distance.square() if metric == "sqeuclidean" else distance.square() / 2
 
 
-def _unit(points: Tensor) -> Tensor:
-    """Scale points to length one; refuse zero vectors."""
+def _unit(points: Tensor, metric: PointMetric) -> Tensor:
+    """Scale points, less their own mean for "correlation", to length one; refuse zero vectors."""
     # dividing by the largest entry first keeps the squares from over- and underflowing
     largest = points.abs().amax(dim=1, keepdim=True) if points.shape[1] else points.sum(1, True)
-    if bool((largest == 0).any()):
-        row = int((largest[:, 0] == 0).nonzero()[0, 0])
+    flat = largest == 0
+    if metric == "correlation" and points.shape[1]:
+        # what subtracting the mean leaves of a constant row is rounding
+        points = points / torch.where(flat, 1.0, largest)
+        points = points - points.mean(dim=1, keepdim=True)
+        largest = points.abs().amax(dim=1, keepdim=True)
+        flat = largest <= _UNIT_ROUNDING * torch.finfo(points.dtype).eps
+    if bool(flat.any()):
+        row = int(flat[:, 0].nonzero()[0, 0])
+        what = "zero vector" if metric == "cosine" else "constant row"
         raise InvalidInputError(
-            f"`points` has a zero vector in row {row}, which has no direction for metric='cosine'. "
+            f"`points` has a {what} in row {row}, which has no direction for metric={metric!r}. "
             "Drop that row, or pass metric='euclidean'."
         )
     points = points / largest

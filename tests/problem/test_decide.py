@@ -1,0 +1,184 @@
+"""What distances="auto" is for points: decided by the data, and said."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import torchgw
+from torchgw._problem.decide import decide
+from torchgw._search.agreement import agreement
+from torchgw.datasets import spiral, swiss_roll
+from torchgw.distances import PointDistance
+
+
+def clusters(rng, n, dimension=20, count=6, distance=6.0):
+    """Gaussian clusters of one size, and a label of each point."""
+    centres = rng.normal(size=(count, dimension))
+    centres *= distance / np.linalg.norm(centres, axis=1, keepdims=True)
+    labels = np.arange(n) % count
+    return centres[labels] + rng.normal(size=(n, dimension)), labels
+
+
+def turned(rng, points, dimension=None):
+    """Points rotated into a space of some dimension, and moved."""
+    wide = dimension or points.shape[1]
+    basis = np.linalg.qr(rng.normal(size=(wide, wide)))[0][: points.shape[1]]
+    return points @ basis + rng.normal(size=wide)
+
+
+def refuse(*_):
+    raise AssertionError("nothing was to be tried")
+
+
+def tensors(*sides):
+    return tuple(torch.as_tensor(np.array(side)) for side in sides)
+
+
+def test_curves_surfaces_and_solids_have_geodesics_without_a_trial():
+    rng = np.random.default_rng(0)
+    spirals = spiral(400, random_state=1)[0], swiss_roll(500, random_state=1)[0]
+    clouds = rng.normal(size=(250, 3)), rng.normal(size=(220, 2))
+    for sides in (spirals, clouds):
+        found = decide(tensors(*sides), refuse)
+        assert (found.chosen, found.agreement) == ("geodesic", {})
+        assert "dimension" in found.why
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_few_points_have_geodesics(n):
+    points = np.random.default_rng(0).normal(size=(n, 9))
+    assert decide(tensors(points, points), refuse).chosen == "geodesic"
+
+
+def test_points_that_coincide_are_decided_on():
+    points = torch.zeros(40, 8, dtype=torch.float64)
+    assert decide((points, points), lambda *_: 0.0).chosen in ("geodesic", "euclidean")
+
+
+def test_clusters_have_straight_distances():
+    rng = np.random.default_rng(1)
+    points, _ = clusters(rng, 300)
+    found = decide(tensors(points, turned(rng, points, 30)), agreement)
+    assert found.chosen == "euclidean"
+    assert "geodesic" not in found.agreement
+    assert "in pieces" in found.why
+
+
+def test_directions_under_lengths_of_noise_have_angles():
+    rng = np.random.default_rng(2)
+    points, _ = clusters(rng, 300, 10, 5, 8.0)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    basis = np.linalg.qr(rng.normal(size=(19, 19)))[0][:10]
+    first, second = (np.exp(0.7 * rng.normal(size=(300, 1))) for _ in range(2))
+    found = decide(tensors(points * first, points @ basis * second * 1e3), agreement)
+    assert found.chosen == "cosine"
+    assert found.agreement["cosine"] > found.agreement["euclidean"]
+
+
+def test_arms_that_bend_in_many_dimensions_have_geodesics():
+    rng = np.random.default_rng(3)
+    length, arm = rng.uniform(0, [0.7, 0.9, 1.2, 1.6], (300, 4)), rng.integers(4, size=300)
+    length = length[np.arange(300), arm]
+    sides = []
+    for _ in range(2):
+        points = np.zeros((300, 20))
+        for which in range(4):
+            speed = rng.uniform(4, 9, 3)
+            angle = length[arm == which, None] * speed
+            wave = np.hstack([(np.cos(angle) - 1) / speed, np.sin(angle) / speed])
+            points[arm == which] = wave @ np.linalg.qr(rng.normal(size=(20, 6)))[0].T
+        sides.append(points + 0.01 * rng.normal(size=points.shape))
+    found = decide(tensors(*sides), agreement)
+    assert found.chosen == "geodesic"
+    assert found.agreement["geodesic"] > found.agreement["euclidean"]
+
+
+def test_angles_that_agree_by_chance_are_not_taken():
+    rng = np.random.default_rng(4)
+    sides = tensors(rng.normal(size=(200, 6)), rng.normal(size=(200, 6)))
+    scores = iter([0.7, 0.6, 0.78])
+    found = decide(sides, lambda *_: next(scores))
+    assert found.chosen == "euclidean"
+    scores = iter([0.5, 0.4, 0.9])
+    assert decide(sides, lambda *_: next(scores)).chosen == "cosine"
+
+
+def test_many_points_are_squared_if_they_agree_as_well_so():
+    rng = np.random.default_rng(5)
+    sides = tensors(rng.normal(size=(1_100, 8)), rng.normal(size=(1_100, 8)))
+    seen = []
+
+    def judge(source, target):
+        seen.append((source.n, target.n))
+        return {"euclidean": 0.97, "sqeuclidean": squares}[source.metric]
+
+    squares = 0.96
+    assert decide(sides, judge).chosen == "sqeuclidean"
+    squares = 0.9
+    assert decide(sides, judge).chosen == "euclidean"
+    assert set(seen) == {(1_000, 1_000)}
+
+
+def test_a_zero_row_has_no_angles():
+    points = torch.randn(100, 9, dtype=torch.float64)
+    points[0] = 0
+    assert "cosine" not in decide((points, points + 1), lambda *_: 0.5).agreement
+
+
+def test_agreement_of_a_copy_is_one():
+    rng = np.random.default_rng(6)
+    points, _ = clusters(rng, 90, 5)
+    copy = turned(rng, points)[::-1].copy()
+    sides = [PointDistance(each, "euclidean") for each in tensors(points, copy)]
+    assert agreement(*sides) > 0.99
+
+
+def test_the_result_says_what_was_decided():
+    rng = np.random.default_rng(7)
+    points, labels = clusters(rng, 120)
+    order = rng.permutation(120)
+    result = torchgw.solve(points, turned(rng, points)[order], random_state=0)
+    assert (labels[order][result.lazy_plan.argmax()] == labels).all()
+    decided = result.log["distances"]
+    assert decided["chosen"] == "euclidean"
+    assert decided["why"] in repr(result)
+    assert "decision" in result.timings
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
+def test_what_asks_for_geodesics_has_them():
+    rng = np.random.default_rng(8)
+    points, _ = clusters(rng, 60, 6)
+    for option in ({"distances": "precomputed"}, {"n_neighbors": 10}):
+        result = torchgw.solve(points, points, disconnected="fill", **option)
+        assert result.log["distances"] is None
+        assert "distances:" not in repr(result)
+
+
+def test_many_points_that_do_not_agree_are_refused_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("torchgw._problem.providers._MOST_PAIRS", 90_000)
+    rng = np.random.default_rng(9)
+    with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
+        torchgw.solve(rng.normal(size=(350, 20)), rng.normal(size=(310, 20)))
+
+
+@pytest.mark.parametrize(("n", "seed"), [(60, 1), (100, 1), (150, 3)])
+def test_short_cuts_of_few_points_are_seen(n, seed):
+    """Spirals that neighbour graphs of few points cut across, without a word before."""
+    first, second = spiral(n, random_state=seed), swiss_roll(n, random_state=seed + 1_000)
+    result = torchgw.solve(first[0], second[0], random_state=0)
+    assert result.log["distances"]["chosen"] == "euclidean"
+    assert spearmanr(first[1], second[1][result.lazy_plan.argmax()])[0] > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [400, 1_000, 3_000])
+def test_rotated_clusters_are_right(n):
+    """Ten seeds; nearest-neighbour geodesics had 54, 19 and 10% of the labels right."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        points, labels = clusters(rng, n)
+        order = rng.permutation(n)
+        result = torchgw.solve(points, turned(rng, points)[order], random_state=seed)
+        assert (labels[order][result.lazy_plan.argmax()] == labels).all(), seed

@@ -1,0 +1,150 @@
+"""What ``distances="auto"`` means for points: geodesics, straight distances or angles.
+
+1. Points on curves, on surfaces and in space, whose neighbour graph is in one piece on both sides,
+   have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
+2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
+   compete: straight distances, geodesics (these first on many points in few dimensions), then
+   angles. Each is
+   judged by the agreement that a small search finds between the two sides
+   (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best.
+   In many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics
+   are then tried only if nothing else agrees. Angles have to be better by far than straight
+   distances.
+3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
+   distances are squared, which gives them factors, if they agree as well so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from torchgw._errors import GraphWarning
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.graph import default_n_neighbors, knn_graph, neighbour_geodesics
+from torchgw.distances.points import PointDistance
+
+__all__ = ["UNRELATED", "Decision", "Judge", "decide"]
+
+# Agreement of the best plan between a few points of two sides.
+Judge = Callable[[DistanceProvider, DistanceProvider], float]
+
+# Dimension up to which geodesics are taken without a trial. [L356]
+_FEW_DIMENSIONS = 3.5
+# Points up to which graphs are doubted, unless they are too few to tell. [L356]
+_FEW_POINTS = 200
+_TINY = 20
+# Points of each side that are looked at. [L356]
+_LOOKED_AT = 1_000
+# Agreement of straight distances and angles from which on nothing else is tried; that of geodesics,
+# which short cuts may raise; and how much less squares may have. [L356]
+_ENOUGH = 0.95
+_ENOUGH_PATHS = 0.98
+_SLACK = 0.02
+# Agreement below which nothing has been found. [L356]
+UNRELATED = 0.8
+# What angles may leave unexplained of what straight distances do: without their length points have
+# a dimension less, and noise agrees better. [L356]
+_SHARE_LEFT = 0.7
+
+
+class Decision(NamedTuple):
+    """How points are measured, and why."""
+
+    chosen: str  # "geodesic" or a point metric
+    why: str
+    agreement: dict[str, float]  # of each that was tried
+
+
+def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
+    """Decide how the points of both sides, (n, d) and (m, e), are measured."""
+    few = [_some(side, seed) for seed, side in enumerate(points)]
+    shapes = [_shape(side) for side in few]
+    dimension = max(shape.dimension for shape in shapes)
+    low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
+    sizes = sorted(map(len, points))
+    doubted = sizes[0] <= _FEW_POINTS
+    if (low and connected and not doubted) or sizes[1] <= _TINY:
+        return Decision("geodesic", f"neighbour graphs of dimension {dimension:.1f}", {})
+    found: dict[str, float] = {}
+    # paths between clusters are by chance
+    chance = not (low or connected)
+    order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
+    if low and not doubted:
+        order = ["geodesic", "euclidean", "cosine"]
+    for name in order:
+        if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
+            continue
+        x, y = (_measured(side, name) for side in few)
+        if x is not None and y is not None:
+            found[name] = judge(x, y)
+        if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
+            break
+    best = next(iter(found))
+    for name, value in found.items():
+        if value > found[best] and not (name == "cosine" and _by_chance(found)):
+            best = name
+    if best == "euclidean" and sizes[1] > _LOOKED_AT:
+        x, y = (PointDistance(side, "sqeuclidean") for side in few)
+        found["sqeuclidean"] = judge(x, y)
+        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
+    pieces = "" if connected else "neighbour graphs in pieces, "
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    why = f"{pieces}dimension {dimension:.1f}; agreement of a few points: {shown}"
+    return Decision(best, why, found)
+
+
+def _by_chance(found: dict[str, float]) -> bool:
+    """Whether angles agree no better than fewer dimensions do by themselves."""
+    left = _SHARE_LEFT * (1 - found["euclidean"])
+    return found["cosine"] < UNRELATED or 1 - found["cosine"] > left
+
+
+class _Shape(NamedTuple):
+    """What the nearest neighbours of points tell."""
+
+    dimension: float
+    connected: bool
+
+
+def _some(points: Tensor, seed: int) -> Tensor:
+    """Draw the points of one side that are looked at, on the CPU."""
+    if len(points) > _LOOKED_AT:
+        generator = torch.Generator().manual_seed(seed)
+        index = torch.randperm(len(points), generator=generator)[:_LOOKED_AT]
+        points = points[index.sort().values.to(points.device)]
+    return points.detach().cpu().double()
+
+
+def _shape(points: Tensor) -> _Shape:
+    """Find the dimension of points, and whether their neighbour graph is in one piece."""
+    n, count = len(points), default_n_neighbors(len(points))
+    if n <= count + 1:
+        return _Shape(0.0, True)
+    graph = knn_graph(points, count)
+    pieces = connected_components(graph, directed=False, return_labels=False)
+    # every row has its own neighbours, and farther points whose neighbour it is
+    rows = np.arange(n).repeat(np.diff(graph.indptr))
+    near = graph.data[np.lexsort((graph.data, rows))[graph.indptr[:-1, None] + np.arange(count)]]
+    used = near[near[:, 0] > 0]
+    spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
+    return _Shape(1 / spread if spread > 0 else 0.0, pieces == 1)
+
+
+def _measured(points: Tensor, name: Any) -> DistanceProvider | None:
+    """Measure points in one way; ``None`` where that is not possible."""
+    if name == "geodesic":
+        with warnings.catch_warnings():
+            # said again if geodesics are chosen
+            warnings.simplefilter("ignore", GraphWarning)
+            return DijkstraDistance(neighbour_geodesics(points))
+    if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
+        return None
+    return PointDistance(points, name)
