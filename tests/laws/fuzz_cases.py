@@ -169,7 +169,7 @@ def run(case):
 
 def judge(case, result):
     """Tell what a result says that an evaluation of its plan in float64 does not bear out."""
-    plan = result.plan.double().numpy()
+    plan = result.plan.double().cpu().numpy()
     n, m = len(case.d_x), len(case.d_y)
     if plan.shape != (n, m) or not np.isfinite(plan).all() or plan.min() < 0:
         yield "the plan is none"
@@ -275,7 +275,7 @@ def judge_fixed_point(case, result, plan, weights, single):
     if case.linear is not None:
         cost = cost + (1 - result.alpha) * case.linear
     epsilon = result.epsilon
-    g = result.potential_b.numpy()
+    g = result.potential_b.cpu().numpy()
     f, g, _ = reference.sinkhorn(cost, a, b, epsilon, 300, g=g)
     following = reference.plan(cost, a, b, f, g, epsilon)
     if np.abs(following.sum(0) - b).sum() > 1e-6:

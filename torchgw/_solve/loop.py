@@ -36,7 +36,7 @@ _MET = 3e-3
 _INNER_ITERATIONS = {True: 50, False: 20}
 # Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
 # share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
-_STUCK, _STUCK_SHARE = 3, 0.9
+_STUCK, _STUCK_SHARE = 10, 0.99
 
 
 def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
