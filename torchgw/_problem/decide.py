@@ -20,15 +20,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from torchgw._errors import GraphWarning
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.graph import default_n_neighbors, knn_graph, neighbour_geodesics
+from torchgw.distances.graph import neighbour_geodesics, neighbourhood
 from torchgw.distances.points import PointDistance
 
 __all__ = ["UNRELATED", "Decision", "Judge", "decide"]
@@ -66,7 +64,7 @@ class Decision(NamedTuple):
 def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured."""
     few = [_some(side, seed) for seed, side in enumerate(points)]
-    shapes = [_shape(side) for side in few]
+    shapes = [neighbourhood(side) for side in few]
     dimension = max(shape.dimension for shape in shapes)
     low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
     sizes = sorted(map(len, points))
@@ -107,13 +105,6 @@ def _by_chance(found: dict[str, float]) -> bool:
     return found["cosine"] < UNRELATED or 1 - found["cosine"] > left
 
 
-class _Shape(NamedTuple):
-    """What the nearest neighbours of points tell."""
-
-    dimension: float
-    connected: bool
-
-
 def _some(points: Tensor, seed: int) -> Tensor:
     """Draw the points of one side that are looked at, on the CPU."""
     if len(points) > _LOOKED_AT:
@@ -121,21 +112,6 @@ def _some(points: Tensor, seed: int) -> Tensor:
         index = torch.randperm(len(points), generator=generator)[:_LOOKED_AT]
         points = points[index.sort().values.to(points.device)]
     return points.detach().cpu().double()
-
-
-def _shape(points: Tensor) -> _Shape:
-    """Find the dimension of points, and whether their neighbour graph is in one piece."""
-    n, count = len(points), default_n_neighbors(len(points))
-    if n <= count + 1:
-        return _Shape(0.0, True)
-    graph = knn_graph(points, count)
-    pieces = connected_components(graph, directed=False, return_labels=False)
-    # every row has its own neighbours, and farther points whose neighbour it is
-    rows = np.arange(n).repeat(np.diff(graph.indptr))
-    near = graph.data[np.lexsort((graph.data, rows))[graph.indptr[:-1, None] + np.arange(count)]]
-    used = near[near[:, 0] > 0]
-    spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
-    return _Shape(1 / spread if spread > 0 else 0.0, pieces == 1)
 
 
 def _measured(points: Tensor, name: Any) -> DistanceProvider | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_finite, to_tensor
@@ -112,6 +113,27 @@ def neighbour_geodesics(
     if embedded.is_cuda and len(embedded) > _UNORDERED:
         geodesics.order = into_leaves(embedded).order
     return geodesics
+
+
+class Neighbourhood(NamedTuple):
+    """What the nearest neighbours of points tell."""
+
+    dimension: float  # by maximum likelihood (Levina and Bickel 2004)
+    connected: bool  # whether their graph is in one piece
+
+
+def neighbourhood(points: Tensor) -> Neighbourhood:
+    """Find the dimension of points on the CPU, and whether their graph is in one piece."""
+    n, count = len(points), default_n_neighbors(len(points))
+    if n <= count + 1:
+        return Neighbourhood(0.0, True)
+    near, index = (part.numpy() for part in nearest_others(points, count))
+    ends = np.arange(0, n * count + 1, count)
+    graph = csr_matrix((np.ones(n * count), index.ravel(), ends), shape=(n, n))
+    pieces = connected_components(graph, directed=False, return_labels=False)
+    used = near[near[:, 0] > 0]
+    spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
+    return Neighbourhood(1 / spread if spread > 0 else 0.0, pieces == 1)
 
 
 def _neighbour_edges(
