@@ -45,11 +45,11 @@ _LOOKED_AT = 1_000
 # which short cuts may raise; and how much less squares may have. [L356]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-_SLACK = 0.02
+_SLACK = 0.03
 # Agreement below which nothing has been found. [L356]
 UNRELATED = 0.8
-# What angles may leave unexplained of what straight distances do: without their length points have
-# a dimension less, and noise agrees better. [L356]
+# What others may leave unexplained of what straight distances do: without their length points have
+# a dimension less, and noise agrees better; paths in many dimensions cost more. [L356]
 _SHARE_LEFT = 0.7
 
 
@@ -86,8 +86,9 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
         if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
             break
     best = next(iter(found))
+    doubtful = ("cosine",) if low else ("cosine", "geodesic")
     for name, value in found.items():
-        if value > found[best] and not (name == "cosine" and _by_chance(found)):
+        if value > found[best] and (name not in doubtful or _is_better(name, found)):
             best = name
     if best == "euclidean" and sizes[1] > _LOOKED_AT:
         x, y = (PointDistance(side, "sqeuclidean") for side in few)
@@ -99,10 +100,10 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     return Decision(best, why, found)
 
 
-def _by_chance(found: dict[str, float]) -> bool:
-    """Whether angles agree no better than fewer dimensions do by themselves."""
+def _is_better(name: str, found: dict[str, float]) -> bool:
+    """Whether a way to measure agrees better than straight distances, and not by chance."""
     left = _SHARE_LEFT * (1 - found["euclidean"])
-    return found["cosine"] < UNRELATED or 1 - found["cosine"] > left
+    return 1 - found[name] <= left and (name != "cosine" or found[name] >= UNRELATED)
 
 
 def _some(points: Tensor, seed: int) -> Tensor:

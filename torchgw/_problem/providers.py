@@ -47,6 +47,8 @@ _SMALL_ERROR = 0.005
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 # Columns read at once to find the largest distance among some points. [L351]
 _COLUMNS = 256
+# Share of the largest distance up to which one is rounding. [L351]
+_NOTHING = 1e-9
 
 
 # Pairs of points from which a solve without structure takes a CPU minutes. [L359]
@@ -283,6 +285,9 @@ def _scale(
         size = provider.mean(used.to(provider.dtype) / used.sum())
     else:
         size = _maximum(provider, points, used)
+        if not bool(used.all()) and size <= _NOTHING * provider.maximum():
+            # what factors leave of a distance of zero is no unit
+            size = provider.maximum()
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0

@@ -52,7 +52,8 @@ def polish(
 
     Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
     and goes to a minimum over all means of the plan at the start and of the vertices so far. Steps
-    to V alone would turn to and fro for ever where the minimum lies between a few vertices.
+    to V alone would turn to and fro for ever where the minimum lies between a few vertices. Plans
+    of relaxed marginals go to the least value between the plan and V.
 
     The gradient is exact, and plans of relaxed marginals are normalised here.
 
@@ -75,7 +76,8 @@ def polish(
     else:
         matrix /= matrix.sum()
     cost = cost_at(matrix)
-    mean = _Mean(matrix, cost)
+    # relaxed marginals have more vertices, of which corrections found no end
+    mean = _Mean(matrix, cost) if rule is None else None
     for step in range(_STEPS + 1):
         vertex = _vertex(cost, marginals, rule)
         here = float((cost * matrix).sum())
@@ -84,6 +86,12 @@ def polish(
         if stationary or step == _STEPS:
             break
         cost_there = cost_at(vertex)
+        if mean is None:
+            bend = float(((cost_there - cost) * (vertex - matrix)).sum())
+            length = min(1.0, gap / bend) if bend > 0 else 1.0
+            matrix = torch.lerp(matrix, vertex, length)
+            cost = torch.lerp(cost, cost_there, length)
+            continue
         mean.add(vertex, cost, cost_there)
         mean.descend(_CORRECTED * _SMALLEST_GAP * abs(here))
         if mean.is_vertex:
