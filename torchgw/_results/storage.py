@@ -15,7 +15,7 @@ from dataclasses import MISSING
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
