@@ -26,7 +26,7 @@ def _relaxed(old, new, excess, BOUND: tl.constexpr, LEAST: tl.constexpr, MOST: t
     return tl.minimum(tl.maximum(moved, LEAST), MOST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s", "t", "iterations"])
 def _batch_kernel(
     costs,  # [B, s, t] float32, contiguous
     a,  # [s] weights

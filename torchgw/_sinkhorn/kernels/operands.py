@@ -101,8 +101,15 @@ class Operands(NamedTuple):
         )
 
     def constants(self) -> dict[str, object]:
-        """Compile-time arguments of the kernel function ``exponents``."""
-        return {"RANK": self.rank, "BLOCK_R": self.block_rank, "PARTS": _PARTS[self.precision][1]}
+        """Choose what the kernel function ``exponents`` is compiled for, and its run-time rank."""
+        # few classes of sizes, so that a solve of any other compiles nothing
+        return {
+            "rank": self.rank,
+            "RANK": self.rank if self.rank <= self.block_rank else -1,
+            "BLOCK_R": self.block_rank,
+            "PARTS": _PARTS[self.precision][1],
+            "AXIS": 1 if self.rank or self.strides[1] == 1 else 0 if self.strides[0] == 1 else 2,
+        }
 
 
 class KernelPlan(NamedTuple):
