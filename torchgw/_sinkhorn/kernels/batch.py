@@ -38,7 +38,7 @@ def _batch_kernel(
     s,
     t,
     iterations,
-    excess,  # how much farther than a plain step a relaxed one goes
+    excess,  # float, how much farther than a plain step a relaxed one goes
     BOUND: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,

@@ -61,11 +61,11 @@ def _apply_kernel(
     n,
     m,
     c,
-    pitch,  # of a row of values
+    pitch,  # of a row of values, a multiple of 1024
     width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
-    rank,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
@@ -152,10 +152,10 @@ def _best_kernel(
     s,
     n,
     m,
-    width,
+    width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
-    rank,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
@@ -315,7 +315,7 @@ def _dense_kernel(
     m,
     stride_n,
     stride_m,
-    rank,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,

@@ -135,7 +135,7 @@ def _softmin_kernel(
     width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
-    rank,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,

@@ -52,7 +52,7 @@ def _store_kernel(
     stored,  # [n, pitch]
     n,
     m,
-    pitch,
+    pitch,  # a multiple of 32
     stride_n,
     stride_m,
     BLOCK_N: tl.constexpr,
@@ -100,7 +100,7 @@ def _sweep_kernel(
     bad,  # [1] int32
     partial,  # [programs, pitch] column sums of each program
     n,
-    pitch,
+    pitch,  # a multiple of 32
     backwards,  # 1 from the last row to the first, or 0
     WIDTH: tl.constexpr,
     TILES: tl.constexpr,
@@ -186,7 +186,7 @@ def _columns_kernel(
     bad,  # [1] int32
     programs,
     m,
-    pitch,
+    pitch,  # a multiple of 32
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

@@ -53,12 +53,12 @@ def _prepare_kernel(
     column,  # [m]
     scale,  # [1]
     given,  # [length] these four are written
-    origin,
-    start,
-    weight,
+    origin,  # [length]
+    start,  # [length]
+    weight,  # [length]
     n,
     m,
-    split,
+    split,  # where the target side begins, a multiple of BLOCK
     REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -91,9 +91,9 @@ def _prepare_kernel(
 @triton.jit
 def _begin_kernel(
     given,  # [length]
-    origin,
+    origin,  # [length]
     scale,  # [1]
-    weight,
+    weight,  # [length]
     scaling,  # [length] written: where the sweep begins
     feed,  # [length] written
     bad,  # [1] cleared
@@ -113,12 +113,12 @@ def _finish_kernel(
     scalings,  # [2, length] before and after the last iteration
     origin,  # [length]
     scale,  # [1]
-    weight,
+    weight,  # [length]
     result,  # [2, length, and more] written: potentials
     given,  # [length] written: where the next sweep begins
     partial,  # [blocks] written: column error of each block
-    length,
-    split,
+    length,  # a multiple of BLOCK
+    split,  # a multiple of BLOCK
     plain,  # 1 if the next sweep goes on from after the last iteration, 0 if from before
     BLOCK: tl.constexpr,
 ):

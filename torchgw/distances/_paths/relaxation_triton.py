@@ -28,7 +28,7 @@ def _relax_kernel(
     now,  # [tiles, source blocks] float32, shortest path that a visit would extend; cleared
     later,  # [tiles, source blocks] the same for the next round
     threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
-    ahead,
+    ahead,  # float
     n,
     s,  # a multiple of 16
     width,
