@@ -120,10 +120,15 @@ def exponents(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,  # along which a matrix is contiguous: 0, 1, or 2 for neither
+    ALIGNED: tl.constexpr,  # whether its sizes and strides are multiples of 16
 ):
     """Compute S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
     if RANK == 0:
         i, j = rows.to(tl.int64)[:, None], columns.to(tl.int64)[None, :]
+        if ALIGNED:
+            # the same numbers, but the compiler sees what divides them
+            n, m = n // 16 * 16, m // 16 * 16
+            stride_n, stride_m = stride_n // 16 * 16, stride_m // 16 * 16
         at = first + i + j * stride_m
         if AXIS != 0:
             at = first + i * stride_n + (j if AXIS == 1 else j * stride_m)

@@ -70,6 +70,7 @@ def _apply_kernel(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -93,7 +94,7 @@ def _apply_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         p = tl.exp2(x + potential[:, None])
         at = values + channel.to(tl.int64)[:, None] * pitch + columns[None, :]
@@ -160,6 +161,7 @@ def _best_kernel(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     INDEXED: tl.constexpr,
     NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
@@ -186,7 +188,7 @@ def _best_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         if RANDOM:
             x -= _log_exponential(tl.load(seed), place, columns)
@@ -320,6 +322,7 @@ def _dense_kernel(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -331,7 +334,7 @@ def _dense_kernel(
         leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
     x = exponents(
         first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-        stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS,
+        stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
     )  # fmt: skip
     potential = tl.load(own + rows, mask=rows < n, other=0.0)
     mass = tl.load(weight + rows, mask=rows < n, other=0.0)

@@ -140,6 +140,7 @@ def _softmin_kernel(
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     STABLE: tl.constexpr,
     SPLITS: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
@@ -167,7 +168,7 @@ def _softmin_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         if STABLE:
             scaled = tl.exp2(x + own[:, None]) * tl.load(feed + columns)[None, :]
