@@ -27,8 +27,9 @@ __all__ = ["StoredKernel", "SweepShape", "fits", "sweep_shape"]
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
 # cost are faster. [L54, L55]
 _WIDEST = {torch.float32: 32768, torch.float64: 16384}
-# Tiles of a row that a sweep is compiled for; the last ones may be empty. [L349]
-_TILES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16)
+# Tiles of a row that a sweep is compiled for, the last of which may be empty; more are as many as
+# there are. [L349]
+_TILES = (1, 2, 3, 4, 6, 8)
 # Rows of E begin at multiples of so many entries, so that all loads are 16 bytes wide. [L38]
 _PITCH = 32
 
