@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
     from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
     from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
+    from torchgw._variants.warmup import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ _HOMES = {
     "sampled_gw": "torchgw._variants.sampled_gw",
     "LowRankResult": "torchgw._variants.solve_low_rank",
     "solve_low_rank": "torchgw._variants.solve_low_rank",
+    "warmup": "torchgw._variants.warmup",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "Operands",
     "ProductPrecision",
     "Walk",
+    "cache_folder",
     "interpreted",
     "launch_options",
     "multiprocessors",
@@ -264,6 +266,11 @@ def launch_options(blocks: Blocks) -> dict[str, object]:
         "num_stages": blocks.stages,
         "enable_fp_fusion": True,
     }
+
+
+def cache_folder() -> Path:
+    """Find where Triton keeps what it has compiled."""
+    return Path(triton.knobs.cache.dir)
 
 
 def interpreted() -> bool:
