@@ -1,33 +1,85 @@
 """Gromov-Wasserstein optimal transport on PyTorch."""
 
-from torchgw import distances as distances
-from torchgw._api import solve as solve
-from torchgw._errors import BackendUnavailableError as BackendUnavailableError
-from torchgw._errors import ConvergenceWarning as ConvergenceWarning
-from torchgw._errors import GraphWarning as GraphWarning
-from torchgw._errors import InvalidInputError as InvalidInputError
-from torchgw._errors import InvalidTypeError as InvalidTypeError
-from torchgw._errors import NumericalError as NumericalError
-from torchgw._errors import PlanTooLargeError as PlanTooLargeError
-from torchgw._errors import SearchWarning as SearchWarning
-from torchgw._errors import TorchGWError as TorchGWError
-from torchgw._errors import TorchGWWarning as TorchGWWarning
-from torchgw._errors import UnsupportedError as UnsupportedError
-from torchgw._plans.transport import TransportPlan as TransportPlan
-from torchgw._results.matching import Matching as Matching
-from torchgw._results.report import Report as Report
-from torchgw._results.result import GWResult as GWResult
-from torchgw._results.storage import load as load
-from torchgw._search.chains import Trial as Trial
-from torchgw._search.optima import Alternative as Alternative
-from torchgw._solve.status import Status as Status
-from torchgw._typing import Iteration as Iteration
-from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
-from torchgw._variants.barycenter import barycenter as barycenter
-from torchgw._variants.embedding import JointEmbedding as JointEmbedding
-from torchgw._variants.embedding import joint_embedding as joint_embedding
-from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
-from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
-from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchgw import distances as distances
+    from torchgw._api import solve as solve
+    from torchgw._errors import BackendUnavailableError as BackendUnavailableError
+    from torchgw._errors import ConvergenceWarning as ConvergenceWarning
+    from torchgw._errors import GraphWarning as GraphWarning
+    from torchgw._errors import InvalidInputError as InvalidInputError
+    from torchgw._errors import InvalidTypeError as InvalidTypeError
+    from torchgw._errors import NumericalError as NumericalError
+    from torchgw._errors import PlanTooLargeError as PlanTooLargeError
+    from torchgw._errors import SearchWarning as SearchWarning
+    from torchgw._errors import TorchGWError as TorchGWError
+    from torchgw._errors import TorchGWWarning as TorchGWWarning
+    from torchgw._errors import UnsupportedError as UnsupportedError
+    from torchgw._plans.transport import TransportPlan as TransportPlan
+    from torchgw._results.matching import Matching as Matching
+    from torchgw._results.report import Report as Report
+    from torchgw._results.result import GWResult as GWResult
+    from torchgw._results.storage import load as load
+    from torchgw._search.chains import Trial as Trial
+    from torchgw._search.optima import Alternative as Alternative
+    from torchgw._solve.status import Status as Status
+    from torchgw._typing import Iteration as Iteration
+    from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
+    from torchgw._variants.barycenter import barycenter as barycenter
+    from torchgw._variants.embedding import JointEmbedding as JointEmbedding
+    from torchgw._variants.embedding import joint_embedding as joint_embedding
+    from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
+    from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
+    from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
+    from torchgw._variants.warmup import warmup as warmup
 
 __version__ = "0.1.0"
+
+# A name is imported when it is first used; for type checkers they are imported above.
+_HOMES = {
+    "solve": "torchgw._api",
+    "BackendUnavailableError": "torchgw._errors",
+    "ConvergenceWarning": "torchgw._errors",
+    "GraphWarning": "torchgw._errors",
+    "InvalidInputError": "torchgw._errors",
+    "InvalidTypeError": "torchgw._errors",
+    "NumericalError": "torchgw._errors",
+    "PlanTooLargeError": "torchgw._errors",
+    "SearchWarning": "torchgw._errors",
+    "TorchGWError": "torchgw._errors",
+    "TorchGWWarning": "torchgw._errors",
+    "UnsupportedError": "torchgw._errors",
+    "TransportPlan": "torchgw._plans.transport",
+    "Matching": "torchgw._results.matching",
+    "Report": "torchgw._results.report",
+    "GWResult": "torchgw._results.result",
+    "load": "torchgw._results.storage",
+    "Trial": "torchgw._search.chains",
+    "Alternative": "torchgw._search.optima",
+    "Status": "torchgw._solve.status",
+    "Iteration": "torchgw._typing",
+    "BarycenterResult": "torchgw._variants.barycenter",
+    "barycenter": "torchgw._variants.barycenter",
+    "JointEmbedding": "torchgw._variants.embedding",
+    "joint_embedding": "torchgw._variants.embedding",
+    "sampled_gw": "torchgw._variants.sampled_gw",
+    "LowRankResult": "torchgw._variants.solve_low_rank",
+    "solve_low_rank": "torchgw._variants.solve_low_rank",
+    "warmup": "torchgw._variants.warmup",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name, or the room of distances."""
+    if name == "distances":
+        return import_module("torchgw.distances")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return ["__version__", "distances", *_HOMES]

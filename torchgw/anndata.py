@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import scipy.sparse
+import scipy
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 

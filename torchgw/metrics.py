@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from torchgw._boundary.arrays import as_labels, to_tensor
 from torchgw._boundary.checks import check_within
@@ -51,11 +51,14 @@ def foscttm(projected: Any, true: Any) -> float:
     own = np.linalg.norm(x - y, axis=1)
     closer = 0
     for rows in _blocks(len(x)):
-        distance = cdist(x[rows], y)
+        distance = scipy.spatial.distance.cdist(x[rows], y)
         # a pair is exactly as far as itself, whichever way it was computed
         own[rows] = distance[np.arange(len(distance)), np.arange(len(x))[rows]]
         closer += int((distance < own[rows, None]).sum())
-    closer += sum(int((cdist(y[rows], x) < own[rows, None]).sum()) for rows in _blocks(len(x)))
+    closer += sum(
+        int((scipy.spatial.distance.cdist(y[rows], x) < own[rows, None]).sum())
+        for rows in _blocks(len(x))
+    )
     return closer / (2 * len(x) ** 2)
 
 
@@ -87,7 +90,9 @@ def transfer_labels(
     classes, place = np.unique(labels, return_inverse=True)
     chosen = []
     for rows in _blocks(len(x), len(y)):
-        nearest = np.argpartition(cdist(x[rows], y), n_neighbors - 1, axis=1)[:, :n_neighbors]
+        nearest = np.argpartition(
+            scipy.spatial.distance.cdist(x[rows], y), n_neighbors - 1, axis=1
+        )[:, :n_neighbors]
         votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
         chosen.append(votes.argmax(1))
     found: NDArray[Any] = classes[np.concatenate(chosen)]

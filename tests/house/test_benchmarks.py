@@ -17,7 +17,7 @@ from benchmarks import __main__ as command_line
 from benchmarks.harness import evaluate, harness, measure, phases, report, runners
 from benchmarks.harness.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 from benchmarks.sinkhorn import linear
-from benchmarks.solves import fused, low_rank, scaling, snare
+from benchmarks.solves import coldstart, fused, low_rank, scaling, snare
 
 
 def test_registry_is_well_formed():
@@ -278,3 +278,13 @@ def test_scaling_measures_fits_and_tabulates():
     lines = scaling.table(records).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| seconds |")
+
+
+def test_a_cold_start_is_measured_call_by_call():
+    record = coldstart.measure(30, 40, "cpu", calls=2)
+    assert len(record["calls"]) == 2
+    assert min(*record["calls"], record["steady"]) > 0
+    assert record["loaded"] == [0, 0]
+    assert record["variants"] == []
+    record |= {"cache": "empty", "compiled": 0}
+    assert "| 30 x 40 | empty |" in coldstart.table([record])

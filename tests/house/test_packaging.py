@@ -149,35 +149,58 @@ def test_imports_make_no_circle() -> None:
     tuple(TopologicalSorter(graph).static_order())
 
 
-def test_import_is_light() -> None:
-    """`import torchgw` loads no optional package and does not touch a GPU."""
+# What neither `import torchgw` nor a first look at its names loads: optional packages, what takes a
+# tenth of a second and is not always needed, and what touches a GPU.
+HEAVY = {
+    "joblib",
+    "matplotlib",
+    "networkx",
+    "ot",
+    "pandas",
+    "scipy.linalg",
+    "scipy.optimize",
+    "scipy.sparse",
+    "scipy.spatial",
+    "scipy.special",
+    "scipy.stats",
+    "sklearn",
+    "torch._dynamo",
+    "triton",
+}
+
+
+@pytest.mark.parametrize(
+    ("used", "also"),
+    [("torchgw.__version__", {"torch", "numpy", "torchgw._api"}), ("torchgw.solve", set())],
+)
+def test_import_is_light(used: str, also: set[str]) -> None:
     code = (
-        "import sys, torchgw, torch\n"
-        "heavy = {'triton', 'sklearn', 'matplotlib', 'networkx', 'pandas', 'ot', 'torch._dynamo'}\n"
-        "assert not heavy & set(sys.modules), sorted(heavy & set(sys.modules))\n"
-        "assert not torch.cuda.is_initialized()\n"
+        f"import sys, torchgw; {used}; print(*sorted({HEAVY | also} & set(sys.modules)))\n"
+        "assert 'torch' not in sys.modules or not sys.modules['torch'].cuda.is_initialized()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
 def test_exported_members() -> None:
     """Every name in the namespace is re-exported on purpose, documented and in an `__all__`."""
     tree = ast.parse(MODULES[""].read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     # `from torchgw._api import solve as solve` is what type checkers read as a re-export.
     exported = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    del exported[None]  # `from typing import Any`
     assert all(asname == name for asname, (_, name) in exported.items())
-    public = {
-        name
-        for name, value in vars(torchgw).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    modules = {name for name in exported if inspect.ismodule(getattr(torchgw, name))}
-    assert public == set(exported) - modules
-    for name in public:
+    assert {name for name in dir(torchgw) if not name.startswith("_")} == set(exported)
+    assert exported.pop("distances") == ("torchgw", "distances")
+    assert inspect.ismodule(torchgw.distances)
+    assert {name: home for name, (home, _) in exported.items()} == torchgw._HOMES
+    for name, (home, _) in exported.items():
+        module = importlib.import_module(home)
+        assert getattr(torchgw, name) is getattr(module, name)
         assert getattr(torchgw, name).__doc__, f"torchgw.{name} has no docstring"
-        assert name in importlib.import_module(exported[name][0]).__all__
+        assert name in module.__all__
+    with pytest.raises(AttributeError, match="torchgw.*no attribute 'slove'"):
+        torchgw.slove  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

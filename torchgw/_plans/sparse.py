@@ -6,7 +6,7 @@ import warnings
 from typing import Any, NoReturn
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances
@@ -138,7 +137,9 @@ def _heat(adjacency: scipy.sparse.csr_array) -> Array:
         for place, time in enumerate(_TIMES):
             # the diagonal at t is the squared length of a column at t / 2
             step = time / 2 - reached
-            heat = expm_multiply(-step * laplacian, heat, traceA=-step * laplacian.trace())
+            heat = scipy.sparse.linalg.expm_multiply(
+                -step * laplacian, heat, traceA=-step * laplacian.trace()
+            )
             reached = time / 2
             found[chosen, place] = np.square(heat).sum(0)
     return found

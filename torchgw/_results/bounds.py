@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchgw._problem.losses import LOSSES
@@ -152,7 +152,7 @@ def _transport(cost: Tensor, weights: Marginals) -> float:
     cost = cost[used[0]][:, used[1]]
     if len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all()):
         table = cost.cpu().numpy()
-        return float(table[linear_sum_assignment(table)].mean())
+        return float(table[scipy.optimize.linear_sum_assignment(table)].mean())
     marginals = Marginals(a, b)
     scale = float(cost.max() - cost.min())
     g = torch.zeros_like(b)

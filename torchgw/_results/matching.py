@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

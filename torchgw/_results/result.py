@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import scipy.sparse
+import scipy
 from torch import Tensor
 
 from torchgw._errors import ConvergenceWarning, SearchWarning, UnsupportedError, warn_user

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 from torch import Tensor
 
 from torchgw._errors import UnsupportedError
@@ -36,7 +34,9 @@ def assign(plan: Plan, capacity: Tensor) -> Tensor:
     slots = places(capacity)
     if n * len(slots) <= _DENSE_ENTRIES:
         table = plan.stored().double().cpu().numpy()
-        return torch.from_numpy(slots[linear_sum_assignment(table[:, slots], maximize=True)[1]])
+        return torch.from_numpy(
+            slots[scipy.optimize.linear_sum_assignment(table[:, slots], maximize=True)[1]]
+        )
     chosen = _assign_largest(plan, slots)
     used = np.bincount(chosen[chosen >= 0], minlength=m)
     left = np.flatnonzero(chosen < 0)
@@ -44,7 +44,7 @@ def assign(plan: Plan, capacity: Tensor) -> Tensor:
     for block in np.split(left, range(height, len(left), height)):
         free = np.repeat(np.arange(m), capacity.cpu().numpy() - used)
         table = plan.rows(torch.from_numpy(block)).double().cpu().numpy()
-        chosen[block] = free[linear_sum_assignment(table[:, free], maximize=True)[1]]
+        chosen[block] = free[scipy.optimize.linear_sum_assignment(table[:, free], maximize=True)[1]]
         used = np.bincount(chosen[chosen >= 0], minlength=m)
     return torch.from_numpy(chosen)
 
@@ -52,7 +52,9 @@ def assign(plan: Plan, capacity: Tensor) -> Tensor:
 def assign_least(cost: Tensor, slots: NDArray[np.int64]) -> Tensor:
     """Choose the targets of least total cost (n, m), those of some slots."""
     table = cost.cpu().numpy()
-    return torch.from_numpy(slots[linear_sum_assignment(table[:, slots])[1]]).to(cost.device)
+    return torch.from_numpy(slots[scipy.optimize.linear_sum_assignment(table[:, slots])[1]]).to(
+        cost.device
+    )
 
 
 def places(capacity: Tensor) -> NDArray[np.int64]:
@@ -87,7 +89,7 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         (np.concatenate([rows, own]), np.concatenate([place, len(slots) + own])),
     )
     graph = scipy.sparse.csr_array(entries, shape=(n, len(slots) + n))
-    found = min_weight_full_bipartite_matching(graph)[1]
+    found = scipy.sparse.csgraph.min_weight_full_bipartite_matching(graph)[1]
     chosen = np.full(n, -1, dtype=np.int64)
     placed = found < len(slots)
     chosen[placed] = slots[found[placed]]

@@ -8,6 +8,7 @@ largest entries. A class goes into files by its name once it is :func:`stored`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -399,30 +400,38 @@ def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
     return found
 
 
-_CSR = scipy.sparse.csr_array
-_PLAN = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
-# Parts of what has a builder, where no class with annotations says what they are.
-_PARTS: dict[str, dict[str, Any]] = {
-    "Extension": {
-        "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
-        "coupling": Tensor | Anchors | _CSR, "linear": bool, "mass": float, "loss": Loss,
-        "unpolished": DualPlan | None, "own": Marginals | None,
-        "table": DenseCost | FactoredCost | None,
-    },
-    "Geodesics": {"graph": _CSR, "unreachable": float | None},
-    "Loss": {"name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None},
-    "Side": {**get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None},
-    "SparsePlan": {"entries": _CSR, **_PLAN},
-    "Status": {"name": Literal[tuple(Status.__members__)]},
-    "TransportPlan": {
-        "cost": DenseCost | FactoredCost, "masses": Marginals | None, **_PLAN,
-    },
-    "csr": {
-        "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
-    },
-    "factors": {"matrix": Tensor, "signs": Tensor},
-    "matrix": {"matrix": Tensor},
-}  # fmt: skip
+@functools.cache
+def _parts_of_kinds() -> dict[str, dict[str, Any]]:
+    """List the parts of what has a builder, where no class with annotations says what they are."""
+    csr = scipy.sparse.csr_array
+    plan = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
+    return {
+        "Extension": {
+            "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
+            "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
+            "unpolished": DualPlan | None, "own": Marginals | None,
+            "table": DenseCost | FactoredCost | None,
+        },
+        "Geodesics": {"graph": csr, "unreachable": float | None},
+        "Loss": {
+            "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
+        },
+        "Side": {
+            **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
+        },
+        "SparsePlan": {"entries": csr, **plan},
+        "Status": {"name": Literal[tuple(Status.__members__)]},
+        "TransportPlan": {
+            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
+        },
+        "csr": {
+            "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
+        },
+        "factors": {"matrix": Tensor, "signs": Tensor},
+        "matrix": {"matrix": Tensor},
+    }  # fmt: skip
+
+
 _VECTORS = {"potentials.f": "n", "potentials.g": "m", "weights.a": "n", "weights.b": "m"}
 # Shapes of the parts of a value: the same letter is the same size.
 _SHAPES = {
@@ -445,8 +454,8 @@ _SHAPES = {
 
 def _hints(kind: str) -> dict[str, Any]:
     """Say what the parts of a value have to be."""
-    if kind in _PARTS:
-        return _PARTS[kind]
+    if kind in _parts_of_kinds():
+        return _parts_of_kinds()[kind]
     known = _RECORDS.get(kind) or _DATACLASSES[kind]
     # a plan may have come back by its largest entries
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

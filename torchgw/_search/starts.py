@@ -10,7 +10,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
+import scipy
 import torch
 from torch import Tensor
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchgw._errors import UnsupportedError
@@ -215,7 +215,7 @@ def _vertex(cost: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Te
     table = cost.cpu().numpy()
     if not _is_assignment(marginals):
         return torch.from_numpy(_exact_vertex(a, b, table)).to(cost)
-    rows, columns = linear_sum_assignment(table)
+    rows, columns = scipy.optimize.linear_sum_assignment(table)
     vertex = torch.zeros_like(cost)
     vertex[rows, columns] = marginals.a.to(cost)[rows]
     return vertex

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_list, check_points
@@ -215,14 +214,16 @@ def _leading(joint: _Joint, count: int) -> tuple[NDArray[np.float64], NDArray[np
     size = int(joint.ends[-1])
     degree = joint @ np.ones(size)
     root = np.where(degree > 0, degree, 1.0) ** -0.5
-    operator = LinearOperator(
+    operator = scipy.sparse.linalg.LinearOperator(
         (size, size), matvec=lambda x: root * (joint @ (root * x.ravel())), dtype=np.float64
     )
     # always the same start, so that results do not depend on a seed
     start = np.random.default_rng(0).normal(size=size)
     try:
-        values, vectors = eigsh(operator, k=count, which="LA", v0=start, tol=1e-10)
-    except ArpackNoConvergence as error:
+        values, vectors = scipy.sparse.linalg.eigsh(
+            operator, k=count, which="LA", v0=start, tol=1e-10
+        )
+    except scipy.sparse.linalg.ArpackNoConvergence as error:
         raise NumericalError(
             f"Only {len(error.eigenvalues)} of {count} eigenvectors converged. Lower `dimension`, "
             "or raise `coupling` or `n_neighbors` so that the graph is better connected."

@@ -71,6 +71,11 @@ def add_commands(
         _demo, "match a spiral with a Swiss roll and draw it",
         "Match a spiral with a Swiss roll, print how well, and draw the match.",
     )  # fmt: skip
+    warmup = add(
+        _warmup, "compile the kernels for this GPU",
+        "Compile the kernels of default solves for this GPU into Triton's cache, and say where it "
+        "lies. Copies of it serve machines with the same GPU and versions (TRITON_CACHE_DIR).",
+    )  # fmt: skip
     completion = add(
         _completion, "print a completion script for a shell",
         "Print a script that makes a shell complete commands, options and files.",
@@ -102,6 +107,7 @@ def add_commands(
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
     for parser in (score, benchmark):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
+    warmup.add_argument("--device", help="torch device, such as cuda:0")
     demo.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
     demo.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
     completion.add_argument("shell", choices=_SHELLS)
@@ -327,6 +333,13 @@ def _save_picture(figure: Any, path: Path, dpi: int) -> None:
     """Write a picture in the form that its name says."""
     with written_whole(path) as file:
         figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".").lower() or "png")
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    """Compile kernels."""
+    folder = torchgw.warmup(options.device, verbose=not options.quiet)
+    print(f"compiled kernels lie in {folder}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
 
 from torchgw.distances._graph.edges import Edges, from_csr
 from torchgw.distances._paths.relaxation import EdgeRelaxation
@@ -53,7 +52,7 @@ class Geodesics:
 
     Parameters
     ----------
-    graph : csr_matrix, shape (n, n), or Edges
+    graph : scipy.sparse.csr_matrix, shape (n, n), or Edges
         Symmetric, non-negative edge lengths; an explicit zero is an edge of length zero.
     unreachable : float or None
         Distance of a pair that no path connects; ``None`` for a connected graph.
@@ -63,7 +62,7 @@ class Geodesics:
 
     def __init__(
         self,
-        graph: csr_matrix | Edges,
+        graph: scipy.sparse.csr_matrix | Edges,
         unreachable: float | None = None,
         order: torch.Tensor | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class Geodesics:
         return self.n, self.n
 
     @cached_property
-    def graph(self) -> csr_matrix:
+    def graph(self) -> scipy.sparse.csr_matrix:
         """The graph as a SciPy matrix."""
         return self.edges.csr()
 
@@ -128,7 +127,7 @@ class Geodesics:
     def _device_order(self, device: torch.device) -> torch.Tensor | None:
         """Find the order of the vertices; that of a large graph without one from its structure."""
         if self.order is None and self.n > _ORDERED_VERTICES:
-            order = reverse_cuthill_mckee(self.graph, symmetric_mode=True)
+            order = scipy.sparse.csgraph.reverse_cuthill_mckee(self.graph, symmetric_mode=True)
             self.order = torch.from_numpy(order.astype(np.int64))
         return None if self.order is None else self.order.to(device)
 
@@ -156,17 +155,17 @@ class Geodesics:
         return max(largest_path(self.graph, sweeps), self.unreachable or 0.0)
 
 
-def largest_path(graph: csr_matrix, sweeps: int = 4) -> float:
+def largest_path(graph: scipy.sparse.csr_matrix, sweeps: int = 4) -> float:
     """Find a lower bound of the largest finite shortest-path length, at least half of it."""
     # Each sweep measures, in every component at once, from the vertex farthest from all those
     # measured before. The second sweep is exact on trees.
-    n_components, labels = connected_components(graph, directed=False)
+    n_components, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
     _, sources = np.unique(labels, return_index=True)
     last = np.cumsum(np.bincount(labels, minlength=n_components)) - 1
     largest = 0.0
     closest = np.full(graph.shape[0], np.inf)
     for sweep in range(sweeps + 1):
-        length = dijkstra(graph, directed=True, indices=sources, min_only=True)
+        length = scipy.sparse.csgraph.dijkstra(graph, directed=True, indices=sources, min_only=True)
         largest = max(largest, float(length.max()))
         # the first vertex is arbitrary: the next is the farthest from it, then it is forgotten
         if sweep:
@@ -228,14 +227,14 @@ def _rows_of(
 
 
 def _run(
-    calls: list[tuple[csr_matrix, NDArray[np.int64], NDArray[Any]]], n_jobs: int
+    calls: list[tuple[scipy.sparse.csr_matrix, NDArray[np.int64], NDArray[Any]]], n_jobs: int
 ) -> Iterator[int]:
     """Fill the rows of each (graph, sources, rows), and yield how many were filled."""
 
     # A function defined here is sent by value: to import it, a worker would import torch, which
     # takes seconds.
-    def fill(graph: csr_matrix, index: NDArray[np.int64], rows: NDArray[Any]) -> int:
-        rows[:] = dijkstra(graph, directed=True, indices=index)
+    def fill(graph: scipy.sparse.csr_matrix, index: NDArray[np.int64], rows: NDArray[Any]) -> int:
+        rows[:] = scipy.sparse.csgraph.dijkstra(graph, directed=True, indices=index)
         return len(index)
 
     if n_jobs == 1:

@@ -6,10 +6,9 @@ import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_finite, to_tensor
@@ -58,7 +57,7 @@ def knn_graph(
     *,
     metric: GraphMetric = "euclidean",
     search: Literal["exact", "approximate"] = "exact",
-) -> csr_matrix:
+) -> scipy.sparse.csr_matrix:
     """Build the symmetric nearest-neighbour graph of points.
 
     Two points are joined when either is among the nearest neighbours of the other.
@@ -78,7 +77,7 @@ def knn_graph(
 
     Returns
     -------
-    csr_matrix, shape (n, n), float64
+    scipy.sparse.csr_matrix, shape (n, n), float64
         Symmetric edge lengths. Duplicated points are joined by explicit zeros, which SciPy's graph
         functions read as edges of length zero; sparse arithmetic such as ``maximum`` drops them.
 
@@ -129,8 +128,8 @@ def neighbourhood(points: Tensor) -> Neighbourhood:
         return Neighbourhood(0.0, True)
     near, index = (part.numpy() for part in nearest_others(points, count))
     ends = np.arange(0, n * count + 1, count)
-    graph = csr_matrix((np.ones(n * count), index.ravel(), ends), shape=(n, n))
-    pieces = connected_components(graph, directed=False, return_labels=False)
+    graph = scipy.sparse.csr_matrix((np.ones(n * count), index.ravel(), ends), shape=(n, n))
+    pieces = scipy.sparse.csgraph.connected_components(graph, directed=False, return_labels=False)
     used = near[near[:, 0] > 0]
     spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
     return Neighbourhood(1 / spread if spread > 0 else 0.0, pieces == 1)
@@ -150,7 +149,7 @@ def _neighbour_edges(
         why = ", because a point is not its own neighbour"
         check_within("n_neighbors", n_neighbors, 1, max(n - 1, 1), why)
     if n == 1:
-        return from_csr(csr_matrix((1, 1)))
+        return from_csr(scipy.sparse.csr_matrix((1, 1)))
     distance, index = nearest_others(embedded, n_neighbors, search)
     if n <= _HOST_VERTICES:
         distance, index = distance.cpu(), index.cpu()
@@ -158,7 +157,7 @@ def _neighbour_edges(
     if not length.is_cuda:
         ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
         directed = (length.numpy(), index.flatten().numpy(), ends)
-        return from_csr(symmetrise(csr_matrix(directed, shape=(n, n))))
+        return from_csr(symmetrise(scipy.sparse.csr_matrix(directed, shape=(n, n))))
     source = torch.arange(n, device=index.device).repeat_interleave(n_neighbors)
     return symmetric_edges(n, source, index.flatten(), length)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

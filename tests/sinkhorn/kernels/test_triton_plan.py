@@ -65,6 +65,21 @@ def test_apply(
     assert float(expected.abs().max()) > 0
 
 
+@pytest.mark.parametrize("kind", ["dense", "transposed"])
+def test_apply_to_whole_vectors(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix whose sizes are multiples of 16 has a variant of the kernel, which says the same."""
+    cost, marginals, potentials, _ = problem(48, 160, kind, device, torch.float32)
+    values = torch.randn(160, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    plan = kernel_plan(cost, marginals, potentials)
+    assert not plan.cost.constants()["ALIGNED"]
+    expected = read_off.apply(plan, values)
+    monkeypatch.setattr("torchgw._sinkhorn.kernels.operands._ALIGNED_ENTRIES", 0)
+    assert plan.cost.constants()["ALIGNED"]
+    torch.testing.assert_close(read_off.apply(plan, values), expected, rtol=1e-5, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", ["factored", "dense", "transposed"])
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (33, 300)])

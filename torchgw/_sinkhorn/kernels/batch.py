@@ -26,7 +26,7 @@ def _relaxed(old, new, excess, BOUND: tl.constexpr, LEAST: tl.constexpr, MOST: t
     return tl.minimum(tl.maximum(moved, LEAST), MOST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s", "t", "iterations"])
 def _batch_kernel(
     costs,  # [B, s, t] float32, contiguous
     a,  # [s] weights
@@ -38,7 +38,7 @@ def _batch_kernel(
     s,
     t,
     iterations,
-    excess,  # how much farther than a plain step a relaxed one goes
+    excess,  # float, how much farther than a plain step a relaxed one goes
     BOUND: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,

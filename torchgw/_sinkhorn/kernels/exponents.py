@@ -61,11 +61,11 @@ def walk_column(
 
 @triton.jit
 def load_left(
-    first,  # [PARTS, n, RANK] left factors, row-major
+    first,  # [PARTS, n, rank] left factors, row-major
     rows,  # [BLOCK_N] row numbers
     start,  # first column of the factors
     n,
-    RANK: tl.constexpr,
+    rank,  # columns of the factors, a compile-time number if one tile holds them
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -73,10 +73,10 @@ def load_left(
     column = start + tl.arange(0, BLOCK_R)
     row = rows.to(tl.int64)[:, None]
     inside = (rows < n)[:, None]
-    leading = tl.load(first + row * RANK + column[None, :], mask=inside, other=0.0)
+    leading = tl.load(first + row * rank + column[None, :], mask=inside, other=0.0)
     if PARTS == 2:
         # n may be a compile-time number, which has no dtype to widen: the row carries 64 bits
-        return leading, tl.load(first + (row + n) * RANK + column[None, :], mask=inside, other=0.0)
+        return leading, tl.load(first + (row + n) * rank + column[None, :], mask=inside, other=0.0)
     else:  # noqa: RET505
         return leading, leading
 
@@ -104,8 +104,8 @@ def _multiply(
 
 @triton.jit
 def exponents(
-    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
-    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    first,  # [PARTS, n, rank] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, rank] right factors, or [1] -scale
     leading,  # [BLOCK_N, BLOCK_R] from load_left, read only if one tile holds the rank
     trailing,  # [BLOCK_N, BLOCK_R]
     bias,  # [BLOCK_M] added to every row
@@ -115,14 +115,23 @@ def exponents(
     m,
     stride_n,  # of the matrix, in elements, 64-bit
     stride_m,
-    RANK: tl.constexpr,  # 0 for a matrix
+    rank,  # columns of the factors, read if one tile does not hold them
+    RANK: tl.constexpr,  # the same if it does, MANY_TILES if not, 0 for a matrix
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
+    AXIS: tl.constexpr,  # along which a matrix is contiguous: 0, 1, or 2 for neither
+    ALIGNED: tl.constexpr,  # whether its sizes and strides are multiples of 16
 ):
     """Compute S_ij + bias_j of (T1), shape [BLOCK_N, BLOCK_M]."""
     if RANK == 0:
-        at = first + rows.to(tl.int64)[:, None] * stride_n
-        at += columns.to(tl.int64)[None, :] * stride_m
+        i, j = rows.to(tl.int64)[:, None], columns.to(tl.int64)[None, :]
+        if ALIGNED:
+            # the same numbers, but the compiler sees what divides them
+            n, m = n // 16 * 16, m // 16 * 16
+            stride_n, stride_m = stride_n // 16 * 16, stride_m // 16 * 16
+        at = first + i + j * stride_m
+        if AXIS != 0:
+            at = first + i * stride_n + (j if AXIS == 1 else j * stride_m)
         inside = (rows < n)[:, None] & (columns < m)[None, :]
         return tl.load(at, mask=inside, other=0.0) * tl.load(second) + bias[None, :]
     else:  # noqa: RET505
@@ -131,8 +140,8 @@ def exponents(
             other, rest = load_left(second, columns, 0, m, RANK, BLOCK_R, PARTS)
             products = _multiply(products, leading, trailing, other, rest, PARTS)
         else:
-            for start in range(0, RANK, BLOCK_R):
-                own, own_rest = load_left(first, rows, start, n, RANK, BLOCK_R, PARTS)
-                other, rest = load_left(second, columns, start, m, RANK, BLOCK_R, PARTS)
+            for start in range(0, rank, BLOCK_R):
+                own, own_rest = load_left(first, rows, start, n, rank, BLOCK_R, PARTS)
+                other, rest = load_left(second, columns, start, m, rank, BLOCK_R, PARTS)
                 products = _multiply(products, own, own_rest, other, rest, PARTS)
         return products + bias[None, :]

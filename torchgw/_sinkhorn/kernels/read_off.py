@@ -48,11 +48,10 @@ def _dot_bfloat16(
         return tl.dot(left, right.T, total)
 
 
-# the width of the values follows the rank of a solve: not compiled again for each
-@triton.jit(do_not_specialize=["c"])
+@triton.jit(do_not_specialize=["n", "m", "c", "stride_n", "stride_m"])
 def _apply_kernel(
-    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
-    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    first,  # [PARTS, n, rank] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, rank] right factors, or [1] -scale
     own,  # [n] row potential, exponent units
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
     values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 2 bfloat16 parts
@@ -62,13 +61,16 @@ def _apply_kernel(
     n,
     m,
     c,
-    pitch,  # of a row of values
+    pitch,  # of a row of values, a multiple of 1024
     width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
+    AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -92,7 +94,7 @@ def _apply_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         p = tl.exp2(x + potential[:, None])
         at = values + channel.to(tl.int64)[:, None] * pitch + columns[None, :]
@@ -135,10 +137,10 @@ def _log_exponential(
     return tl.log2(tl.where(uniform < 1e-4, near, -0.6931471805599453 * tl.log2(1.0 - uniform)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s", "n", "m", "stride_n", "stride_m"])
 def _best_kernel(
-    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
-    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    first,  # [PARTS, n, rank] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, rank] right factors, or [1] -scale
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
     index,  # [s] int64 rows to look at, read if INDEXED; else s = n
     last_score,  # [s] previous pick, read if NEXT
@@ -151,12 +153,15 @@ def _best_kernel(
     s,
     n,
     m,
-    width,
+    width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
+    AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     INDEXED: tl.constexpr,
     NEXT: tl.constexpr,  # only what comes after the previous pick, by score, then by column
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
@@ -183,7 +188,7 @@ def _best_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         if RANDOM:
             x -= _log_exponential(tl.load(seed), place, columns)
@@ -300,10 +305,10 @@ def _split_bfloat16(table: Tensor) -> Tensor:
     return parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "m", "stride_n", "stride_m"])
 def _dense_kernel(
-    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
-    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    first,  # [PARTS, n, rank] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, rank] right factors, or [1] -scale
     own,  # [n] row potential, exponent units
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
     weight,  # [n]
@@ -312,9 +317,12 @@ def _dense_kernel(
     m,
     stride_n,
     stride_m,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
+    AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -326,7 +334,7 @@ def _dense_kernel(
         leading, trailing = load_left(first, rows, 0, n, RANK, BLOCK_R, PARTS)
     x = exponents(
         first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-        stride_n, stride_m, RANK, BLOCK_R, PARTS,
+        stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
     )  # fmt: skip
     potential = tl.load(own + rows, mask=rows < n, other=0.0)
     mass = tl.load(weight + rows, mask=rows < n, other=0.0)

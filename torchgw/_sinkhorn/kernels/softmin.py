@@ -111,10 +111,10 @@ def update(
     tl.store(feed + place, mass * tl.exp2(new), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_pitch", "group_width", "n", "m", "stride_n", "stride_m"])
 def _softmin_kernel(
-    first,  # [PARTS, n, RANK] left factors, or the (n, m) matrix
-    second,  # [PARTS, m, RANK] right factors, or [1] -scale
+    first,  # [PARTS, n, rank] left factors, or the (n, m) matrix
+    second,  # [PARTS, m, rank] right factors, or [1] -scale
     bias,  # [m, padded with -inf] column potential; online also plus log weight
     feed,  # [m, padded with 0] weights of the columns, read if STABLE
     start,  # [n] row potentials p, read if STABLE
@@ -127,20 +127,24 @@ def _softmin_kernel(
     partial,  # [splits, n] log-sum, or sum if STABLE, of each share of the columns
     start_of,  # [row blocks + 1] lists of a walk, read if WALK
     tiles,  # [kept]
-    groups,  # [groups, pitch] sums over groups of the columns' blocks, written if GROUP
-    pitch,
+    groups,  # [groups, group_pitch] sums over groups of the columns' blocks, written if GROUP
+    group_pitch,
+    group_width,  # points of a group
     n,
     m,
     width,  # columns of one split, a multiple of BLOCK_M
     stride_n,
     stride_m,
+    rank,  # of the factors, a multiple of 16
     RANK: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
+    AXIS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     STABLE: tl.constexpr,
     SPLITS: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
-    GROUP: tl.constexpr,  # points of a group, if sums by group are wanted, or 0
+    GROUP: tl.constexpr,  # whether sums by group are wanted
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -164,17 +168,17 @@ def _softmin_kernel(
         columns = column + tl.arange(0, BLOCK_M)
         x = exponents(
             first, second, leading, trailing, tl.load(bias + columns), rows, columns, n, m,
-            stride_n, stride_m, RANK, BLOCK_R, PARTS,
+            stride_n, stride_m, rank, RANK, BLOCK_R, PARTS, AXIS, ALIGNED,
         )  # fmt: skip
         if STABLE:
             scaled = tl.exp2(x + own[:, None]) * tl.load(feed + columns)[None, :]
             added = tl.sum(scaled, 1)
             total += added
             if GROUP:
-                group = column // GROUP
+                group = column // group_width
                 part = tl.where(group == last, part, 0.0) + added
                 last = group
-                tl.store(groups + group.to(tl.int64) * pitch + rows, part, mask=rows < n)
+                tl.store(groups + group.to(tl.int64) * group_pitch + rows, part, mask=rows < n)
         else:
             best, total = logsumexp_step(best, total, x)
     if STABLE and SPLITS == 1:
@@ -184,7 +188,7 @@ def _softmin_kernel(
         tl.store(partial + tl.program_id(1).to(tl.int64) * n + rows, result, mask=rows < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "splits"])
 def _combine_kernel(
     partial,  # [splits, n] sums
     shift,  # [n] these six as in update
@@ -226,8 +230,8 @@ def log_sum_exp(
     launch(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
-        walk.start, walk.tiles, bias, 0, n, m, width, *cost.strides, **cost.constants(),
-        STABLE=False, SPLITS=1, WALK=walk.width, GROUP=0, STAGES=blocks.stages,
+        walk.start, walk.tiles, bias, 0, 1, n, m, width, *cost.strides, **cost.constants(),
+        STABLE=False, SPLITS=1, WALK=walk.width, GROUP=False, STAGES=blocks.stages,
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits == 1:
@@ -262,9 +266,9 @@ def half_step_(
     launch(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
-        walk.start, walk.tiles, groups.sums, groups.sums.stride(0), n, m, width, *cost.strides,
-        **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
-        GROUP=groups.width, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
+        walk.start, walk.tiles, groups.sums, groups.sums.stride(0), groups.width, n, m, width,
+        *cost.strides, **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
+        GROUP=groups.width > 0, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
         **launch_options(blocks),
     )  # fmt: skip
     if splits > 1:

@@ -9,6 +9,7 @@ the column sums of the programs in a fixed order and gives the new column scalin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ __all__ = ["StoredKernel", "SweepShape", "fits", "sweep_shape"]
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
 # cost are faster. [L54, L55]
 _WIDEST = {torch.float32: 32768, torch.float64: 16384}
+# Tiles of a row that a sweep is compiled for, the last of which may be empty; more are as many as
+# there are. [L363]
+_TILES = (1, 2, 3, 4, 6, 8)
 # Rows of E begin at multiples of so many entries, so that all loads are 16 bytes wide. [L38]
 _PITCH = 32
 
@@ -40,7 +44,7 @@ class SweepShape(NamedTuple):
     held: bool  # hold a row in registers, or read it twice (the second time from a cache)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "m", "stride_n"])
 def _store_kernel(
     matrix,  # (n, m) cost, any strides
     scale,  # [1] log2(e) / epsilon, float64
@@ -49,7 +53,7 @@ def _store_kernel(
     stored,  # [n, pitch]
     n,
     m,
-    pitch,
+    pitch,  # a multiple of 32
     stride_n,
     stride_m,
     BLOCK_N: tl.constexpr,
@@ -85,7 +89,7 @@ def _tile(
         return tl.load(base + lane, eviction_policy=POLICY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "backwards"])
 def _sweep_kernel(
     stored,  # [n, pitch] E, zero beyond column m
     column_feed,  # [pitch] weights of the columns times their scalings, zero beyond column m
@@ -97,12 +101,13 @@ def _sweep_kernel(
     bad,  # [1] int32
     partial,  # [programs, pitch] column sums of each program
     n,
-    pitch,
+    pitch,  # a multiple of 32
+    backwards,  # 1 from the last row to the first, or 0
     WIDTH: tl.constexpr,
     TILES: tl.constexpr,
+    FULL: tl.constexpr,  # tiles at least that end within the row
     AHEAD: tl.constexpr,
     HELD: tl.constexpr,
-    BACKWARDS: tl.constexpr,  # from the last row to the first
 ):
     """Update the scalings of the rows pid, pid + programs, ... and add up their columns."""
     first = tl.program_id(0)
@@ -115,18 +120,18 @@ def _sweep_kernel(
     sums = ()
     ahead = ()
     turn = tl.minimum(first, n - 1)
-    row = n - 1 - turn if BACKWARDS else turn
+    row = tl.where(backwards != 0, n - 1 - turn, turn)
     base = stored + tl.cast(row, tl.int64) * pitch
     for k in tl.static_range(TILES):
         if k < AHEAD:
-            ahead = ahead + (_tile(base, k * WIDTH + lane, pitch, k == TILES - 1, once),)
+            ahead = ahead + (_tile(base, k * WIDTH + lane, pitch, k >= FULL, once),)
         sums = sums + (tl.zeros((WIDTH,), kind),)
     unusable = 0
     old = tl.load(scaling + row)
     mass = tl.load(weight + row)
     moved = tl.load(shift + row)
     for turn in tl.range(first, n, step):
-        row = n - 1 - turn if BACKWARDS else turn
+        row = tl.where(backwards != 0, n - 1 - turn, turn)
         base = stored + tl.cast(row, tl.int64) * pitch
         held = ()
         spread = tl.zeros((WIDTH,), kind)
@@ -135,21 +140,21 @@ def _sweep_kernel(
                 ahead[k]
                 if k < AHEAD
                 else _tile(
-                    base, k * WIDTH + lane, pitch, k == TILES - 1,
+                    base, k * WIDTH + lane, pitch, k >= FULL,
                     "evict_first" if HELD else "evict_last",
                 )
             )  # fmt: skip
-            spread += x * _tile(column_feed, k * WIDTH + lane, pitch, k == TILES - 1, "")
+            spread += x * _tile(column_feed, k * WIDTH + lane, pitch, k >= FULL, "")
             if HELD:
                 held = held + (x,)
         # what the next row needs is loaded before this row's sum is waited for; the last row of a
         # program loads itself again
         turn = tl.where(turn + step < n, turn + step, turn)
-        following = n - 1 - turn if BACKWARDS else turn
+        following = tl.where(backwards != 0, n - 1 - turn, turn)
         next_base = stored + tl.cast(following, tl.int64) * pitch
         ahead = ()
         for k in tl.static_range(AHEAD):
-            ahead = ahead + (_tile(next_base, k * WIDTH + lane, pitch, k == TILES - 1, once),)
+            ahead = ahead + (_tile(next_base, k * WIDTH + lane, pitch, k >= FULL, once),)
         next_old = tl.load(scaling + following)
         next_mass = tl.load(weight + following)
         next_moved = tl.load(shift + following)
@@ -161,11 +166,7 @@ def _sweep_kernel(
         tl.store(feed + row, share)
         added = ()
         for k in tl.static_range(TILES):
-            y = (
-                held[k]
-                if HELD
-                else _tile(base, k * WIDTH + lane, pitch, k == TILES - 1, "evict_first")
-            )
+            y = held[k] if HELD else _tile(base, k * WIDTH + lane, pitch, k >= FULL, "evict_first")
             added = added + (sums[k] + y * share,)
         sums = added
         old, mass, moved = next_old, next_mass, next_moved
@@ -175,7 +176,7 @@ def _sweep_kernel(
     tl.store(bad, 1, mask=unusable > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs", "m"])
 def _columns_kernel(
     partial,  # [programs, pitch]
     shift,  # [m] these six as in update, for the columns
@@ -186,7 +187,7 @@ def _columns_kernel(
     bad,  # [1] int32
     programs,
     m,
-    pitch,
+    pitch,  # a multiple of 32
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -247,12 +248,12 @@ class StoredKernel:
     ) -> None:
         """Update both sides; every other turn begins with the rows that the cache still holds."""
         shape, (n, pitch), m = self.shape, self.matrix.shape, len(g.weight)
-        tiles = triton.cdiv(pitch, shape.width)
+        tiles, full = _tiles(pitch, shape.width)
         launch(
             _sweep_kernel, (shape.programs,),
             self.matrix, g.feed, *rules[0], f.weight, f.scaling, f.feed, bad, self._partial,
-            n, pitch, WIDTH=shape.width, TILES=tiles, AHEAD=min(shape.ahead, tiles),
-            HELD=shape.held, BACKWARDS=turn % 2 == 1,
+            n, pitch, turn % 2, WIDTH=shape.width, TILES=tiles, FULL=full,
+            AHEAD=min(shape.ahead, tiles), HELD=shape.held,
             **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
         rows = min(512, triton.next_power_of_2(shape.programs))
@@ -266,3 +267,12 @@ class StoredKernel:
 
 def _pitch(m: int) -> int:
     return _PITCH * int(triton.cdiv(m, _PITCH))
+
+
+def _tiles(pitch: int, width: int) -> tuple[int, int]:
+    """Choose how many tiles hold a row, of few numbers, and how many of them it surely fills."""
+    tiles = int(triton.cdiv(pitch, width))
+    if tiles > _TILES[-1]:
+        return tiles, tiles - 1
+    place = bisect_left(_TILES, tiles)
+    return _TILES[place], _TILES[place - 1] if place else 0

@@ -40,7 +40,10 @@ class Vectors(NamedTuple):
     split: int  # where the target side begins
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["n", "m"],
+    do_not_specialize_on_alignment=["f", "g", "a", "b", "row", "column"],
+)
 def _prepare_kernel(
     f,  # [n] potentials where the kernel is made, cost units
     g,  # [m]
@@ -50,12 +53,12 @@ def _prepare_kernel(
     column,  # [m]
     scale,  # [1]
     given,  # [length] these four are written
-    origin,
-    start,
-    weight,
+    origin,  # [length]
+    start,  # [length]
+    weight,  # [length]
     n,
     m,
-    split,
+    split,  # where the target side begins, a multiple of BLOCK
     REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -88,9 +91,9 @@ def _prepare_kernel(
 @triton.jit
 def _begin_kernel(
     given,  # [length]
-    origin,
+    origin,  # [length]
     scale,  # [1]
-    weight,
+    weight,  # [length]
     scaling,  # [length] written: where the sweep begins
     feed,  # [length] written
     bad,  # [1] cleared
@@ -105,18 +108,18 @@ def _begin_kernel(
     tl.store(bad, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plain"])
 def _finish_kernel(
     scalings,  # [2, length] before and after the last iteration
     origin,  # [length]
     scale,  # [1]
-    weight,
+    weight,  # [length]
     result,  # [2, length, and more] written: potentials
     given,  # [length] written: where the next sweep begins
     partial,  # [blocks] written: column error of each block
-    length,
-    split,
-    PLAIN: tl.constexpr,  # the next sweep goes on from after the last iteration, or from before
+    length,  # a multiple of BLOCK
+    split,  # a multiple of BLOCK
+    plain,  # 1 if the next sweep goes on from after the last iteration, 0 if from before
     BLOCK: tl.constexpr,
 ):
     """Turn log-scalings into potentials, and measure the column error."""
@@ -128,13 +131,13 @@ def _finish_kernel(
     before, after = old / unit + centre, new / unit + centre
     tl.store(result + at, before)
     tl.store(result + length + at, after)
-    tl.store(given + at, after if PLAIN else before)
+    tl.store(given + at, tl.where(plain != 0, after, before))
     gap = tl.abs(tl.exp2(old - new) - 1.0) * tl.load(weight + at).to(tl.float64)
     target = tl.program_id(0) * BLOCK >= split
     tl.store(partial + tl.program_id(0), tl.where(target, tl.sum(gap, 0), 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _check_kernel(
     partial,  # [blocks]
     bad,  # [1]
@@ -183,7 +186,7 @@ def finish_(vectors: Vectors, plain: bool) -> None:
         _finish_kernel, (blocks,),
         vectors.scalings, vectors.origin, vectors.scale, vectors.weight, vectors.result,
         vectors.given, vectors.partial, len(vectors.given), vectors.split,
-        PLAIN=plain, BLOCK=BLOCK, **_OPTIONS,
+        int(plain), BLOCK=BLOCK, **_OPTIONS,
     )  # fmt: skip
     launch(
         _check_kernel, (1,),

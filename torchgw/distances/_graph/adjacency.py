@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, issparse
+import scipy
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
@@ -15,22 +15,22 @@ __all__ = ["symmetrise", "validate_graph"]
 _SYMMETRY_TOLERANCE = 1e-5
 
 
-def symmetrise(graph: Any) -> csr_matrix:
+def symmetrise(graph: Any) -> scipy.sparse.csr_matrix:
     """Unite a directed graph and its reverse, with the larger weight where they differ.
 
     Unlike ``graph.maximum(graph.T)`` this keeps explicit zeros, the edges between duplicates.
     """
-    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    graph = scipy.sparse.csr_matrix(graph, dtype=np.float64, copy=True)
     tiny = np.finfo(np.float64).tiny
     # a stand-in for zero, because sparse maximum drops explicit zeros
     graph.data[graph.data == 0] = tiny
-    graph = csr_matrix(graph.maximum(graph.T))
+    graph = scipy.sparse.csr_matrix(graph.maximum(graph.T))
     graph.data[graph.data == tiny] = 0
     graph.sort_indices()
     return graph
 
 
-def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
+def validate_graph(graph: Any, name: str = "graph") -> scipy.sparse.csr_matrix:
     """Convert a graph given by the user to symmetric float64 CSR.
 
     Parameters
@@ -49,7 +49,7 @@ def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
     InvalidInputError
         If it is not square, has a negative or non-finite weight, or is directed.
     """
-    if not issparse(graph):
+    if not scipy.sparse.issparse(graph):
         raise InvalidTypeError(
             f"`{name}` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
             "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
@@ -62,7 +62,7 @@ def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
     if graph.dtype.kind not in "buif":
         raise InvalidInputError(f"`{name}` must have real weights; got dtype {graph.dtype}.")
     unweighted = graph.dtype.kind == "b"
-    graph = csr_matrix(graph, dtype=np.float64, copy=True)
+    graph = scipy.sparse.csr_matrix(graph, dtype=np.float64, copy=True)
     graph.sum_duplicates()
     if unweighted:
         graph.eliminate_zeros()
@@ -77,9 +77,9 @@ def validate_graph(graph: Any, name: str = "graph") -> csr_matrix:
     return _check_symmetric(graph, name)
 
 
-def _check_symmetric(graph: csr_matrix, name: str) -> csr_matrix:
+def _check_symmetric(graph: scipy.sparse.csr_matrix, name: str) -> scipy.sparse.csr_matrix:
     """Refuse a directed graph; in another, average what differs by rounding."""
-    reverse = csr_matrix(graph.T)
+    reverse = scipy.sparse.csr_matrix(graph.T)
     reverse.sort_indices()
     same_edges = np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(
         graph.indices, reverse.indices

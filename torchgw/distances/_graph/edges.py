@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 __all__ = ["Edges", "components", "from_csr", "hooked_components", "symmetric_edges", "with_edges"]
@@ -40,15 +39,17 @@ class Edges(NamedTuple):
         """Move the graph to another device."""
         return Edges(*(part.to(device) for part in self))
 
-    def csr(self) -> csr_matrix:
+    def csr(self) -> scipy.sparse.csr_matrix:
         """Convert to a SciPy matrix, keeping edges of length zero."""
         start, vertex, length = (part.cpu().numpy() for part in self)
         # SciPy would find the smallest index type itself, by reading all indices
         kind = np.int32 if max(len(vertex), self.n) < 2**31 else np.int64
-        return csr_matrix((length, vertex.astype(kind), start.astype(kind)), shape=(self.n, self.n))
+        return scipy.sparse.csr_matrix(
+            (length, vertex.astype(kind), start.astype(kind)), shape=(self.n, self.n)
+        )
 
 
-def from_csr(graph: csr_matrix) -> Edges:
+def from_csr(graph: scipy.sparse.csr_matrix) -> Edges:
     """Convert a symmetric SciPy matrix to tensors on the CPU."""
     if not graph.has_canonical_format:
         graph = graph.copy()
@@ -93,7 +94,7 @@ def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> 
 def components(edges: Edges) -> tuple[int, Tensor]:
     """Count the connected components and number the component of each vertex, shape (n,)."""
     if edges.start.device.type == "cpu":
-        count, labels = connected_components(edges.csr(), directed=False)
+        count, labels = scipy.sparse.csgraph.connected_components(edges.csr(), directed=False)
         return int(count), torch.from_numpy(labels.astype(np.int64))
     return hooked_components(edges)
 

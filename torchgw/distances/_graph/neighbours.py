@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
@@ -121,7 +121,7 @@ def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
 def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """Query a KD-tree of the base points, on all cores if it is worth the threads."""
     # the sliding-midpoint rule builds faster than medians and copes with many duplicates
-    tree = cKDTree(base.detach().double().numpy(), balanced_tree=False)
+    tree = scipy.spatial.cKDTree(base.detach().double().numpy(), balanced_tree=False)
     ranks = np.arange(1, n_neighbors + 1)
     few = query.shape[0] <= _ONE_CORE_QUERIES and query.shape[1] <= _ONE_CORE_DIMENSIONS
     workers = 1 if few else -1

@@ -18,7 +18,7 @@ MOST_KEPT = 128
 _ROUNDING = {1: 2.0**-9, 3: 2.0**-19}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q", "n"])
 def _nearest_kernel(
     query,  # [q, D] half precision, leading part
     query_rest,  # [q, D] half precision, what it leaves out

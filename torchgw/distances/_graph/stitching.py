@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
@@ -66,7 +66,7 @@ def _bridges_of_table(points: Tensor, labels: Tensor) -> Bridges:
     closest = np.minimum.reduceat(np.minimum.reduceat(table, first, axis=0), first, axis=1)
     # SciPy takes no edge of length zero; the tree depends on the order of the lengths alone
     rank = np.unique(closest, return_inverse=True)[1].reshape(closest.shape) + 1
-    tree = minimum_spanning_tree(np.triu(rank, 1)).tocoo()
+    tree = scipy.sparse.csgraph.minimum_spanning_tree(np.triu(rank, 1)).tocoo()
     ends = np.empty((len(tree.row), 2), dtype=np.int64)
     for edge, (one, other) in enumerate(zip(tree.row, tree.col, strict=True)):
         rows, columns = (slice(first[part], first[part] + sizes[part]) for part in (one, other))

@@ -19,8 +19,8 @@ _TILE = 128
 @triton.jit
 def _pivot_kernel(
     distance,  # [n, n]
-    first,  # first intermediate vertex of the step
-    n,
+    first,  # first intermediate vertex of the step, a multiple of PIVOT
+    n,  # a multiple of 128
     PIVOT: tl.constexpr,
 ):
     """Close the block of the intermediate vertices."""
@@ -37,8 +37,8 @@ def _pivot_kernel(
 @triton.jit
 def _panel_kernel(
     distance,  # [n, n]
-    first,
-    n,
+    first,  # a multiple of PIVOT
+    n,  # a multiple of 128
     PIVOT: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -66,8 +66,8 @@ def _panel_kernel(
 @triton.jit
 def _update_kernel(
     distance,  # [n, n]
-    first,
-    n,
+    first,  # a multiple of PIVOT
+    n,  # a multiple of 128
     PIVOT: tl.constexpr,
     TILE: tl.constexpr,
 ):

@@ -144,6 +144,8 @@ class EdgeRelaxation:
         width = len(sources)
         if self._rows <= _SHARED_ROWS:
             width = max(width, _SHARED_SOURCES)
+        # a kernel reads whole vectors of a row, and is compiled once
+        width = 16 * -(-width // 16)
         if width not in self._rounds:
             self._rounds[width] = self._prepare(width)
         rounds = self._rounds[width]

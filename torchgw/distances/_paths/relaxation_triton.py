@@ -17,18 +17,21 @@ SOURCES = 8
 _PASSES = 16
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["n", "width"],
+    do_not_specialize_on_alignment=["now", "later"],
+)
 def _relax_kernel(
     distance,  # [n, s] path lengths so far, shortened in place
-    neighbour,  # [n, WIDTH] int32 vertices
-    length,  # [n, WIDTH] edge lengths
+    neighbour,  # [n, width] int32 vertices
+    length,  # [n, width] edge lengths
     now,  # [tiles, source blocks] float32, shortest path that a visit would extend; cleared
     later,  # [tiles, source blocks] the same for the next round
     threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
-    ahead,
+    ahead,  # float
     n,
-    s,
-    WIDTH: tl.constexpr,
+    s,  # a multiple of 16
+    width,
     PASSES: tl.constexpr,
     ROWS: tl.constexpr,
     SOURCES: tl.constexpr,
@@ -62,9 +65,9 @@ def _relax_kernel(
     while going > 0:
         old = tl.load(at, mask=inside, other=0.0)
         best = old
-        for k in range(WIDTH):
-            other = tl.load(neighbour + vertex * WIDTH + k, mask=here, other=0).to(tl.int64)
-            edge = tl.load(length + vertex * WIDTH + k, mask=here, other=0.0)
+        for k in range(width):
+            other = tl.load(neighbour + vertex * width + k, mask=here, other=0).to(tl.int64)
+            edge = tl.load(length + vertex * width + k, mask=here, other=0.0)
             path = tl.load(distance + other[:, None] * s + source[None, :], mask=inside, other=0.0)
             best = tl.minimum(best, path + edge[:, None])
         shorter = best < old
@@ -80,19 +83,19 @@ def _relax_kernel(
     if again < float("inf"):
         tl.atomic_min(later + tile * blocks + block, again)
     if tl.min(least, axis=0) < float("inf"):
-        for k in range(WIDTH):
-            other = tl.load(neighbour + vertex * WIDTH + k, mask=here, other=0) // ROWS
+        for k in range(width):
+            other = tl.load(neighbour + vertex * width + k, mask=here, other=0) // ROWS
             wake = here & (least < float("inf")) & (other != tile)
             tl.atomic_min(later + other * blocks + block, least, mask=wake)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "width"])
 def _relax_rows_kernel(
     distance,  # [s, n] path lengths so far, shortened in place
-    neighbour,  # [n, WIDTH] int32 vertices
-    length,  # [n, WIDTH] edge lengths
+    neighbour,  # [n, width] int32 vertices
+    length,  # [n, width] edge lengths
     n,
-    WIDTH: tl.constexpr,
+    width,
     BLOCK: tl.constexpr,
 ):
     """Shorten the paths of one source until no edge does.
@@ -110,9 +113,9 @@ def _relax_rows_kernel(
             inside = vertex < n
             old = tl.load(row + vertex, mask=inside, other=0.0)
             best = old
-            for k in range(WIDTH):
-                other = tl.load(neighbour + vertex * WIDTH + k, mask=inside, other=0)
-                edge = tl.load(length + vertex * WIDTH + k, mask=inside, other=0.0)
+            for k in range(width):
+                other = tl.load(neighbour + vertex * width + k, mask=inside, other=0)
+                edge = tl.load(length + vertex * width + k, mask=inside, other=0.0)
                 best = tl.minimum(best, tl.load(row + other, mask=inside, other=0.0) + edge)
             shorter = inside & (best < old)
             tl.store(row + vertex, best, mask=shorter)
@@ -135,8 +138,8 @@ def relax_(
     n, s = distance.shape
     launch(
         _relax_kernel, tuple(pending[0].shape),
-        distance, neighbour, length, *pending, threshold, ahead, n, s, WIDTH=neighbour.shape[1],
-        PASSES=_PASSES, ROWS=ROWS, SOURCES=SOURCES, num_warps=4,
+        distance, neighbour, length, *pending, threshold, ahead, n, s,
+        neighbour.shape[1], PASSES=_PASSES, ROWS=ROWS, SOURCES=SOURCES, num_warps=4,
     )  # fmt: skip
 
 
@@ -146,6 +149,6 @@ def relax_rows_(distance: Tensor, neighbour: Tensor, length: Tensor) -> None:
     block = min(1024, triton.next_power_of_2(n))
     launch(
         _relax_rows_kernel, (s,),
-        distance, neighbour, length, n, WIDTH=neighbour.shape[1], BLOCK=block,
+        distance, neighbour, length, n, neighbour.shape[1], BLOCK=block,
         num_warps=max(1, min(8, block // 64)),
     )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Kernels that are compiled before a solve needs them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchgw._api import solve
+from torchgw._boundary.arrays import resolve_device
+from torchgw._errors import TorchGWWarning, UnsupportedError
+from torchgw.datasets import spiral, swiss_roll
+
+__all__ = ["warmup"]
+
+# Sizes and seeds that between them launch nearly all that a default solve may: on one H200, 54
+# variants of kernels. [L367]
+_SIZES = ((400, 500), (4_000, 5_000), (20_000, 25_000))
+_SEEDS = 3
+
+
+def warmup(device: Any = None, *, verbose: bool = False) -> Path:
+    """Compile the kernels of default solves into Triton's cache on disk.
+
+    A process that finds them there compiles nothing for them. The cache may be copied to machines
+    with the same kind of GPU and the same versions of torch, triton and torchgw, for example into
+    the image of a container; ``TRITON_CACHE_DIR`` says where it lies.
+
+    Parameters
+    ----------
+    device : torch device or None
+        The GPU to compile for; None is the current CUDA device.
+    verbose : bool
+        Show on standard error how far it is.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder of the cache.
+
+    Raises
+    ------
+    UnsupportedError
+        If the device is no CUDA device, or Triton is not installed: nothing is compiled then.
+    """
+    chosen = resolve_device("cuda" if device is None and torch.cuda.is_available() else device)
+    if chosen.type != "cuda" or find_spec("triton") is None:
+        raise UnsupportedError(
+            f"`warmup` compiles kernels for CUDA devices, by Triton; the device is {chosen}. Other "
+            "devices need no warm-up."
+        )
+    from torchgw._sinkhorn.kernels.operands import cache_folder
+
+    problems = [(*size, seed) for size in _SIZES for seed in range(_SEEDS)]
+    for number, (n, m, seed) in enumerate(problems, start=1):
+        x, y = spiral(n, random_state=seed)[0], swiss_roll(m, random_state=seed + 1)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TorchGWWarning)
+            solve(x, y, device=chosen, backend="triton", random_state=seed)
+        if verbose:
+            bar = "#" * number + "." * (len(problems) - number)
+            sys.stderr.write(f"\rcompiling [{bar}]")
+            sys.stderr.flush()
+    if verbose:
+        sys.stderr.write("\n")
+    return cache_folder()
