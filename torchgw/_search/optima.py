@@ -262,7 +262,9 @@ def search_all_points(
     if guesses and first.alternatives[0].value <= _ISOMETRIC * whole.scale:
         # nothing is better than a match that keeps all distances
         return first
-    found = climb(whole, epsilon, min(n_init or _CHAINS[how], affordable), guesses)
+    # far below, a ladder of stages would have no end
+    target = max(epsilon, _LEAST_EPSILON * whole.scale)
+    found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses)
     kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
     alternatives = tuple(
         Alternative(
