@@ -76,7 +76,7 @@ def test_the_cache_is_bounded_in_bytes_too(cloud):
 def test_rows_once_computed_are_not_computed_again(cloud, monkeypatch):
     provider = DijkstraDistance(cloud)
     ask(provider, [1, 2])
-    monkeypatch.setattr("torchgw.distances.geodesics.dijkstra", None)
+    monkeypatch.setattr("scipy.sparse.csgraph.dijkstra", None)
     ask(provider, [2, 1, 1])
     with pytest.raises(TypeError):
         ask(provider, [3])
