@@ -4,12 +4,11 @@
    have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
 2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
    compete: straight distances, geodesics (these first on many points in few dimensions), then
-   angles. Each is
-   judged by the agreement that a small search finds between the two sides
-   (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best.
-   In many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics
-   are then tried only if nothing else agrees. Angles have to be better by far than straight
-   distances.
+   angles. Each is judged by the agreement that a small search finds between the two sides
+   (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best. In
+   many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics are
+   then tried only if nothing else agrees. Angles, and in many dimensions geodesics, have to be
+   better by far than straight distances.
 3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
    distances are squared, which gives them factors, if they agree as well so.
 """

@@ -285,9 +285,10 @@ def _scale(
         size = provider.mean(used.to(provider.dtype) / used.sum())
     else:
         size = _maximum(provider, points, used)
-        if not bool(used.all()) and size <= _NOTHING * provider.maximum():
+        if not bool(used.all()):
             # what factors leave of a distance of zero is no unit
-            size = provider.maximum()
+            largest = provider.maximum()
+            size = size if size > _NOTHING * largest else largest
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0

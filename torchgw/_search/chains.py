@@ -193,16 +193,18 @@ def climb(
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
-    best, kept = best + found, best + found
-    if short := low >= _COMPARED_AT and world.base.numel() <= _SMALL:
-        best, agreed = _again(world, best, low, count)
-        kept = _apart(best)[:_PARENTS]
-    plans = world.settle(kept, low)
-    order = sorted(range(len(kept)), key=lambda i: kept[i].objective)
-    trials = [kept[i].trial("refined") for i in order]
-    trials += [chain.trial("left behind") for chain in best + behind if chain not in kept]
-    if not short:
-        agreed = sum(_near(chain, kept[order[0]], _SAME) for chain in kept) >= _AGREEING
+    best += found
+    independent = None
+    if low >= _COMPARED_AT and world.base.numel() <= _SMALL:
+        every, independent = _again(world, best, low, count)
+        best = _apart(every)[:_PARENTS]
+        behind = [chain for chain in every if chain not in best] + behind
+    plans = world.settle(best, low)
+    order = sorted(range(len(best)), key=lambda i: best[i].objective)
+    trials = [best[i].trial("refined") for i in order]
+    trials += [chain.trial("left behind") for chain in behind]
+    same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
+    agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
 
 
