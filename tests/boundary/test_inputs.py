@@ -695,9 +695,10 @@ def test_refused_kinds_of_random_state(value):
 
 @pytest.mark.parametrize("value", [0, np.int64(5), np.uint64(2**64 - 1), 2**64 - 1])
 def test_integers_of_every_kind_are_seeds(value):
-    first = solve(X, Y, gradient="sampled", random_state=value)
+    quick = {"gradient": "sampled", "n_init": 1, "epsilon": 0.1}
+    first = solve(X, Y, random_state=value, **quick)
     assert first.random_state == int(value)
-    again = solve(X, Y, gradient="sampled", random_state=int(value))
+    again = solve(X, Y, random_state=int(value), **quick)
     assert torch.equal(first.plan, again.plan)
 
 
@@ -707,7 +708,7 @@ def test_integers_of_every_kind_are_seeds(value):
     ids=["torch", "numpy", "legacy"],
 )
 def test_a_generator_is_a_source_of_seeds(make):
-    options = {"gradient": "sampled"}
+    options = {"gradient": "sampled", "n_init": 1, "epsilon": 0.1}
     generator = make(4)
     results = [solve(X, Y, random_state=generator, **options) for _ in range(2)]
     assert results[0].random_state != results[1].random_state
@@ -715,6 +716,7 @@ def test_a_generator_is_a_source_of_seeds(make):
     assert torch.equal(again.plan, results[0].plan)
 
 
+@pytest.mark.slow
 def test_without_a_seed_every_solve_draws_its_own():
     fresh = [solve(X, Y, gradient="sampled", random_state=None).random_state for _ in range(2)]
     assert fresh[0] != fresh[1]

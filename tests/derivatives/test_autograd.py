@@ -281,6 +281,7 @@ def test_sampled_gradient_estimates_the_exact_one():
         assert (sampled - exact).norm() < 0.4 * exact.norm()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_size_of_the_plan(monkeypatch):
     monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._derivatives.implicit._STORED_ENTRIES", {"cpu": 0})

@@ -108,6 +108,7 @@ def test_maximum_of_too_many_points_is_a_close_lower_bound(monkeypatch):
     assert max(ratios) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_columns_are_differentiable():
     cloud = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
     index = torch.tensor([1, 4])

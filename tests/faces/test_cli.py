@@ -411,6 +411,7 @@ def test_interrupt(files, monkeypatch, capsys):
     assert not Path("out.npz").exists()
 
 
+@pytest.mark.slow
 def test_reader_that_has_enough(files):
     """As in `torchgw info | head -0`."""
     read, write = os.pipe()

@@ -49,6 +49,7 @@ def test_align_writes_what_load_reads(folder):
     np.testing.assert_array_equal(result.lazy_plan.argmax(), np.load("truth.npy"))
 
 
+@pytest.mark.slow
 def test_info(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out

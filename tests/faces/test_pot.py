@@ -149,6 +149,7 @@ def test_value_parts_mean_what_pots_mean():
     )
 
 
+@pytest.mark.slow
 def test_ppa_is_sharper_than_pgd():
     with warnings.catch_warnings():
         # POT says that its last Sinkhorn solves stop early

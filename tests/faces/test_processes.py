@@ -43,6 +43,7 @@ def names():
     return {path.name for path in Path.cwd().iterdir()}
 
 
+@pytest.mark.slow
 def test_closed_streams(files):
     """Started with neither output nor error, as some schedulers do."""
     command = " ".join([sys.executable, "-m", "torchgw", *ALIGN])
@@ -65,6 +66,7 @@ def test_streams_of_none(files, monkeypatch):
     sys.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_an_output_that_takes_nothing(files):
     with open("/dev/full", "wb") as full:
@@ -149,6 +151,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_termination_while_writing_leaves_the_old_output(files):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_WRITER, *ALIGN], stdout=subprocess.PIPE, stderr=subprocess.PIPE

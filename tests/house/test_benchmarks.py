@@ -50,6 +50,7 @@ def test_linear_clouds_are_as_hard_as_they_say():
     assert 9 < np.std(2 * x @ y.T / epsilon) < 14
 
 
+@pytest.mark.slow
 def test_run_end_to_end(tmp_path, monkeypatch, capsys):
     """Ours is measured and scored; an absent peer and a broken one are recorded as such."""
     monkeypatch.delenv(harness.PEER_PYTHON, raising=False)
@@ -94,6 +95,7 @@ def test_a_red_gate_measures_nothing(tmp_path, monkeypatch, capsys):
     assert "1 failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_gate_runs_every_file(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     monkeypatch.setattr(harness, "ROOT", tmp_path)

@@ -223,6 +223,7 @@ def test_nothing_catches_errors_around_a_kernel(room):
         assert caught <= allowed, path.name
 
 
+@pytest.mark.slow
 def test_the_compiled_path_is_called_when_asked_for(monkeypatch):
     """A compiled path that is documented and never called."""
     if (reason := CompiledBackend.why_not(CPU, torch.float64)) is not None:

@@ -69,6 +69,7 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tiles_are_skipped_with_features():
     """Features are more columns of the factors: tiles are bounded by all of them, none is built."""
     n, rng = 1200, np.random.default_rng(0)

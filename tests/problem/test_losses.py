@@ -113,7 +113,7 @@ COMBINATIONS = {
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-@pytest.mark.parametrize("gradient", ["dense", "sampled"])
+@pytest.mark.parametrize("gradient", ["dense", pytest.param("sampled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", OTHERS)
 def test_combinations(loss, gradient, name):
     """The value is that of the plan, by the definition, and the plan is a fixed point."""
@@ -155,6 +155,7 @@ def test_relaxed_plans_are_stationary(loss):
     assert np.abs(plan.sum(0) - B).sum() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", OTHERS)
 def test_sampled_cost_is_right_in_the_mean(loss):
     """With so many anchors that they see every distance."""
@@ -248,6 +249,7 @@ def test_transform_and_files(loss, gradient, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", OTHERS)
 def test_odd_distances(loss):
     """Duplicates, a single point, all the same, slightly negative: finite, and what it says."""
@@ -307,6 +309,7 @@ def test_absolute_is_exact_where_that_is_quick():
         torchgw.solve(x, x, gradient="dense", **given)
 
 
+@pytest.mark.slow
 def test_sampled_absolute_needs_no_matrix():
     """Factors of the cost, whatever the loss: nothing of size n x m once it is set up."""
     n = 1200

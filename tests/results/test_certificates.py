@@ -58,6 +58,7 @@ def test_no_matching_goes_below(loss):
         assert third <= result.value * (1 + 1e-6) + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSS)
 def test_no_plan_goes_below_for_any_weights(loss):
     for seed in range(6):
@@ -135,6 +136,7 @@ def test_a_linear_problem_is_bounded_by_itself():
     assert 0 < result.lower_bound <= result.value
 
 
+@pytest.mark.slow
 def test_where_no_bound_is_known(curves):
     x, y = curves
     for settings in (

@@ -463,6 +463,7 @@ def test_files_from_before_a_part_was_renamed(curves, gradient, tmp_path):  # no
     assert torch.equal(old.inverse_transform(curves[1]), new.inverse_transform(curves[1]))
 
 
+@pytest.mark.slow
 def test_results_of_pots_call(tmp_path):
     from torchgw.pot import OTResult, solve_gromov
 

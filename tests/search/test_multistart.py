@@ -137,6 +137,7 @@ def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
         assert recovered > 0.9, (seed, recovered)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 def test_gaussian_clouds_with_few_anchors():
     """Without control variates the noise drowns the answer for most seeds of these."""
@@ -205,6 +206,7 @@ def searches_of_one_shape(device):
         )
 
 
+@pytest.mark.slow
 def test_replayed_searches_follow_their_problem(monkeypatch):
     """With graphs that call the function again: nothing of a problem may stay in a recording."""
 

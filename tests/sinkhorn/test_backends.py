@@ -17,6 +17,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_entries():
     assert get_args(BackendName) == ("auto", *choose._BUILT_IN)
     assert list(unavailable_backends(CPU)) == list(choose._BUILT_IN)

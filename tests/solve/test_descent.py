@@ -131,6 +131,7 @@ def test_momentum_has_the_weights_of_the_columns_and_begins_again():
     assert float((momentum.next(image + 5 * step, image, image - step) - image).norm()) == 0
 
 
+@pytest.mark.slow
 def test_random_clouds_end_with_a_flat_objective():
     x, y = clouds(200, 220)
     options = {"distances": "precomputed", "n_neighbors": 8, "n_init": 1}

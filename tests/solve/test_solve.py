@@ -347,6 +347,7 @@ def test_log_is_the_report_by_name():
         result.report.kl = 0
 
 
+@pytest.mark.slow
 def test_compiled_backend_solves_the_same_problem():
     d_x, d_y = distance_matrices(20, 18)
     eager = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, backend="eager", tol=1e-9)

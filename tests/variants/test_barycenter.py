@@ -19,6 +19,7 @@ def ring(n, seed, noise=0.05):
     return np.c_[np.cos(angle), np.sin(angle)] + noise * rng.normal(size=(n, 2))
 
 
+@pytest.mark.slow
 def test_value_is_at_most_that_of_pot():
     spaces = [ring(30, seed) * size for seed, size in enumerate((1.0, 1.5, 2.0))]
     tables = [cdist(points, points) for points in spaces]
@@ -67,6 +68,7 @@ def test_two_sizes_average(kind):
     np.testing.assert_allclose(result.D, 2.5 * cdist(points, points)[match][:, match], atol=0.05)
 
 
+@pytest.mark.slow
 def test_factors_are_kept():
     """The same barycenter in factors, which are not stored as a matrix, and by matrices."""
     spaces = [ring(40, seed) for seed in range(2)]

@@ -173,6 +173,7 @@ def test_points_of_weight_zero_are_in_no_group():
     assert more.value < result.value
 
 
+@pytest.mark.slow
 def test_nothing_of_the_size_of_the_plan():
     x, y = clouds(1500, 1400)
     with LargestTensor() as largest, pytest.warns(torchgw.ConvergenceWarning):

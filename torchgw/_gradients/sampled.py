@@ -284,9 +284,12 @@ class SampledGradient(StrictGradient):
         Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
         exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
         each stratum tell its error. Where the cross term is no product that mean is one over
-        further pairs, the same for all anchors.
+        further pairs, the same for all anchors. Spaces of no more points than anchors are few
+        enough to be summed over, so their value is exact.
         """
         loss = self._loss
+        if loss.cross is not None and max(plan.shape) <= self.n_anchors:
+            return QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
         left = self.problem.source.columns(anchors.source).double()
         right = self.problem.target.columns(anchors.target).double()
@@ -309,6 +312,18 @@ class SampledGradient(StrictGradient):
         step = float(values.var()) / self.n_anchors**2
         error = (variance / self.n_anchors + shared + step) ** 0.5
         return QuadraticValue(float(values.mean()), error)
+
+    def _sum(self, plan: TransportPlan, masses: Marginals) -> float:
+        """Sum the loss of all pairs of pairs, where the cross term is a product."""
+        loss, (p, q) = self._loss, masses
+        left, right = (
+            side.columns(torch.arange(side.n, device=side.device)).double()
+            for side in (self.problem.source, self.problem.target)
+        )
+        assert loss.cross is not None
+        moved = plan @ loss.cross[1](right)
+        cross = (moved * (plan.T @ loss.cross[0](left)).T).sum()
+        return float(p @ loss.own[0](left) @ p + q @ loss.own[1](right) @ q - 2 * cross)
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
         """Keep the anchors, and the mean distances that their cost is centred by."""

@@ -283,6 +283,9 @@ def _scale(
         used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
     if scale == "mean":
         size = provider.mean(used.to(provider.dtype) / used.sum())
+        if isinstance(provider, PointDistance):
+            # of identical points factors leave rounding, and below zero as often as above
+            size = max(0.0, min(size, provider.maximum()))
     else:
         size = _maximum(provider, points, used)
         if not bool(used.all()):

@@ -82,6 +82,7 @@ def evaluate_relaxed(
     """Give a plan its best mass, and compute its numbers."""
     epsilon, weights, alpha = plan.epsilon, plan.weights, setting.problem.alpha
     normalised, (p, q), total = normalise(plan)
+    check_finite(float(total), float(p.sum() + q.sum()), epsilon)
     quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
     kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)

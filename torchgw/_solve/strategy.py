@@ -152,7 +152,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     mass = (options.rule and options.rule.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
-        share = torch.tensor(1 / mass, device=device)
+        share = torch.tensor(1 / mass, dtype=torch.float64, device=device)
         problem = replace(problem, linear=problem.linear.scaled(share))
     precision, dtypes = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS

@@ -134,7 +134,7 @@ def test_topk_of_ties_and_zeros(device: torch.device) -> None:
     assert torch.allclose(values, 0.5 * b[columns], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["factored", "dense"])
+@pytest.mark.parametrize("kind", [pytest.param("factored", marks=pytest.mark.slow), "dense"])
 def test_sample(kind: str, device: torch.device) -> None:
     cost, marginals, potentials, plan = problem(3, 8, kind, device, torch.float32)
     given, count = kernel_plan(cost, marginals, potentials), 1500

@@ -94,7 +94,7 @@ def assert_sweeps_close(
 
 
 @pytest.mark.parametrize("tau", [(1.0, 1.0), (0.7, 0.9)], ids=["balanced", "relaxed"])
-@pytest.mark.parametrize("relaxation", [1.0, 1.4])
+@pytest.mark.parametrize("relaxation", [pytest.param(1.0, marks=pytest.mark.slow), 1.4])
 @pytest.mark.parametrize("kind", ["factored", "dense"])
 def test_sweep(
     kind: str,
@@ -123,7 +123,7 @@ def test_sweep_equals_softmins(device: torch.device) -> None:
     assert_sweeps_close(sweep, expected, marginals, torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["factored", "dense"])
+@pytest.mark.parametrize("kind", ["factored", pytest.param("dense", marks=pytest.mark.slow)])
 def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
     # tau * softmin has its own fixed point; damping, tau * new + (1 - tau) * old, has the balanced
     # one. The iteration contracts by tau^2, so that 27 of them reach 1e-16.

@@ -209,6 +209,7 @@ def test_two_levels_converge_faster_than_one() -> None:
     assert float((plans[0] - plans[1]).abs().sum()) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_second_level_that_does_not_help_is_given_up(
     monkeypatch: pytest.MonkeyPatch, make: Maker
 ) -> None:
@@ -468,6 +469,7 @@ def test_refused_values() -> None:
         torchgw.solve(x[:50], y[:50], skip_tiles="yes")
 
 
+@pytest.mark.slow
 def test_annealing_of_all_points_is_stored(monkeypatch):
     """From a large epsilon most tiles are kept for many iterations, which storing does faster."""
     # as if this were a larger problem
