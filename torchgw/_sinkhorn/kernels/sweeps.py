@@ -16,7 +16,7 @@ from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
 from torchgw._sinkhorn.problem import STRICT, EntropicPlan
-from torchgw._tensors.cuda_graphs import Idle, capture
+from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
 from torchgw._typing import Potentials
 
 __all__ = ["TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
@@ -187,6 +187,7 @@ class _Replay:
         self.kernel = StoredKernel(cost, shape)
         # by number of relaxed iterations, and what comes next; None once one has run without
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
+        self.memory: GraphMemory | None = None
 
     def prepare(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
         """Make the kernel of a problem."""
@@ -205,9 +206,12 @@ class _Replay:
             return
         graph = self.graphs[kind]
         if graph is None:
+            if self.memory is None:
+                self.memory = borrow_memory(self, self.workspace.shift.device)
             graph = self.graphs[kind] = capture(
                 lambda: self.workspace.iterate(self.kernel.iterate, *kind),
-                torch.cuda.Stream(self.workspace.shift.device),
+                self.memory.stream,
+                pool=self.memory.pool,
             )
         graph.replay()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._tensors.cuda_graphs import capture
+from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw.distances._graph.edges import Edges
 
 __all__ = ["EdgeRelaxation"]
@@ -108,6 +108,7 @@ class EdgeRelaxation:
             part.to(self.device) for part in (neighbour, length, first)
         )
         self._rounds: dict[int, _Rounds] = {}
+        self._memory: GraphMemory | None = None
         step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
         self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
         self._kernel: Any = None
@@ -186,7 +187,9 @@ class EdgeRelaxation:
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
-        recorded = capture(advance, torch.cuda.Stream(self.device))
+        if self._memory is None:
+            self._memory = borrow_memory(self, self.device)
+        recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
         return _Rounds(distance, tables[0], threshold, recorded.replay)
 
     def _relax_(self, distance: Tensor) -> bool:
