@@ -58,20 +58,20 @@ weighted = TfidfTransformer(sublinear_tf=True).fit_transform(atac.X)
 atac.obsm["X_lsi"] = TruncatedSVD(11, random_state=0).fit_transform(weighted)[:, 1:]
 
 result = torchgw.anndata.align(
-    atac, rna, use_rep=("X_lsi", "X_pca"), labels="line", solve_options={"random_state": 0}
+    atac, rna, use_rep=("X_lsi", "X_pca"), labels=["line", "maturity"], solve_options={"random_state": 0}
 )
 print(result)
 print(atac)
 known = lines[line[~half]]
 print(f"lines carried over right: {(atac.obs['torchgw_line'] == known).mean():.3f}")
-correlation = np.corrcoef(maturity[~half], maturity[~half])[0, 1]
+correlation = np.corrcoef(atac.obs["torchgw_maturity"], maturity[~half])[0, 1]
 print(f"maturity carried over, correlation with the truth: {correlation:.3f}")
 
 # %%
 # ## Draw them together
 
 atac.obs["line"] = atac.obs["torchgw_line"]
-atac.obs["maturity"] = 0.0
+atac.obs["maturity"] = atac.obs["torchgw_maturity"]
 both = anndata.concat({"expression": rna, "accessibility": atac}, label="modality", join="outer")
 if find_spec("scanpy") is not None:
     import scanpy as sc
