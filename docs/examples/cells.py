@@ -58,7 +58,11 @@ weighted = TfidfTransformer(sublinear_tf=True).fit_transform(atac.X)
 atac.obsm["X_lsi"] = TruncatedSVD(11, random_state=0).fit_transform(weighted)[:, 1:]
 
 result = torchgw.anndata.align(
-    atac, rna, use_rep=("X_lsi", "X_pca"), labels=["line", "maturity"], solve_options={"random_state": 0}
+    atac,
+    rna,
+    use_rep=("X_lsi", "X_pca"),
+    labels=["line", "maturity"],
+    solve_options={"random_state": 0},
 )
 print(result)
 print(atac)
