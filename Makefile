@@ -40,7 +40,7 @@ fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on, 
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_files.py tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(VENV)/.installed-dist ## build the wheel and the sdist, and try the wheel in a clean environment
 	rm -rf dist

@@ -65,6 +65,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown.partition('<div id="download_links">')[0]
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Make links of the roles of Sphinx that docstrings have, such as :func:`torchgw.solve`."""
+
+    def link(role: re.Match[str]) -> str:
+        name = role[1].lstrip("~")
+        shown = f"<code>{name.removeprefix('torchgw.')}</code>"
+        if not name.startswith("torchgw."):
+            return shown
+        return f'<autoref identifier="{name}" optional>{shown}</autoref>'
+
+    return re.sub(r":(?:attr|class|func|meth|mod):<code>([^<]+)</code>", link, html)
+
+
 def times() -> dict[str, list[tuple[int, float]]]:
     """Return size and seconds of whole solves of spirals on one GPU, by solver."""
     series: dict[str, list[tuple[int, float]]] = {name: [] for name in SOLVERS}

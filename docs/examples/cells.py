@@ -30,8 +30,8 @@ from torchgw.plotting import plot_confusion
 rng = np.random.default_rng(0)
 lines = np.array(["BJ", "GM", "H1", "K562"])
 line = rng.choice(4, 500, p=[0.4, 0.3, 0.2, 0.1])
-maturity = rng.uniform(size=500)
-state = rng.normal(size=(4, 8))[line] + np.outer(maturity, rng.normal(size=8))
+maturity = rng.beta(1, 3, size=500)
+state = rng.normal(size=(4, 8))[line] + np.outer(maturity, 1.5 * rng.normal(size=8))
 state += 0.15 * rng.normal(size=state.shape)
 expressed = np.exp(state @ rng.normal(size=(8, 600)) * 0.6 + rng.normal(size=600))
 opened = 1 / (1 + np.exp(2 - state @ rng.normal(size=(8, 2500))))
@@ -56,20 +56,37 @@ depth = rna.X.sum(1)
 rna.obsm["X_pca"] = PCA(10, random_state=0).fit_transform(np.log1p(rna.X / depth * 1e4).toarray())
 weighted = TfidfTransformer(sublinear_tf=True).fit_transform(atac.X)
 atac.obsm["X_lsi"] = TruncatedSVD(11, random_state=0).fit_transform(weighted)[:, 1:]
-
-result = torchgw.anndata.align(
-    atac,
-    rna,
-    use_rep=("X_lsi", "X_pca"),
-    labels=["line", "maturity"],
-    solve_options={"random_state": 0},
-)
-print(result)
-print(atac)
 known = lines[line[~half]]
-print(f"lines carried over right: {(atac.obs['torchgw_line'] == known).mean():.3f}")
-correlation = np.corrcoef(atac.obs["torchgw_maturity"], maturity[~half])[0, 1]
-print(f"maturity carried over, correlation with the truth: {correlation:.3f}")
+
+
+def align(epsilon, **relaxation):
+    """Align, and say how much of what was carried over is right."""
+    result = torchgw.anndata.align(
+        atac,
+        rna,
+        use_rep=("X_lsi", "X_pca"),
+        labels=["line", "maturity"],
+        solve_options={"epsilon": epsilon, "random_state": 0},
+        **relaxation,
+    )
+    correlation = np.corrcoef(atac.obs["torchgw_maturity"], maturity[~half])[0, 1]
+    print(f"lines right: {(atac.obs['torchgw_line'] == known).mean():.3f}")
+    print(f"maturity, correlation with the truth: {correlation:.3f}")
+    print(f"mass that found a partner: {atac.uns['torchgw']['mass']:.3f}")
+    return result
+
+
+print(align("auto"))
+
+# %%
+# ## Other shares of the lines
+#
+# The two halves have not the same number of cells of each line, so strict masses send some to a
+# wrong one. With `tau_a` and `tau_b` below 1 cells may keep some of their mass instead.
+
+print({name: (int((rna.obs["line"] == name).sum()), int((known == name).sum())) for name in lines})
+result = align(1e-3, tau_a=0.95, tau_b=0.95)
+print(atac)
 
 # %%
 # ## Draw them together
