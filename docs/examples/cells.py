@@ -84,7 +84,12 @@ print(align("auto"))
 # The two halves have not the same number of cells of each line, so strict masses send some to a
 # wrong one. With `tau_a` and `tau_b` below 1 cells may keep some of their mass instead.
 
-print({name: (int((rna.obs["line"] == name).sum()), int((known == name).sum())) for name in lines})
+print(
+    {
+        name: (int((rna.obs["line"] == name).sum()), int((known == name).sum()))
+        for name in lines.tolist()
+    }
+)
 result = align(1e-3, tau_a=0.95, tau_b=0.95)
 print(atac)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
+from hostile import ANYTHING
 from problems import isometric_copy
 from scipy.stats import special_ortho_group
 
@@ -294,3 +297,35 @@ def test_optima_of_nearly_equal_cost_are_written():
     assert about["ambiguity"] == result.ambiguity > 0.99
     assert about["alternative_values"].tolist() == [a.value for a in result.alternatives]
     assert len(about["alternative_values"]) > 1
+
+
+def test_every_argument_takes_anything(clouds):
+    """A right answer or an error of the package."""
+    data = clouds[0]
+    one, ref = data["one"], data["ref"]
+    one.obs["half"] = np.where(np.arange(60) < 30, "a", "b")
+    cheap = {"distances": "euclidean", "n_init": 1, "epsilon": 0.1}
+    problem = TranslationProblem(one, ref).prepare().solve(solve_options=cheap).write()
+    calls = [
+        problem.push,
+        lambda value: problem.push("half", subset=value),
+        lambda value: problem.push(key_added=value),
+        lambda value: problem.pull(None, value),
+        lambda value: problem.translate(None, value),
+        lambda value: problem.translate(use_rep=value),
+        lambda value: problem.cell_transition(value, "stage"),
+        lambda value: problem.cell_transition("half", value),
+        lambda value: problem.write(labels=value),
+        lambda value: TranslationProblem(value),
+        lambda value: TranslationProblem(one, value),
+        lambda value: TranslationProblem(one, batch_key=value),
+        lambda value: TranslationProblem(one, ref, reference=value),
+        lambda value: TranslationProblem(one, ref).prepare(use_rep=value),
+        lambda value: read_plan(value, ref),
+        lambda value: read_plan(one, value),
+        lambda value: read_plan(one, ref, value),
+    ]
+    for call in calls:
+        for value in ANYTHING:
+            with contextlib.suppress(TorchGWError):
+                call(value)

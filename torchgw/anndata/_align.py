@@ -13,11 +13,10 @@ from torchgw._results.result import GWResult
 from torchgw.anndata._problem import (
     TranslationProblem,
     check_labels,
-    check_objects,
     check_options,
     check_relaxation,
 )
-from torchgw.anndata._spaces import Names, Recipe
+from torchgw.anndata._spaces import Names, Recipe, check_objects
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -14,7 +14,7 @@ import scipy
 from numpy.typing import NDArray
 
 from torchgw._api import solve
-from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.arrays import to_numpy, to_tensor
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
@@ -24,7 +24,10 @@ from torchgw.anndata._spaces import (
     Recipe,
     Side,
     Space,
+    check_name,
+    check_objects,
     check_sources,
+    is_object,
     points_of,
     read_spaces,
     solve_arguments,
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TranslationProblem",
     "check_labels",
-    "check_objects",
     "check_options",
     "check_relaxation",
 ]
@@ -112,17 +114,6 @@ def _noting(messages: list[str]) -> Iterator[None]:
         warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
 
 
-def _is_object(value: Any) -> bool:
-    return all(hasattr(value, slot) for slot in ("obsm", "obsp", "obs", "uns"))
-
-
-def check_objects(*objects: tuple[str, Any]) -> None:
-    """Refuse anything but AnnData."""
-    for shown, adata in objects:
-        if not _is_object(adata):
-            raise InvalidTypeError(f"`{shown}` must be an AnnData; got {type(adata).__name__}.")
-
-
 class TranslationProblem:
     """Alignment of AnnData objects in steps, with the names of moscot.
 
@@ -175,10 +166,11 @@ class TranslationProblem:
         batch_key: str | None = None,
         reference: str | None = None,
     ) -> None:
+        check_name("reference", reference)
         self._whole: AnnData | None = None
         self._batch_key = batch_key
         if batch_key is not None:
-            if target is not None or not _is_object(data):
+            if target is not None or not is_object(data):
                 raise InvalidTypeError("`batch_key` is for one AnnData, passed alone.")
             self._whole = data
             sides = _batches(data, batch_key)
@@ -269,6 +261,8 @@ class TranslationProblem:
 
     def _pair(self, source: str | None, target: str | None) -> tuple[Side, Side, Plan]:
         """Find the two sides and the plan from one to the other."""
+        check_name("source", source)
+        check_name("target", target)
         if not self.solutions:
             raise InvalidInputError("Call `prepare` and `solve` first.")
         if source is None and len(self._sources) == 1:
@@ -306,6 +300,7 @@ class TranslationProblem:
         """
         start, end, plan = self._pair(source, target)
         points = self._spaces[end.name].points
+        check_name("use_rep", use_rep)
         if use_rep is not None:
             points = points_of(end.shown, end.adata, use_rep, sparse=True)
         if points is None:
@@ -343,6 +338,7 @@ class TranslationProblem:
         ndarray of shape (m,) or (m, k), float64
             Mass that arrives at each cell.
         """
+        check_name("key_added", key_added)
         start, end, plan = self._pair(source, target)
         values = _distribution(start, data, subset)
         if scale_by_marginals:
@@ -596,7 +592,11 @@ def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:
     """Make masses of cells from an array, a column, or labels of a column."""
     count = side.adata.n_obs
     if subset is not None:
-        chosen = [subset] if isinstance(subset, str) else list(subset)
+        chosen = [subset] if isinstance(subset, str) else subset
+        if not isinstance(chosen, (tuple, list)):
+            raise InvalidInputError(
+                f"`subset` must be a label or a list of labels; got {subset!r}."
+            )
         member = _column(side, data).isin(chosen).to_numpy()
         if not member.any():
             raise InvalidInputError(f"No cell of `{side.shown}` has {data!r} in {chosen!r}.")
@@ -607,12 +607,12 @@ def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:
         column = _column(side, data)
         if column.dtype.kind not in "iufb":
             raise InvalidInputError(f"`obs[{data!r}]` holds labels: choose some as `subset`.")
-        data = column
-    values = np.asarray(to_numpy(data) if not hasattr(data, "to_numpy") else data.to_numpy())
-    if values.ndim not in (1, 2) or len(values) != count or values.dtype.kind not in "iufb":
+        data = column.to_numpy()
+    values = to_numpy(to_tensor("data", data))
+    if values.ndim not in (1, 2) or len(values) != count:
         raise InvalidInputError(
             f"`data` must be numbers of shape ({count},) or ({count}, k), one for each cell of "
-            f"`{side.shown}`; got {values.shape} of {values.dtype}."
+            f"`{side.shown}`; got {values.shape}."
         )
     return values.astype(np.float64)
 

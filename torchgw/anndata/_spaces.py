@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import dijkstra
 
 from torchgw._boundary.arrays import check_points, to_numpy
 from torchgw._boundary.checks import check_choice
-from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw.distances import knn_graph, symmetrise
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ __all__ = [
     "Recipe",
     "Side",
     "Space",
+    "check_name",
+    "check_objects",
     "check_sources",
+    "is_object",
     "points_of",
     "read_spaces",
     "solve_arguments",
@@ -56,6 +59,24 @@ class Space:
     is_matrix: bool
     points: NDArray[np.float64] | None  # coordinates that others are projected into
     shared: NDArray[np.float64] | None  # coordinates that all sides have
+
+
+def is_object(value: Any) -> bool:
+    """Say whether something has what AnnData has."""
+    return all(hasattr(value, slot) for slot in ("obsm", "obsp", "obs", "uns"))
+
+
+def check_objects(*objects: tuple[str, Any]) -> None:
+    """Refuse anything but AnnData."""
+    for shown, adata in objects:
+        if not is_object(adata):
+            raise InvalidTypeError(f"`{shown}` must be an AnnData; got {type(adata).__name__}.")
+
+
+def check_name(argument: str, value: Any) -> None:
+    """Refuse anything but a name or ``None``."""
+    if not isinstance(value, (str, type(None))):
+        raise InvalidTypeError(f"`{argument}` must be a name; got {value!r}.")
 
 
 def check_sources(use_rep: Names, use_obsp: Names, recipe: Recipe | None) -> None:

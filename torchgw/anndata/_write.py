@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
+from torchgw.anndata._spaces import check_name, check_objects
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -119,6 +120,8 @@ def read_plan(
     """
     from pandas import Index
 
+    check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
+    check_name("key", key)
     slot = f"{key}_plan"
     if key not in adata_src.uns or slot not in adata_src.obsm:
         raise InvalidInputError(f"`adata_src` has no plan {slot!r}: align it first.")
