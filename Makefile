@@ -40,8 +40,7 @@ fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on, 
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_files.py tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
-	$(BIN)/python docs/build_gallery.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(VENV)/.installed-dist ## build the wheel and the sdist, and try the wheel in a clean environment
 	rm -rf dist
@@ -59,5 +58,5 @@ format: $(VENV)/.installed-test ## rewrite the files as ruff wants them
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build results
-	rm -rf $(VENV) build dist site docs/gallery docs/optimization-log.md .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) build dist site docs/gallery docs/made docs/optimization-log.md .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

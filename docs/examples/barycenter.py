@@ -1,4 +1,4 @@
-"""The mean of several shapes.
+"""# The mean of several shapes
 
 Three noisy flowers, turned and sampled anew each time, with different numbers of points. Their
 barycenter is the metric space that is nearest to all three; classical scaling gives it coordinates.

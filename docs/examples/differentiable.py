@@ -1,4 +1,4 @@
-"""A loss that moves points.
+"""# A loss that moves points
 
 The objective is differentiable: its gradient moves a cloud until its shape is that of another one,
 wherever that one lies and however it is turned. Each step is a solve from the last plan and one

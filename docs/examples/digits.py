@@ -1,4 +1,4 @@
-"""Handwritten digits in two representations.
+"""# Handwritten digits in two representations
 
 The same 300 images, once as 64 pixels and once as 10 principal components, in another order. The
 solve sees distances inside each table only, and has to say which row is which. Euclidean distances

@@ -1,4 +1,4 @@
-"""Networks: which vertex is which.
+"""# Networks: which vertex is which
 
 Two copies of one network, one with its vertices renamed and some edges removed. Vertices are
 compared by their distances to all others along edges; names and attributes play no part. Edge

@@ -1,4 +1,4 @@
-"""New points, without solving again.
+"""# New points, without solving again
 
 A solve on some of the points gives potentials; a new point needs its distances to the old ones and
 one half-step. Here 300 points are solved and 1,700 are mapped afterwards, from a saved file.

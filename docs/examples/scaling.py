@@ -1,4 +1,4 @@
-"""How time grows with the number of points.
+"""# How time grows with the number of points
 
 Landmark geodesics, from points to result, on the machine that built this page. As long as the cost
 of an iteration is stored, time and memory are quadratic; beyond, time is quadratic and memory

@@ -1,4 +1,4 @@
-"""Two measurements of the same cells: SNARE-seq.
+"""# Two measurements of the same cells: SNARE-seq
 
 1,047 cells of four lines, each measured twice: gene expression and chromatin accessibility. The
 alignment sees the two tables apart, in different order. It is scored by how close each cell is to
@@ -23,8 +23,7 @@ import torchgw.anndata
 from torchgw.metrics import foscttm, label_accuracy
 from torchgw.plotting import plot_confusion
 
-default = Path(__file__).resolve().parents[3] / "shared" / "data" / "snare.npz"
-path = Path(os.environ.get("TORCHGW_SNARE", default))
+path = Path(os.environ.get("TORCHGW_SNARE", "snare.npz"))
 
 
 def as_anndata(points, lines):

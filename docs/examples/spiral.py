@@ -1,4 +1,4 @@
-"""A spiral and a Swiss roll.
+"""# A spiral and a Swiss roll
 
 The same curve, in two and in three dimensions, with another number of points. Geodesic distances
 on nearest-neighbour graphs see that they are one curve; no coordinate is shared.

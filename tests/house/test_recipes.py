@@ -76,7 +76,7 @@ def place(root, name):
 
 def follow(title, root, left_out=None):
     """Copy what the tests need, and follow a recipe there but for the steps in one file."""
-    without = shutil.ignore_patterns("__pycache__", ".*", "gallery")
+    without = shutil.ignore_patterns("__pycache__", ".*", "gallery", "made")
     for folder in ("torchgw", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=without)
     shutil.copy(ROOT / "pyproject.toml", root)

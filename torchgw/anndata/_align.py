@@ -1,0 +1,184 @@
+"""Two objects in, their alignment written into both: the problem in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from torchgw._api import solve
+from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._errors import InvalidTypeError
+from torchgw._results.result import GWResult
+from torchgw.anndata._problem import (
+    TranslationProblem,
+    check_labels,
+    check_options,
+    check_relaxation,
+)
+from torchgw.anndata._spaces import Names, Recipe, check_objects
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+__all__ = ["align"]
+
+
+@overload
+def align(
+    adata_src: AnnData,
+    adata_tgt: AnnData,
+    *,
+    use_rep: Names = ...,
+    use_obsp: Names = ...,
+    joint_rep: Names = ...,
+    recipe: Recipe | None = ...,
+    labels: str | Sequence[str] | None = ...,
+    tau_a: float | None = ...,
+    tau_b: float | None = ...,
+    key_added: str = ...,
+    sparse_topk: int = ...,
+    copy: Literal[False] = ...,
+    solve_options: Mapping[str, Any] | None = ...,
+) -> GWResult: ...
+
+
+@overload
+def align(
+    adata_src: AnnData,
+    adata_tgt: AnnData,
+    *,
+    use_rep: Names = ...,
+    use_obsp: Names = ...,
+    joint_rep: Names = ...,
+    recipe: Recipe | None = ...,
+    labels: str | Sequence[str] | None = ...,
+    tau_a: float | None = ...,
+    tau_b: float | None = ...,
+    key_added: str = ...,
+    sparse_topk: int = ...,
+    copy: Literal[True],
+    solve_options: Mapping[str, Any] | None = ...,
+) -> tuple[GWResult, AnnData, AnnData]: ...
+
+
+@partial(reject_unknown, nested=("solve_options", solve))
+def align(
+    adata_src: AnnData,
+    adata_tgt: AnnData,
+    *,
+    use_rep: Names = None,
+    use_obsp: Names = None,
+    joint_rep: Names = None,
+    recipe: Recipe | None = None,
+    labels: str | Sequence[str] | None = None,
+    tau_a: float | None = None,
+    tau_b: float | None = None,
+    key_added: str = "torchgw",
+    sparse_topk: int = 10,
+    copy: bool = False,
+    solve_options: Mapping[str, Any] | None = None,
+) -> GWResult | tuple[GWResult, AnnData, AnnData]:
+    """Align two AnnData objects, and write the embedding, labels and plan into them.
+
+    :class:`TranslationProblem` does the same in steps, for several objects, the modalities of a
+    MuData and the batches of one object.
+
+    Parameters
+    ----------
+    adata_src, adata_tgt : AnnData
+        Their observations are aligned; the variables need not have anything in common.
+    use_rep : str or pair of str, optional
+        Points of each side: a key of ``obsm``, or ``"X"``. By default ``"X_pca"`` where there is
+        one, otherwise ``"X"``. A pair names one for each side.
+    use_obsp : str or pair of str, optional
+        Instead, a key of ``obsp``. A sparse matrix is a graph, such as the ``"distances"`` of
+        ``scanpy.pp.neighbors``, and is made symmetric; a dense one is a distance matrix, and is
+        divided by its maximum unless ``solve_options`` has a ``scale``. Entries are lengths; those
+        of ``"connectivities"``, which are large between near neighbours, are not read: every edge
+        counts as one step, and a warning says so.
+    joint_rep : str or pair of str, optional
+        Key of ``obsm`` with coordinates that both sides share, for a fused alignment: squared
+        distances between them, over their mean, are the linear cost.
+    recipe : {"scot"}, optional
+        A published way to measure and solve. ``"scot"`` [1]_: rows of ``use_rep`` of length one,
+        each joined to the fifth of its side (at most 110 points, itself counted) that it correlates
+        with most, distances counted in steps and over their maximum, pairs without a path at the
+        largest; unless ``solve_options`` has others, ``epsilon`` is 1e-3 and the start the product
+        plan.
+    labels : str or list of str, optional
+        Columns of ``obs`` of the target, the source or both, which are carried to the other side.
+        Numbers are averaged, so clusters that are numbers must be categories. Other columns keep
+        their categories, the order of these and scanpy's colours.
+    tau_a, tau_b : float in (0, 1], optional
+        How strictly the masses of source and target are kept; 1, the default, is strict. They are
+        the factors of Sinkhorn's half-steps, 2 rho / (2 rho + epsilon) for
+        ``unbalanced=(rho_a, rho_b)``, and need ``epsilon`` as a number.
+    key_added : str
+        Name under which results are written.
+    sparse_topk : int
+        Number of entries of each row of the plan that are kept; ``uns["torchgw"]`` says how much of
+        the mass they carry.
+    copy : bool
+        Whether to leave the objects as they are, and return copies with the results.
+    solve_options : mapping, optional
+        Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
+
+    Returns
+    -------
+    GWResult, or tuple of GWResult, AnnData and AnnData
+        What the solve returned; with ``copy`` also the source and the target written to. With
+        ``key_added="torchgw"`` these are written:
+
+        ``obsm["X_torchgw"]`` of both
+            The joint embedding: the source projected into the space of the target's ``use_rep``,
+            and the target's points themselves (of length one, by ``recipe="scot"``). NaN for a cell
+            that a relaxed plan leaves without mass. Not written with ``use_obsp``.
+        ``obsm["torchgw_plan"]`` of the source
+            The largest entries of the plan, a sparse (n, m) matrix. Its rows follow the source when
+            that is subset; :func:`read_plan` finds the columns of a part of the target.
+        ``obs["torchgw_LABEL"]`` and, but for numbers, ``obs["torchgw_LABEL_share"]``
+            Values carried over, and the share of the mass that agrees with them.
+        ``uns["torchgw_LABEL_colors"]``
+            Colours of the labels, where the other side has ``uns["LABEL_colors"]``.
+        ``uns["torchgw"]`` of both
+            Value, status and settings; the mass moved and the share of it in the stored plan
+            (``plan_mass_kept``); ``ambiguity``, ``doubt``, the values of the alternatives and the
+            text of all ``warnings``; of the source also the ``obs_names`` of the plan's columns.
+
+    Raises
+    ------
+    InvalidInputError
+        If a key is missing; the message lists those that exist.
+
+    References
+    ----------
+    .. [1] P. Demetci, R. Santorella, B. Sandstede, W. S. Noble, R. Singh. SCOT: single-cell
+       multi-omics alignment with optimal transport. Journal of Computational Biology 2022.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw.anndata
+    >>> from anndata import AnnData
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> atac, rna = AnnData(X), AnnData(X + 5)
+    >>> options = {"distances": "euclidean", "random_state": 0}
+    >>> result = torchgw.anndata.align(atac, rna, solve_options=options)
+    >>> sorted(atac.obsm)
+    ['X_torchgw', 'torchgw_plan']
+    """
+    names = check_labels(labels, key_added)
+    check_count("sparse_topk", sparse_topk)
+    check_relaxation(tau_a, tau_b, check_options(solve_options))
+    if not isinstance(copy, bool):
+        raise InvalidTypeError(f"`copy` must be True or False; got {copy!r}.")
+    check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
+    if copy:
+        adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
+    problem = TranslationProblem(adata_src, adata_tgt)
+    problem._columns_of(names)
+    problem.prepare(use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe)
+    problem.solve(tau_a=tau_a, tau_b=tau_b, solve_options=solve_options)
+    problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
+    result = next(iter(problem.solutions.values()))
+    return (result, adata_src, adata_tgt) if copy else result

@@ -1,0 +1,623 @@
+"""Alignment in steps: two objects, several, the modalities of one, or the batches of one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from torchgw._api import solve
+from torchgw._boundary.arrays import to_numpy, to_tensor
+from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._plans.contract import Plan
+from torchgw._results.result import GWResult
+from torchgw.anndata._spaces import (
+    Names,
+    Recipe,
+    Side,
+    Space,
+    check_name,
+    check_objects,
+    check_sources,
+    is_object,
+    points_of,
+    read_spaces,
+    solve_arguments,
+)
+from torchgw.anndata._write import carry, check_column, figures, largest_entries, means
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from pandas import DataFrame
+
+__all__ = [
+    "TranslationProblem",
+    "check_labels",
+    "check_options",
+    "check_relaxation",
+]
+
+Pair = tuple[str, str]
+
+
+def check_options(solve_options: Any) -> dict[str, Any]:
+    """Return options of a solve, without the data, which come from the objects."""
+    if solve_options is not None and not isinstance(solve_options, Mapping):
+        raise InvalidTypeError(
+            f"`solve_options` must be a dictionary; got {type(solve_options).__name__}."
+        )
+    options = dict(solve_options or {})
+    taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))
+    if taken:
+        raise InvalidInputError(
+            f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
+            "`use_rep`, `use_obsp` and `joint_rep`."
+        )
+    return options
+
+
+def check_labels(labels: Any, key_added: Any) -> tuple[str, ...]:
+    """Return names of columns."""
+    if not isinstance(key_added, str):
+        raise InvalidTypeError(f"`key_added` must be a name; got {key_added!r}.")
+    listed = (labels,) if isinstance(labels, str) else () if labels is None else labels
+    if not isinstance(listed, (tuple, list)) or not all(isinstance(name, str) for name in listed):
+        raise InvalidTypeError(f"`labels` must be a name, or a list of names; got {labels!r}.")
+    return tuple(listed)
+
+
+def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate factors of half-steps, 2 rho / (2 rho + epsilon), into weights rho."""
+    if tau_a is None and tau_b is None:
+        return {}
+    rho = []
+    for name, tau in (("tau_a", tau_a), ("tau_b", tau_b)):
+        tau = 1.0 if tau is None else tau
+        if not isinstance(tau, Real) or isinstance(tau, bool) or not 0 < float(tau) <= 1:
+            raise InvalidInputError(
+                f"`{name}` must be above 0 and at most 1, which is a strict marginal; got {tau!r}."
+            )
+        rho.append(float(tau))
+    if rho == [1, 1]:
+        return {}
+    rivals = sorted({"unbalanced", "mass"} & set(options))
+    if rivals:
+        raise InvalidInputError(f"Pass `tau_a` and `tau_b` or `{rivals[0]}`, not both.")
+    epsilon = options.get("epsilon", "auto")
+    if not isinstance(epsilon, Real) or isinstance(epsilon, bool) or not float(epsilon) > 0:
+        raise InvalidInputError(
+            "`tau_a` and `tau_b` are relative to epsilon, which has to be a positive number then: "
+            "solve_options={'epsilon': 1e-3}."
+        )
+    weights = [math.inf if tau == 1 else float(epsilon) * tau / (2 * (1 - tau)) for tau in rho]
+    return {"unbalanced": tuple(weights)}
+
+
+@contextlib.contextmanager
+def _noting(messages: list[str]) -> Iterator[None]:
+    """Keep the text of what is warned of, and warn of it afterwards."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            messages += [str(entry.message) for entry in caught]
+    for entry in caught:
+        warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
+
+
+class TranslationProblem:
+    """Alignment of AnnData objects in steps, with the names of moscot.
+
+    Every object is aligned with a reference: of two objects with the second.
+
+    Parameters
+    ----------
+    data : AnnData, mapping of str to AnnData, or MuData
+        The source; or two or more objects by name; or an object with a modality each; or, with
+        ``batch_key``, one object whose batches are aligned.
+    target : AnnData, optional
+        The reference of a single source. The two are then called ``"src"`` and ``"tgt"``.
+    batch_key : str, optional
+        Column of ``obs`` that says which batch a cell of ``data`` is in.
+    reference : str, optional
+        Name of the object, modality or batch that all others are aligned with; of two the second.
+
+    Attributes
+    ----------
+    solutions : dict
+        Results by pairs of names, (source, reference), after :meth:`solve`.
+
+    Raises
+    ------
+    InvalidTypeError
+        If something is no AnnData.
+    InvalidInputError
+        If there are fewer than two objects, or no reference is named among several.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from anndata import AnnData
+    >>> from torchgw.anndata import TranslationProblem
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> data = {"atac": AnnData(X), "protein": AnnData(X * 2), "rna": AnnData(X + 5)}
+    >>> problem = TranslationProblem(data, reference="rna").prepare()
+    >>> problem.solve(solve_options={"distances": "euclidean", "random_state": 0}).solutions.keys()
+    dict_keys([('atac', 'rna'), ('protein', 'rna')])
+    >>> problem.translate("atac").shape
+    (60, 3)
+    """
+
+    @reject_unknown
+    def __init__(
+        self,
+        data: AnnData | Mapping[str, AnnData] | Any,
+        target: AnnData | None = None,
+        *,
+        batch_key: str | None = None,
+        reference: str | None = None,
+    ) -> None:
+        check_name("reference", reference)
+        self._whole: AnnData | None = None
+        self._batch_key = batch_key
+        if batch_key is not None:
+            if target is not None or not is_object(data):
+                raise InvalidTypeError("`batch_key` is for one AnnData, passed alone.")
+            self._whole = data
+            sides = _batches(data, batch_key)
+        elif target is not None:
+            sides = [Side("src", "adata_src", data), Side("tgt", "adata_tgt", target)]
+        else:
+            objects = getattr(data, "mod", data)
+            if not isinstance(objects, Mapping):
+                raise InvalidTypeError(
+                    "`data` must be an AnnData with a `target` or a `batch_key`, a dictionary of "
+                    f"AnnData or a MuData; got {type(data).__name__}."
+                )
+            sides = [Side(str(name), f"data[{name!r}]", it) for name, it in objects.items()]
+        check_objects(*((side.shown, side.adata) for side in sides))
+        if len(sides) < 2:
+            raise InvalidInputError(f"There must be at least two objects; got {len(sides)}.")
+        names = [side.name for side in sides]
+        if reference is None and len(sides) == 2:
+            reference = names[1]
+        if reference not in names:
+            raise InvalidInputError(
+                f"`reference` must be one of {', '.join(map(repr, names))}; got {reference!r}."
+            )
+        self._sides = {side.name: side for side in sides}
+        self._reference = reference
+        self._sources = [name for name in names if name != reference]
+        self._spaces: dict[str, Space] = {}
+        self._recipe: Recipe | None = None
+        self._warned: dict[Pair, list[str]] = {}
+        self.solutions: dict[Pair, GWResult] = {}
+
+    @reject_unknown
+    def prepare(
+        self,
+        *,
+        use_rep: Names = None,
+        use_obsp: Names = None,
+        joint_rep: Names = None,
+        recipe: Recipe | None = None,
+    ) -> TranslationProblem:
+        """Read what is compared, as :func:`align` does, and return the problem.
+
+        Parameters
+        ----------
+        use_rep, use_obsp, joint_rep : str, pair of str, or mapping of str to str, optional
+            As in :func:`align`; a mapping names one for every object.
+        recipe : {"scot"}, optional
+            As in :func:`align`.
+        """
+        check_sources(use_rep, use_obsp, recipe)
+        spaces = read_spaces(list(self._sides.values()), use_rep, use_obsp, joint_rep, recipe)
+        self._spaces = dict(zip(self._sides, spaces, strict=True))
+        self._recipe = recipe
+        self.solutions = {}
+        return self
+
+    @reject_unknown
+    def solve(
+        self,
+        *,
+        tau_a: float | None = None,
+        tau_b: float | None = None,
+        solve_options: Mapping[str, Any] | None = None,
+    ) -> TranslationProblem:
+        """Solve every source against the reference, and return the problem.
+
+        Parameters
+        ----------
+        tau_a, tau_b : float in (0, 1], optional
+            How strictly the masses of source and reference are kept; 1, the default, is strict.
+            They are the factors of Sinkhorn's half-steps, 2 rho / (2 rho + epsilon) for
+            ``unbalanced=(rho_a, rho_b)``, and need ``epsilon`` as a number.
+        solve_options : mapping, optional
+            Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
+        """
+        options = check_options(solve_options)
+        options |= check_relaxation(tau_a, tau_b, options)
+        if not self._spaces:
+            raise InvalidInputError("Call `prepare` before `solve`.")
+        target = self._spaces[self._reference]
+        for name in self._sources:
+            pair, warned = (name, self._reference), list[str]()
+            arguments = solve_arguments(self._spaces[name], target, options, self._recipe)
+            with _noting(warned):
+                self.solutions[pair] = solve(**arguments)
+            self._warned[pair] = warned
+        return self
+
+    def _pair(self, source: str | None, target: str | None) -> tuple[Side, Side, Plan]:
+        """Find the two sides and the plan from one to the other."""
+        check_name("source", source)
+        check_name("target", target)
+        if not self.solutions:
+            raise InvalidInputError("Call `prepare` and `solve` first.")
+        if source is None and len(self._sources) == 1:
+            source = self._sources[0] if target in (None, self._reference) else self._reference
+        target = self._reference if target is None else target
+        for pair, plan in ((p, r.lazy_plan) for p, r in self.solutions.items()):
+            if pair == (source, target):
+                return self._sides[pair[0]], self._sides[pair[1]], plan
+            if pair == (target, source):
+                return self._sides[pair[1]], self._sides[pair[0]], plan.T
+        known = ", ".join(map(str, self.solutions))
+        raise InvalidInputError(
+            f"There is no solution from {source!r} to {target!r}; there are {known}, and their "
+            "inverses."
+        )
+
+    def translate(
+        self, source: str | None = None, target: str | None = None, *, use_rep: str | None = None
+    ) -> NDArray[np.float64]:
+        """Project the cells of a source into the space of a target.
+
+        Parameters
+        ----------
+        source, target : str, optional
+            Names; by default the only source, and the reference. ``source="rna", target="atac"``
+            goes back from a reference.
+        use_rep : str, optional
+            What is averaged of the target: a key of ``obsm`` or ``"X"``, such as the expression of
+            genes; by default the points that were compared.
+
+        Returns
+        -------
+        ndarray of shape (n, d), float64
+            Means over the partners of each cell, NaN for a cell without mass.
+        """
+        start, end, plan = self._pair(source, target)
+        points = self._spaces[end.name].points
+        check_name("use_rep", use_rep)
+        if use_rep is not None:
+            points = points_of(end.shown, end.adata, use_rep, sparse=True)
+        if points is None:
+            raise InvalidInputError("`use_obsp` gave no coordinates: name some as `use_rep`.")
+        return means(plan, points)
+
+    def push(
+        self,
+        data: Any = None,
+        source: str | None = None,
+        target: str | None = None,
+        *,
+        subset: str | Sequence[str] | None = None,
+        scale_by_marginals: bool = True,
+        key_added: str | None = None,
+    ) -> NDArray[np.float64]:
+        """Send a distribution over the cells of a source to those of a target.
+
+        Parameters
+        ----------
+        data : str or array-like of shape (n,) or (n, k), optional
+            Mass on each cell: an array, or a column of numbers of ``obs``; a column of labels with
+            ``subset``: the same mass on every cell with one of these; by default on every cell.
+        source, target : str, optional
+            As in :meth:`translate`.
+        subset : str or list of str, optional
+            Labels of the column ``data``.
+        scale_by_marginals : bool
+            Whether each cell sends all of its mass, however much the plan gives it.
+        key_added : str, optional
+            Column of the target's ``obs`` to write the answer to, if it has one dimension.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, k), float64
+            Mass that arrives at each cell.
+        """
+        check_name("key_added", key_added)
+        start, end, plan = self._pair(source, target)
+        values = _distribution(start, data, subset)
+        if scale_by_marginals:
+            mass = plan.marginals()[0].cpu().numpy().reshape(-1, *[1] * (values.ndim - 1))
+            values = np.divide(values, mass, out=np.zeros_like(values), where=mass > 0)
+        moved = np.asarray((plan.T @ values).cpu().numpy(), dtype=np.float64)
+        if key_added is not None:
+            self._put_column(end, key_added, moved)
+        return moved
+
+    def pull(
+        self,
+        data: Any = None,
+        source: str | None = None,
+        target: str | None = None,
+        *,
+        subset: str | Sequence[str] | None = None,
+        scale_by_marginals: bool = True,
+        key_added: str | None = None,
+    ) -> NDArray[np.float64]:
+        """Fetch a distribution over the cells of a target back to those of a source.
+
+        It is :meth:`push` with the two exchanged: ``data`` and ``subset`` are of the target, and
+        the answer is of the source, (n,) or (n, k).
+        """
+        start, end, _ = self._pair(source, target)
+        return self.push(
+            data,
+            end.name,
+            start.name,
+            subset=subset,
+            scale_by_marginals=scale_by_marginals,
+            key_added=key_added,
+        )
+
+    def cell_transition(
+        self,
+        source_groups: str,
+        target_groups: str,
+        source: str | None = None,
+        target: str | None = None,
+        *,
+        forward: bool = True,
+    ) -> DataFrame:
+        """Sum the plan over groups of cells.
+
+        Parameters
+        ----------
+        source_groups, target_groups : str
+            Columns of ``obs`` with labels.
+        source, target : str, optional
+            As in :meth:`translate`.
+        forward : bool
+            Whether a row says where the mass of a source group goes, with sum one; otherwise a
+            column says where that of a target group comes from.
+
+        Returns
+        -------
+        DataFrame
+            A row for each source group, a column for each target group.
+        """
+        from pandas import Categorical, DataFrame
+
+        start, end, plan = self._pair(source, target)
+        sides = (start, source_groups), (end, target_groups)
+        rows, columns = (Categorical(_column(side, name)) for side, name in sides)
+        left, right = (np.eye(len(it.categories) + 1)[it.codes][:, :-1] for it in (rows, columns))
+        table = left.T @ (plan @ right).cpu().numpy()
+        total = table.sum(axis=int(forward), keepdims=True)
+        share = np.divide(table, total, out=np.full(table.shape, np.nan), where=total > 0)
+        return DataFrame(share, index=rows.categories, columns=columns.categories)
+
+    @reject_unknown
+    def write(
+        self,
+        *,
+        labels: str | Sequence[str] | None = None,
+        key_added: str = "torchgw",
+        sparse_topk: int = 10,
+    ) -> TranslationProblem:
+        """Write embeddings, plans, carried columns and figures into the objects, and return self.
+
+        Separate objects get what :func:`align` describes; with several sources ``uns[key_added]``
+        of the reference has the figures of each by its name. Labels go from the reference to the
+        sources, and back from a single source. Batches of one object get instead:
+
+        ``obsm["X_torchgw"]``
+            All batches in the space of the reference.
+        ``obsp["torchgw_plan"]``
+            Largest entries of the plans, a row for each cell outside the reference.
+        ``obs["torchgw_LABEL"]``, ``obs["torchgw_LABEL_share"]``
+            Labels carried from the reference to all others; the reference has its own.
+        ``uns["torchgw"]``
+            The reference, and figures by batch.
+
+        Parameters
+        ----------
+        labels : str or list of str, optional
+            Columns of ``obs``, as in :func:`align`.
+        key_added : str
+            Name under which results are written.
+        sparse_topk : int
+            Number of entries of each row of a plan that are kept.
+        """
+        names = check_labels(labels, key_added)
+        check_count("sparse_topk", sparse_topk)
+        carried = self._columns_of(names)
+        if not self.solutions:
+            raise InvalidInputError("Call `prepare` and `solve` before `write`.")
+        if self._whole is None:
+            self._write_objects(carried, key_added, sparse_topk)
+        else:
+            self._write_batches(self._whole, carried, key_added, sparse_topk)
+        return self
+
+    def _columns_of(self, names: Sequence[str]) -> list[tuple[str, bool, bool]]:
+        """Return for each column whether it goes from the reference, and whether back to it."""
+        carried = []
+        reference = self._sides[self._reference]
+        single = self._sides[self._sources[0]] if len(self._sources) == 1 else None
+        for name in names:
+            from_reference = name in reference.adata.obs
+            back = self._whole is None and single is not None and name in single.adata.obs
+            if not from_reference and not back:
+                where = f"no column of the .obs of the reference, {self._reference!r}"
+                if self._whole is None and single is not None:
+                    where = "a column of neither .obs"
+                raise InvalidInputError(f"`labels={name!r}` is {where}.")
+            for side in (reference if from_reference else None, single if back else None):
+                if side is not None:
+                    check_column(side.shown, side.adata, name)
+            carried.append((name, from_reference, back))
+        return carried
+
+    def _write_objects(
+        self, carried: Sequence[tuple[str, bool, bool]], key: str, count: int
+    ) -> None:
+        """Write into separate objects."""
+        end = self._sides[self._reference].adata
+        points = self._spaces[self._reference].points
+        about = {}
+        for pair, result in self.solutions.items():
+            start = self._sides[pair[0]].adata
+            sparse, kept = largest_entries(result, count)
+            start.obsm[f"{key}_plan"] = sparse
+            if points is not None:
+                start.obsm[f"X_{key}"] = means(result.lazy_plan, points)
+            about[pair[0]] = figures(result, self._warned[pair], kept)
+            columns = np.asarray(end.obs_names, dtype=object)
+            start.uns[key] = {**about[pair[0]], "plan_columns": columns}
+            for name, there, back in carried:
+                both = (
+                    (start, end, result.lazy_plan, there),
+                    (end, start, result.lazy_plan.T, back),
+                )
+                for receiver, giver, plan, wanted in both:
+                    if wanted:
+                        for suffix, values in carry(giver.obs[name], plan).items():
+                            receiver.obs[f"{key}_{name}{suffix}"] = values
+                        _copy_colours(giver, receiver, name, f"{key}_{name}")
+        if points is not None:
+            end.obsm[f"X_{key}"] = points
+        end.uns[key] = about if len(about) > 1 else next(iter(about.values()))
+
+    def _write_batches(
+        self, whole: AnnData, carried: Sequence[tuple[str, bool, bool]], key: str, count: int
+    ) -> None:
+        """Write into the one object that has all batches."""
+        from pandas import Categorical
+
+        batch = whole.obs[self._batch_key].astype(str).to_numpy()
+        rows = {name: np.flatnonzero(batch == name) for name in self._sides}
+        there = rows[self._reference]
+        points = self._spaces[self._reference].points
+        about: dict[str, Any] = {"reference": self._reference}
+        entries, embedding = [], None
+        if points is not None:
+            embedding = np.full((whole.n_obs, points.shape[1]), np.nan)
+            embedding[there] = points
+        for pair, result in self.solutions.items():
+            here = rows[pair[0]]
+            sparse, kept = largest_entries(result, count)
+            part = sparse.tocoo()
+            entries.append((part.data, here[part.row], there[part.col]))
+            about[pair[0]] = figures(result, self._warned[pair], kept)
+            if points is not None and embedding is not None:
+                embedding[here] = means(result.lazy_plan, points)
+        data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
+        shape = (whole.n_obs, whole.n_obs)
+        whole.obsp[f"{key}_plan"] = scipy.sparse.csr_matrix((data, (row, column)), shape=shape)
+        if embedding is not None:
+            whole.obsm[f"X_{key}"] = embedding
+        cells = np.concatenate([there, *(rows[name] for name, _ in self.solutions)])
+        order = np.argsort(cells)
+        for name, _, _ in carried:
+            own = whole.obs[name].iloc[there]
+            parts = [carry(own, result.lazy_plan) for result in self.solutions.values()]
+            for suffix, first in parts[0].items():
+                values = [part[suffix] for part in parts]
+                if suffix:
+                    column = np.concatenate([np.ones(len(there)), *values])[order]
+                elif isinstance(first, Categorical):
+                    codes = [Categorical(own).codes, *(value.codes for value in values)]
+                    column = Categorical.from_codes(np.concatenate(codes)[order], dtype=first.dtype)
+                else:
+                    column = np.concatenate([own.to_numpy(np.float64), *values])[order]
+                whole.obs[f"{key}_{name}{suffix}"] = column
+            _copy_colours(whole, whole, name, f"{key}_{name}")
+        whole.uns[key] = about
+
+    def _put_column(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
+        """Write numbers into the column of a side."""
+        if values.ndim != 1:
+            raise InvalidInputError(f"`key_added` is for one column; got {values.shape[1]}.")
+        if self._whole is None:
+            side.adata.obs[name] = values
+            return
+        obs = self._whole.obs
+        column = obs[name].to_numpy(np.float64) if name in obs else np.full(len(obs), np.nan)
+        column = column.copy()
+        column[obs[self._batch_key].astype(str).to_numpy() == side.name] = values
+        obs[name] = column
+
+
+def _batches(data: AnnData, key: str) -> list[Side]:
+    """Cut an object into batches, in the order of their categories or names."""
+    from pandas import Categorical
+
+    if not isinstance(key, str) or key not in data.obs:
+        known = ", ".join(map(repr, data.obs.columns)) or "nothing"
+        raise InvalidInputError(f"`batch_key={key!r}` is no column of .obs, which has {known}.")
+    batch = Categorical(data.obs[key])
+    if (batch.codes < 0).any():
+        raise InvalidInputError(f"`obs[{key!r}]` has missing values: every cell needs a batch.")
+    batch = batch.remove_unused_categories()
+    return [
+        Side(str(name), f"data[{key} == {name!r}]", data[np.asarray(batch == name)])
+        for name in batch.categories
+    ]
+
+
+def _column(side: Side, name: Any) -> Any:
+    """Look up a column of obs; an error lists those that exist."""
+    if not isinstance(name, str) or name not in side.adata.obs:
+        known = ", ".join(map(repr, side.adata.obs.columns)) or "nothing"
+        raise InvalidInputError(f"There is no {name!r} in `{side.shown}.obs`, which has {known}.")
+    return side.adata.obs[name]
+
+
+def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:
+    """Make masses of cells from an array, a column, or labels of a column."""
+    count = side.adata.n_obs
+    if subset is not None:
+        chosen = [subset] if isinstance(subset, str) else subset
+        if not isinstance(chosen, (tuple, list)):
+            raise InvalidInputError(
+                f"`subset` must be a label or a list of labels; got {subset!r}."
+            )
+        member = _column(side, data).isin(chosen).to_numpy()
+        if not member.any():
+            raise InvalidInputError(f"No cell of `{side.shown}` has {data!r} in {chosen!r}.")
+        return np.asarray(member / member.sum())
+    if data is None:
+        return np.full(count, 1 / count)
+    if isinstance(data, str):
+        column = _column(side, data)
+        if column.dtype.kind not in "iufb":
+            raise InvalidInputError(f"`obs[{data!r}]` holds labels: choose some as `subset`.")
+        data = column.to_numpy()
+    values = to_numpy(to_tensor("data", data))
+    if values.ndim not in (1, 2) or len(values) != count:
+        raise InvalidInputError(
+            f"`data` must be numbers of shape ({count},) or ({count}, k), one for each cell of "
+            f"`{side.shown}`; got {values.shape}."
+        )
+    return values.astype(np.float64)
+
+
+def _copy_colours(giver: AnnData, receiver: AnnData, name: str, written: str) -> None:
+    """Give a carried column the colours that scanpy keeps of the original."""
+    if f"{name}_colors" in giver.uns:
+        receiver.uns[f"{written}_colors"] = giver.uns[f"{name}_colors"]

@@ -1,0 +1,229 @@
+"""What is compared: the points, graphs or distances of each object, as arguments of solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import dijkstra
+
+from torchgw._boundary.arrays import check_points, to_numpy
+from torchgw._boundary.checks import check_choice
+from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
+from torchgw.distances import knn_graph, symmetrise
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+__all__ = [
+    "Names",
+    "Recipe",
+    "Side",
+    "Space",
+    "check_name",
+    "check_objects",
+    "check_sources",
+    "is_object",
+    "points_of",
+    "read_spaces",
+    "solve_arguments",
+]
+
+# One name for every object, one for each of two, or names by object.
+Names = str | tuple[str | None, str | None] | Mapping[str, str] | None
+Recipe = Literal["scot"]
+# Points that SCOT joins each one to, itself counted, and its epsilon. [L358]
+_SCOT_NEIGHBORS = 110
+_SCOT_EPSILON = 1e-3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One object or batch that takes part."""
+
+    name: str
+    shown: str  # what messages call it
+    adata: AnnData
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a solve is given of one side."""
+
+    value: Any  # points (n, d) or a graph for X, Y; or distances (n, n) for D_X, D_Y
+    is_matrix: bool
+    points: NDArray[np.float64] | None  # coordinates that others are projected into
+    shared: NDArray[np.float64] | None  # coordinates that all sides have
+
+
+def is_object(value: Any) -> bool:
+    """Say whether something has what AnnData has."""
+    return all(hasattr(value, slot) for slot in ("obsm", "obsp", "obs", "uns"))
+
+
+def check_objects(*objects: tuple[str, Any]) -> None:
+    """Refuse anything but AnnData."""
+    for shown, adata in objects:
+        if not is_object(adata):
+            raise InvalidTypeError(f"`{shown}` must be an AnnData; got {type(adata).__name__}.")
+
+
+def check_name(argument: str, value: Any) -> None:
+    """Refuse anything but a name or ``None``."""
+    if not isinstance(value, (str, type(None))):
+        raise InvalidTypeError(f"`{argument}` must be a name; got {value!r}.")
+
+
+def check_sources(use_rep: Names, use_obsp: Names, recipe: Recipe | None) -> None:
+    """Refuse sources that contradict each other."""
+    if use_rep is not None and use_obsp is not None:
+        raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
+    if recipe is not None:
+        check_choice("recipe", recipe, get_args(Recipe))
+    if recipe is not None and use_obsp is not None:
+        raise InvalidInputError(f"`recipe={recipe!r}` is for `use_rep`: drop `use_obsp`.")
+
+
+def _names_of(argument: str, names: Names, sides: Sequence[Side]) -> list[str | None]:
+    """Return the name that each side goes by."""
+    if names is None or isinstance(names, str):
+        return [names] * len(sides)
+    if isinstance(names, Mapping):
+        missing = [side.name for side in sides if side.name not in names]
+        if missing:
+            raise InvalidInputError(f"`{argument}` has no entry for {', '.join(missing)}.")
+        listed: list[Any] = [names[side.name] for side in sides]
+    else:
+        listed = list(names) if isinstance(names, (tuple, list)) and len(sides) == 2 else []
+    if len(listed) != len(sides) or not all(isinstance(name, (str, type(None))) for name in listed):
+        raise InvalidInputError(
+            f"`{argument}` must be one name or a pair, or a dictionary of names by object; "
+            f"got {names!r}."
+        )
+    return listed
+
+
+def read_spaces(
+    sides: Sequence[Side], use_rep: Names, use_obsp: Names, joint_rep: Names, recipe: Recipe | None
+) -> list[Space]:
+    """Read what is compared of every side."""
+    argument, names = ("use_rep", use_rep) if use_obsp is None else ("use_obsp", use_obsp)
+    keys = _names_of(argument, names, sides)
+    shared = _names_of("joint_rep", joint_rep, sides)
+    spaces = []
+    for side, key, joint in zip(sides, keys, shared, strict=True):
+        common = None if joint_rep is None else points_of(side.shown, side.adata, joint)
+        if use_obsp is not None:
+            value = _entry(side.adata, "obsp", key)
+            graph = scipy.sparse.issparse(value)
+            if graph and str(key).endswith("connectivities"):
+                value = _steps(value, f"{side.shown}.obsp[{key!r}]")
+            spaces.append(Space(symmetrise(value) if graph else value, not graph, None, common))
+            continue
+        points = points_of(side.shown, side.adata, key)
+        if recipe is None:
+            spaces.append(Space(points, False, points, common))
+        else:
+            points = _unit_rows(points)
+            spaces.append(Space(_scot_distances(points), True, points, common))
+    return spaces
+
+
+def solve_arguments(
+    source: Space, target: Space, options: dict[str, Any], recipe: Recipe | None
+) -> dict[str, Any]:
+    """Make the arguments of a solve of two spaces."""
+    arguments = dict(options)
+    for letter, space in (("X", source), ("Y", target)):
+        arguments[f"D_{letter}" if space.is_matrix else letter] = space.value
+        if space.points is None:
+            # two modalities have no unit in common
+            arguments.setdefault("scale", "max")
+    if source.shared is not None and target.shared is not None:
+        arguments["features"] = _joint(source.shared, target.shared)
+    if recipe is not None:
+        arguments.setdefault("epsilon", _SCOT_EPSILON)
+        if not {"init", "n_init"} & set(options):
+            # at the product plan and the last epsilon
+            sizes = len(source.value), len(target.value)
+            arguments["init"] = np.full(sizes, 1 / math.prod(sizes))
+    return arguments
+
+
+def _entry(adata: AnnData, slot: str, name: Any) -> Any:
+    """Look up an entry of obsm or obsp; an error lists those that exist."""
+    table = getattr(adata, slot)
+    if name not in table:
+        known = ", ".join(map(repr, table.keys())) or "nothing"
+        raise InvalidInputError(f"There is no {name!r} in .{slot}, which has {known}.")
+    return table[name]
+
+
+def points_of(
+    shown: str, adata: AnnData, name: str | None, *, sparse: bool = False
+) -> NDArray[np.float64]:
+    """Read the points of one side, as a copy: what is written back must not change with them."""
+    if name is None:
+        name = "X_pca" if "X_pca" in adata.obsm else "X"
+    value = adata.X if name == "X" else _entry(adata, "obsm", name)
+    what = f"{shown}.X" if name == "X" else f"{shown}.obsm[{name!r}]"
+    if value is None:
+        raise InvalidInputError(f"`{what}` is None; name an entry of obsm as `use_rep`.")
+    if sparse and scipy.sparse.issparse(value):
+        return np.asarray(value.toarray(), dtype=np.float64)
+    # anndata's own class, of a file that is not read into memory
+    if scipy.sparse.issparse(value) or hasattr(value, "to_memory"):
+        raise InvalidInputError(
+            f"`{what}` is sparse, and distances among counts say little. Reduce it first, for "
+            "example by scanpy.pp.pca, and pass use_rep='X_pca'."
+            if name == "X"
+            else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
+        )
+    return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
+
+
+def _steps(graph: Any, what: str) -> Any:
+    """Make every edge of a graph of similarities one step."""
+    warn_user(
+        f"`{what}` has large entries between near neighbours, so it is no graph of lengths: every "
+        "edge was taken as one step.",
+        GraphWarning,
+    )
+    steps = scipy.sparse.csr_matrix(graph, copy=True)
+    steps.eliminate_zeros()
+    steps.data = np.ones(len(steps.data))
+    return steps
+
+
+def _unit_rows(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    length = np.linalg.norm(points, axis=1, keepdims=True)
+    return np.asarray(points / np.where(length > 0, length, 1))
+
+
+def _scot_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count the steps between points on the graph of those that correlate most."""
+    n = len(points)
+    count = min(_SCOT_NEIGHBORS, max(n // 5, 5), n) - 1
+    graph = knn_graph(points, max(count, 1), metric="correlation")
+    steps = dijkstra(graph, directed=False, unweighted=True)
+    steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
+    return np.asarray(steps / (steps.max() or 1.0))
+
+
+def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Scale shared coordinates so that their mean squared distance is one."""
+    if source.shape[1] != target.shape[1]:
+        raise InvalidInputError(
+            f"`joint_rep` must have as many columns on both sides; got {source.shape[1]} and "
+            f"{target.shape[1]}."
+        )
+    middle = (source.mean(0) + target.mean(0)) / 2
+    source, target = source - middle, target - middle
+    square = (source**2).sum(1).mean() + (target**2).sum(1).mean()
+    unit = np.sqrt(square - 2 * source.mean(0) @ target.mean(0)) or 1.0
+    return source / unit, target / unit
