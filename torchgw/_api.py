@@ -277,7 +277,7 @@ def solve(
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
         Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
-        (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. The choices
+        (``pip install tqdm``), otherwise one line per outer iteration. The choices
         of backend and gradient go to ``logging.getLogger("torchgw")``.
     momentum : float, optional
         Former name of ``redraw``, deprecated.

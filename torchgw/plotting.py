@@ -1,4 +1,4 @@
-"""Drawings of a match. Needs matplotlib, which ``pip install 'torchgw[plot]'`` brings."""
+"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``."""
 
 from __future__ import annotations
 

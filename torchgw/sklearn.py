@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn. Needs it: ``pip install 'torchgw[sklearn]'``."""
+"""Estimators for scikit-learn. Needs it: ``pip install scikit-learn``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ try:
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install 'torchgw[sklearn]'"
+        "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install scikit-learn"
     ) from error
 
 

@@ -288,7 +288,7 @@ def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be drawn or written, before the work."""
     if find_spec("matplotlib") is None:
         raise UnsupportedError(
-            "This draws with matplotlib, which is not installed: run `pip install 'torchgw[plot]'`."
+            "This draws with matplotlib, which is not installed: run `pip install matplotlib`."
         )
     from matplotlib.figure import Figure
 
@@ -388,7 +388,7 @@ def _completion(options: argparse.Namespace) -> int:
     if find_spec("shtab") is None:
         raise UnsupportedError(
             "`torchgw completion` needs shtab, which is not installed: "
-            "run `pip install 'torchgw[completion]'`."
+            "run `pip install shtab`."
         )
     import shtab
 

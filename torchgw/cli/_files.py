@@ -123,7 +123,7 @@ def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:
     """Read a table or one column of it."""
     if find_spec("pandas") is None or find_spec("pyarrow") is None:
         raise InvalidInputError(
-            f"{path}: parquet files need pandas and pyarrow: pip install 'torchgw[files]'"
+            f"{path}: parquet files need pandas and pyarrow: pip install pandas pyarrow"
         )
     import pandas
     from pyarrow.lib import ArrowException
@@ -143,7 +143,7 @@ def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:
 def _read_h5ad(path: Path, member: str | None) -> NDArray[Any]:
     """Read X, or an entry of obsm, or a column of obs."""
     if find_spec("anndata") is None:
-        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install 'torchgw[files]'")
+        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install anndata")
     import anndata
 
     try:
