@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchgw import distances as distances
     from torchgw._api import solve as solve
+    from torchgw._errors import AmbiguityWarning as AmbiguityWarning
     from torchgw._errors import BackendUnavailableError as BackendUnavailableError
     from torchgw._errors import ConvergenceWarning as ConvergenceWarning
     from torchgw._errors import GraphWarning as GraphWarning
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-
 def _refuse_mixture(place: str) -> None:
     """Refuse a folder into which PyPI's other project of this import name was installed as well."""
     # its files and ours lie in one folder then, and whoever came last has overwritten some; what is
@@ -65,6 +65,7 @@ _refuse_mixture(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # A name is imported when it is first used; for type checkers they are imported above.
 _HOMES = {
     "solve": "torchgw._api",
+    "AmbiguityWarning": "torchgw._errors",
     "BackendUnavailableError": "torchgw._errors",
     "ConvergenceWarning": "torchgw._errors",
     "GraphWarning": "torchgw._errors",

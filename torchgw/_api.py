@@ -303,6 +303,9 @@ def solve(
         If a neighbour graph was disconnected.
     SearchWarning
         If there may be a better optimum; the message is ``result.doubt``.
+    AmbiguityWarning
+        If another match costs nearly the same, as where a space is symmetric; the message says what
+        it is to the one returned.
 
     Notes
     -----
@@ -366,6 +369,7 @@ def solve(
         bool(verbose),
         factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
+        dense=gradient == "dense",
         # what was asked for as exact is not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
     )

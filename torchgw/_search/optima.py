@@ -127,6 +127,8 @@ class Alternative:
     epsilon : float
         Where it is taken up as a start, as a share of the natural scale of the cost; 0 is the
         target.
+    relation : str
+        What the match is to the first one, such as "the first mirrored"; empty for that itself.
     """
 
     value: float
@@ -136,11 +138,15 @@ class Alternative:
     target: Tensor
     shape: tuple[int, int]
     epsilon: float = GUESS_EPSILON
+    relation: str = ""
 
     def __repr__(self) -> str:
         """Leave out the tensors."""
         s, t = self.plan.shape
-        return f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape})"
+        what = f", {self.relation}" if self.relation else ""
+        return (
+            f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape}{what})"
+        )
 
 
 class Search(NamedTuple):

@@ -132,7 +132,7 @@ def _info(options: argparse.Namespace) -> int:
             if space.points is not None:
                 print(f"  {name}: points of shape {tuple(space.points.shape)}")
         for place, item in enumerate(result.alternatives):
-            print(f"  alternative {place}: {item.label}, value {item.value:.6g}")
+            print(f"  alternative {place}: value {item.value:.6g}, {item.relation or item.label}")
         return 0
     print(f"torchgw       {torchgw.__version__}")
     print(f"python        {platform.python_version()} on {platform.platform()}")
@@ -180,6 +180,7 @@ def _score(options: argparse.Namespace) -> int:
         "value": result.value,
         "marginal_error": result.marginal_error,
         "status": result.status.name,
+        "ambiguity": result.ambiguity,
     }
     spaces = _spaces(result)
     target = spaces[1].points if spaces else None
@@ -387,8 +388,7 @@ def _completion(options: argparse.Namespace) -> int:
     """Print a completion script, which shtab makes."""
     if find_spec("shtab") is None:
         raise UnsupportedError(
-            "`torchgw completion` needs shtab, which is not installed: "
-            "run `pip install shtab`."
+            "`torchgw completion` needs shtab, which is not installed: run `pip install shtab`."
         )
     import shtab
 
