@@ -9,6 +9,7 @@ from typing import Any
 import scipy
 from torch import Tensor
 
+from torchgw._boundary.arrays import in_kind
 from torchgw._errors import (
     AmbiguityWarning,
     ConvergenceWarning,
@@ -240,7 +241,7 @@ class GWResult(Result):
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
         F_new: Any = None,  # noqa: N803
-    ) -> Tensor:
+    ) -> Any:
         """Map new source points to the target without solving again.
 
         By one half-step the potentials of the solve give a new point x a row P_xj of the plan, up
@@ -264,8 +265,9 @@ class GWResult(Result):
 
         Returns
         -------
-        Tensor, shape (q, c), float64
-            Computed block by block, in memory that does not grow with q times n.
+        Tensor or ndarray, shape (q, c), float64
+            A tensor on the device of the plan for new points in a tensor, and NumPy's for those in
+            any other form. Computed block by block, in memory that does not grow with q times n.
 
         Raises
         ------
@@ -276,17 +278,18 @@ class GWResult(Result):
 
         Examples
         --------
-        >>> import numpy as np, torch, torchgw
+        >>> import numpy as np, torchgw
         >>> X = np.random.default_rng(0).normal(size=(60, 3))
         >>> result = torchgw.solve(X, X + 5, distances="euclidean", random_state=0)
         >>> moved = result.transform(X[:2])
-        >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
+        >>> np.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2])
         True
         """
-        return map_new(
+        mapped = map_new(
             self.extension, self.lazy_plan, 0, values,
             points=X_new, table=D_new, linear=M_new, features=F_new,
         )  # fmt: skip
+        return in_kind(X_new if D_new is None else D_new, mapped)
 
     def inverse_transform(
         self,
@@ -296,16 +299,17 @@ class GWResult(Result):
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
         F_new: Any = None,  # noqa: N803
-    ) -> Tensor:
+    ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 
         ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
         (q, n).
         """
-        return map_new(
+        mapped = map_new(
             self.extension, self.lazy_plan, 1, values,
             points=Y_new, table=D_new, linear=M_new, features=F_new,
         )  # fmt: skip
+        return in_kind(Y_new if D_new is None else D_new, mapped)
 
     def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.

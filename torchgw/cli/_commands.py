@@ -279,7 +279,7 @@ def _transform(options: argparse.Namespace) -> int:
     result = _alignment(options.result)
     points = read_array(options.points)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
-    write_array(options.output, mapped.cpu().numpy())
+    write_array(options.output, mapped)
     if not options.quiet:
         print(f"written          {options.output}, {mapped.shape[0]} points")
     return 0
