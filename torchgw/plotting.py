@@ -39,6 +39,9 @@ _LARGEST_PICTURE = 4_000
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
+# Distance of successive points, over that of any two, below which their order means something.
+# [L375]
+_ORDERED = 0.5
 # Points whose distances give the first coordinate of a side. [L318]
 _SCALING_POINTS = 200
 
@@ -142,7 +145,8 @@ def plot_match(
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
-        One number or label per point of X; None takes its place along the longest extent of X.
+        One number or label per point of X; None takes the order of
+        the points if it says something, and else their places along the longest extent of X.
         Labels have a legend.
     lines : int
         How many lines to draw between points of X, spread over its extent, and their partners. They
@@ -162,7 +166,7 @@ def plot_match(
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
     if not isinstance(lines, Integral) or lines < 0:
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
-    source_colour = _structure(result) if colour is None else to_numpy(colour)
+    source_colour = _default_colour(result) if colour is None else to_numpy(colour)
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
@@ -204,7 +208,7 @@ def _draw_lines(
     for first, second in zip(*ends, strict=True):
         line = ConnectionPatch(
             first, second, "data", "data", axesA=ax[0], axesB=ax[1],
-            color="0.5", alpha=0.5, linewidth=0.6, zorder=0,
+            color="0.5", alpha=0.5, linewidth=0.6, zorder=1,
         )  # fmt: skip
         line.set_in_layout(False)
         figure.add_artist(line)
@@ -217,6 +221,22 @@ def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
     from mpl_toolkits.mplot3d import proj3d
 
     return np.column_stack(proj3d.proj_transform(*points.T, ax.get_proj())[:2])
+
+
+def _default_colour(result: Any) -> NDArray[Any]:
+    """Colour X by its order if neighbours in it are near each other, else along its extent."""
+    extension = getattr(result, "extension", None)
+    n = result.lazy_plan.shape[0]
+    if extension is None or n < 3:
+        return np.arange(n)
+    provider = extension.known.providers[0]
+    some = torch.linspace(0, n - 2, min(n - 1, _SCALING_POINTS), device=provider.device)
+    some = some.round().long()
+    block = provider.columns(some)
+    step = block[some + 1, torch.arange(len(some), device=some.device)]
+    return (
+        np.arange(n) if float(step.mean()) < _ORDERED * float(block.mean()) else _structure(result)
+    )
 
 
 def _structure(result: Any) -> NDArray[Any]:
@@ -345,7 +365,8 @@ def plot_alternatives(
         The points that were matched. With them the few points that were searched are drawn: X, and
         Y once for each of the first four alternatives, coloured by its match.
     colour : array-like, shape (n,), or None
-        One number or label per point of X; None takes its place along the longest extent of X.
+        One number or label per point of X; None takes the order of
+        the points if it says something, and else their places along the longest extent of X.
     ax : matplotlib Axes or None
         Where to draw the values; None makes one in a new figure. Matches have a new figure.
 
@@ -366,7 +387,10 @@ def plot_alternatives(
         if ax is not None:
             raise InvalidInputError("`ax` is for values; matches side by side have a new figure.")
         return _draw_matches(result, X, Y, colour)
-    names = [f"{place}: {item.relation or item.label}" for place, item in enumerate(found)]
+    names = [
+        textwrap.fill(f"{place}: {item.relation or 'the best'}", 30)
+        for place, item in enumerate(found)
+    ]
     values = [item.value for item in found]
     texts = [f"{value:.4g}" for value in values]
     ax = _draw_bars(ax, names, values, texts, ["C0"] + ["0.7"] * (len(found) - 1))
@@ -382,7 +406,7 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
 
     n, m = result.lazy_plan.shape
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
-    shade = _structure(result) if colour is None else to_numpy(colour)
+    shade = _default_colour(result) if colour is None else to_numpy(colour)
     if shade.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {shade.shape}."
@@ -477,7 +501,7 @@ def plot_confusion(
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
     ax = ax or _new_axes(2)
-    shown = ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    shown = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
             colour = "white" if value > 0.5 else "black"

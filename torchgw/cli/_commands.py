@@ -91,7 +91,11 @@ def add_commands(
     for parser in (score, plot):
         parser.add_argument("--labels-x", metavar="FILE", help="a label for each row of X")
         parser.add_argument("--labels-y", metavar="FILE", help="a label for each row of Y")
-    plot.add_argument("--kind", default="plan", choices=_KINDS)
+    plot.add_argument("--kind", default="plan", choices=_KINDS, help="(default: plan)")
+    plot.add_argument(
+        "--lines", type=int, default=0, metavar="N",
+        help="lines between matched points, with --kind clouds (default: 0)",
+    )  # fmt: skip
     transform.add_argument("points", help="new points, in the forms that align takes")
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
     for parser, what in (
@@ -251,12 +255,14 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
         points = [space.points for space in _spaces(result) if space.points is not None]
         if len(points) != 2:
             raise InvalidInputError("--kind clouds needs a result whose sides were points.")
-        colour = None if labels is None else np.unique(labels[0], return_inverse=True)[1]
+        colour = None if labels is None else labels[0]
         source, target = (
             figure.add_subplot(1, 2, place, projection="3d" if side.shape[1] >= 3 else None)
             for place, side in enumerate(points, start=1)
         )
-        plotting.plot_match(result, *points, colour=colour, ax=(source, target))
+        plotting.plot_match(
+            result, *points, colour=colour, lines=options.lines, ax=(source, target)
+        )
         return figure
     ax = figure.add_subplot()
     if options.kind == "plan":
