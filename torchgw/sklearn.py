@@ -295,7 +295,7 @@ def agreement_score(estimator: GWAligner, X: Any, y: Any = None) -> float:  # no
 
 
 # calls such as transform(Xs=...) would not pass scikit-learn's wrapper for other output types
-class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  # type: ignore[misc]
+class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  # type: ignore[call-arg, misc]
     """Domain adaptation in the manner of POT's ``ot.da`` transports.
 
     The parameters are the options of :func:`torchgw.solve`, and ``metric``: with ``"precomputed"``
@@ -307,6 +307,9 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     ----------
     result_ : GWResult
         The alignment.
+    n_iter_ : int
+        Outer iterations.
+    n_features_in_ : int
     coupling_ : ndarray, shape (n, m)
         The plan, as POT's transports have it; built when it is asked for.
     xs_, xt_ : ndarray
@@ -357,6 +360,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
             known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
             linear = ((source[:, None] != target) & known).astype(np.float64)
         self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
+        self.n_iter_ = self.result_.n_iters
         self._linear = linear is not None
         return self
 

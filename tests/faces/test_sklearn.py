@@ -171,7 +171,11 @@ class SelfTransport(GWTransport):
     """Aligns a domain with itself, as checks have one domain only."""
 
     def fit(self, X, y=None):
-        return super().fit(Xs=X, Xt=X + 1 if not hasattr(X, "iloc") and np.ndim(X) == 2 else X)
+        super().fit(Xs=X, Xt=X)
+        return self
+
+    def fit_transform(self, X, y=None):
+        return self.fit(X).transform(X)
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

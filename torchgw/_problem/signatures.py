@@ -108,8 +108,8 @@ def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr
         raise InvalidInputError(
             f"`features={name!r}` is made from the edges of a graph on both sides, and {what}. "
             "Pass graphs as X and Y (SciPy sparse, NetworkX, igraph, PyTorch Geometric data), or "
-            "adjacency matrices as D_X and D_Y, at most half of whose entries are not zero; or pass "
-            "your own features=(F_X, F_Y)."
+            "adjacency matrices as D_X and D_Y, at most half of whose entries are not zero; or "
+            "pass your own features=(F_X, F_Y)."
         )
     # edges of length zero are edges
     given.data = np.ones(len(given.data))
