@@ -35,12 +35,12 @@ __all__ = [
 
 # Rows or columns of the largest picture of a plan. [L317]
 _LARGEST_PICTURE = 4_000
-# Names in a legend at most, alternatives side by side, and letters below a picture. [L375]
+# Names in a legend at most, alternatives side by side, and letters below a picture. [L379]
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
 # Distance of successive points, over that of any two, below which their order means something.
-# [L375]
+# [L379]
 _ORDERED = 0.5
 # Points whose distances give the first coordinate of a side. [L318]
 _SCALING_POINTS = 200

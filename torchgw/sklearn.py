@@ -38,7 +38,7 @@ except ImportError as error:
     ) from error
 
 
-# Points whose distances are compared by a score. [L376]
+# Points whose distances are compared by a score. [L380]
 _SCORED = 1000
 
 

@@ -17,7 +17,7 @@ from torchgw._typing import Iteration
 
 __all__ = ["Progress", "messages", "progress", "verbose_progress"]
 
-# Iterations that the pace and the decrease of the changes are taken from. [L373]
+# Iterations that the pace and the decrease of the changes are taken from. [L377]
 _WINDOW = 12
 
 

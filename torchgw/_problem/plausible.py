@@ -10,14 +10,14 @@ from torchgw._tensors.memory import free_memory
 
 __all__ = ["check_tables_fit", "warn_of_far_points", "warn_of_transposed_points"]
 
-# Rows up to which points may be transposed, and how many columns there then are for each. [L372]
+# Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10
 # How many times as far as others a point is too far, and the share of the points that may be.
-# [L372]
+# [L376]
 _FAR = 100.0
 _FAR_SHARE = 0.01
-# Points that all others are compared with. [L372]
+# Points that all others are compared with. [L376]
 _COMPARED = 15
 
 

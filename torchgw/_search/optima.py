@@ -102,7 +102,7 @@ _WHY_OPEN = {
     "thorough": "{count} chains on all points did not agree on an optimum; there may be a better "
     "one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
-# Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L374]
+# Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L378]
 _PICKLED = 1e-4
 # Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25

@@ -14,14 +14,14 @@ from torchgw.distances.base import DistanceProvider
 __all__ = ["related"]
 
 # Coordinates that matches are compared in, and the extent of one, relative to the largest, below
-# which the target has none that way. [L370]
+# which the target has none that way. [L374]
 _AXES = 3
 _EXTENT = 0.15
-# Share of the spread that a rigid motion may leave unexplained. [L370]
+# Share of the spread that a rigid motion may leave unexplained. [L374]
 _RIGID = 0.15
-# Share of the spread by which a point has to be apart to count as going elsewhere. [L370]
+# Share of the spread by which a point has to be apart to count as going elsewhere. [L374]
 _ELSEWHERE = 0.5
-# Cosine of a turn up to which it is half a turn, and from which on it is none. [L370]
+# Cosine of a turn up to which it is half a turn, and from which on it is none. [L374]
 _STRAIGHT = 0.97
 
 

@@ -13,11 +13,11 @@ __all__ = ["forecast", "seconds_per_iteration"]
 
 logger = logging.getLogger(__name__)
 
-# Outer iterations of most solves: the least and the most. [L371]
+# Outer iterations of most solves: the least and the most. [L375]
 _FEWEST, _MOST = 15, 60
-# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L371]
+# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L375]
 _LONG = 60.0
-# Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L371]
+# Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
 
 
