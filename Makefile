@@ -16,7 +16,7 @@ help: ## list the targets
 # One stamp per extra; a stamp is remade when what it was installed from changes.
 $(VENV)/.installed-%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing torchgw[$*] into $(VENV) ..."
+	@echo "installing torchgw with its extra $* into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 

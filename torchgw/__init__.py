@@ -1,11 +1,13 @@
 """Gromov-Wasserstein optimal transport on PyTorch."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchgw import distances as distances
     from torchgw._api import solve as solve
+    from torchgw._errors import AmbiguityWarning as AmbiguityWarning
     from torchgw._errors import BackendUnavailableError as BackendUnavailableError
     from torchgw._errors import ConvergenceWarning as ConvergenceWarning
     from torchgw._errors import GraphWarning as GraphWarning
@@ -37,9 +39,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def _refuse_mixture(place: str) -> None:
+    """Refuse a folder into which PyPI's other project of this import name was installed as well."""
+    # its files and ours lie in one folder then, and whoever came last has overwritten some; what is
+    # installed says so without a look into them
+    beside = os.listdir(place) if os.path.isdir(place) else []
+    others = [
+        name
+        for name in beside
+        if name.startswith("torchgw-") and name.endswith((".dist-info", ".egg-info"))
+    ]
+    if others:
+        raise ImportError(
+            f"The distribution `torchgw` ({others[0]}) is installed in the same folder as this "
+            f"package, {place}. It is another project with the same import name, and each has "
+            "overwritten files of the other. Uninstall both (pip uninstall torchgw torch-gromov), "
+            "then install the one that you mean: this one is called torch-gromov, and is "
+            "installed from a checkout (pip install .)."
+        )
+
+
+_refuse_mixture(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 # A name is imported when it is first used; for type checkers they are imported above.
 _HOMES = {
     "solve": "torchgw._api",
+    "AmbiguityWarning": "torchgw._errors",
     "BackendUnavailableError": "torchgw._errors",
     "ConvergenceWarning": "torchgw._errors",
     "GraphWarning": "torchgw._errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -63,7 +63,7 @@ def solve(
     D_X: Any = None,  # noqa: N803
     D_Y: Any = None,  # noqa: N803
     M: Any = None,  # noqa: N803
-    features: tuple[Any, Any] | SignatureName | None = None,
+    features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
     loss: LossName = "square",
@@ -110,8 +110,8 @@ def solve(
     Parameters
     ----------
     X, Y : array-like of shape (n, d) and (m, d'), or graph, or DistanceProvider
-        Points; or a graph with edge lengths (SciPy sparse, NetworkX, PyTorch Geometric data). The
-        two sides may be of different kinds.
+        Points; or an undirected graph with edge lengths (SciPy sparse, NetworkX, igraph, PyTorch
+        Geometric data). The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1; uniform by default.
     distances : str, DistanceProvider, or a pair of these
@@ -138,15 +138,17 @@ def solve(
         has them made from the edges, whatever their lengths: ``"degree"``, ``"clustering"``,
         ``"heat"`` (heat that stays at a node, at five times) or ``"wl"`` (Weisfeiler-Lehman:
         degrees averaged with those of the neighbours, three times). They have a total variance of
-        one, and carry no gradients. See docs/fused.md.
+        one, and carry no gradients. Any other name is an attribute of the nodes of both graphs
+        (NetworkX, igraph, PyTorch Geometric): numbers, or words, of which different ones are at
+        distance one. See docs/fused.md.
     feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
         Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
         the first three nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused
         where that is too large.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
-        with ``features`` by name. 0 is a Wasserstein problem, which needs neither X and Y nor D_X
-        and D_Y.
+        with features made from the edges. 0 is a Wasserstein problem, which needs neither X and Y
+        nor D_X and D_Y.
     loss : {"square", "kl", "absolute"}
         How a distance x of two points of X is compared with a distance y of two points of Y:
         (x - y)^2; or x log(x / y) - x + y, which is not symmetric in X and Y, with logarithms of
@@ -277,7 +279,7 @@ def solve(
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
         Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
-        (``pip install 'torchgw[progress]'``), otherwise one line per outer iteration. The choices
+        (``pip install tqdm``), otherwise one line per outer iteration. The choices
         of backend and gradient go to ``logging.getLogger("torchgw")``.
     momentum : float, optional
         Former name of ``redraw``, deprecated.
@@ -303,6 +305,9 @@ def solve(
         If a neighbour graph was disconnected.
     SearchWarning
         If there may be a better optimum; the message is ``result.doubt``.
+    AmbiguityWarning
+        If another match costs nearly the same, as where a space is symmetric; the message says what
+        it is to the one returned.
 
     Notes
     -----
@@ -366,10 +371,11 @@ def solve(
         bool(verbose),
         factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
+        dense=gradient == "dense",
         # what was asked for as exact is not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
     )
-    by_name = isinstance(features, str)
+    by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))

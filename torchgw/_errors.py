@@ -16,6 +16,7 @@ import warnings
 from types import FrameType
 
 __all__ = [
+    "AmbiguityWarning",
     "BackendUnavailableError",
     "CacheWarning",
     "ConvergenceWarning",
@@ -83,6 +84,10 @@ class PerformanceWarning(TorchGWWarning):
 
 class SearchWarning(TorchGWWarning):
     """The search for an optimum ended without agreement; the message says what to do."""
+
+
+class AmbiguityWarning(SearchWarning):
+    """Another match costs nearly the same; the message says what it is to the one returned."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

@@ -1,8 +1,10 @@
-"""Drawings of a match. Needs matplotlib, which ``pip install 'torchgw[plot]'`` brings."""
+"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import textwrap
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +35,13 @@ __all__ = [
 
 # Rows or columns of the largest picture of a plan. [L317]
 _LARGEST_PICTURE = 4_000
+# Names in a legend at most, alternatives side by side, and letters below a picture. [L379]
+_MOST_NAMES = 20
+_SIDE_BY_SIDE = 4
+_WIDEST_NAMES = 44
+# Distance of successive points, over that of any two, below which their order means something.
+# [L379]
+_ORDERED = 0.5
 # Points whose distances give the first coordinate of a side. [L318]
 _SCALING_POINTS = 200
 
@@ -64,22 +73,56 @@ def plot_points(
     if ax is None:
         ax = _new_axes(len(coordinates))
     axes: Any = ax
-    colour = _as_scale(colour)
+    _check_depth(axes, coordinates)
+    _draw_points(axes, coordinates, _Shades.of(colour), size=size)
+    return axes  # type: ignore[no-any-return]
+
+
+class _Shades(NamedTuple):
+    """What points are coloured by, the same in all pictures of them."""
+
+    values: Any  # a number per point, or the place of its label; or what matplotlib takes
+    names: NDArray[Any] | None = None  # of labels
+    limits: tuple[float, float] | None = None  # of numbers
+
+    @classmethod
+    def of(cls, colour: Any) -> _Shades:
+        """Tell labels from numbers; a colour that is no array of one per point stays as it is."""
+        array = None if np.ndim(colour) != 1 else to_numpy(colour)
+        if array is None or array.size == 0:
+            return cls(colour)
+        if array.dtype.kind in "OUSb":
+            names, places = np.unique(as_labels("colour", colour), return_inverse=True)
+            return cls(places, names)
+        return cls(array, None, (float(np.nanmin(array)), float(np.nanmax(array))))
+
+    def at(self, index: NDArray[np.int64]) -> _Shades:
+        """Take those of some points."""
+        return self._replace(values=self.values[index])
+
+
+def _draw_points(
+    axes: Any, coordinates: list[NDArray[Any]], shades: _Shades, *, size: float, named: bool = True
+) -> None:
+    """Draw a cloud, with a legend of its labels."""
+    deep: dict[str, Any] = {"depthshade": False} if len(coordinates) == 3 else {}
+    if shades.names is None:
+        limits = dict(zip(("vmin", "vmax"), shades.limits or (), strict=False))
+        axes.scatter(*coordinates, s=size, c=shades.values, **limits, **deep)
+    else:
+        table = _colours_of(len(shades.names))
+        for place, name in enumerate(shades.names):
+            some = [part[shades.values == place] for part in coordinates]
+            axes.scatter(*some, s=size, color=table[place], label=str(name), **deep)
+        if named and len(shades.names) <= _MOST_NAMES:
+            axes.legend(frameon=False, fontsize="small", markerscale=max(1.0, 6 / size**0.5))
     if len(coordinates) == 3:
-        if not hasattr(axes, "set_zlim"):
-            raise InvalidInputError(
-                "`ax` must be three-dimensional for points of d >= 3. Make it by "
-                "add_subplot(projection='3d'), or pass points[:, :2]."
-            )
-        axes.scatter(*coordinates, s=size, c=colour, depthshade=False)
         # from high enough to see into a roll
         axes.view_init(elev=50)
         axes.set_aspect("equal")
     else:
-        axes.scatter(*coordinates, s=size, c=colour)
         axes.set_aspect("equal", adjustable="datalim")
     axes.locator_params(nbins=5)
-    return axes  # type: ignore[no-any-return]
 
 
 @reject_unknown
@@ -89,6 +132,7 @@ def plot_match(
     Y: Any,
     *,
     colour: Any = None,
+    lines: int = 0,
     ax: tuple[Axes, Axes] | None = None,
     size: float = 8.0,
 ) -> tuple[Axes, Axes]:
@@ -101,8 +145,12 @@ def plot_match(
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
-        One number or label per point of X; None takes the index, which suits points in a known
-        order.
+        One number or label per point of X; None takes the order of
+        the points if it says something, and else their places along the longest extent of X.
+        Labels have a legend.
+    lines : int
+        How many lines to draw between points of X, spread over its extent, and their partners. They
+        stay where they are if axes in space are turned afterwards.
     ax : pair of matplotlib Axes or None
         Where to draw X and Y; None makes both in a new figure.
     size : float
@@ -116,21 +164,86 @@ def plot_match(
     _check_result(result)
     n, m = result.lazy_plan.shape
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
-    source_colour = np.arange(n) if colour is None else to_numpy(_as_scale(colour))
+    if not isinstance(lines, Integral) or lines < 0:
+        raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
+    source_colour = _default_colour(result) if colour is None else to_numpy(colour)
     if source_colour.shape[:1] != (n,):
         raise InvalidInputError(
             f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
         )
-    partner = to_numpy(result.lazy_plan.argmax(axis=0))
     if ax is None:
         ax = _new_pair(len(source), len(target))
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
-    plot_points(X, colour=source_colour, ax=ax[0], size=size)
-    plot_points(Y, colour=source_colour[partner], ax=ax[1], size=size)
+    partner = to_numpy(result.lazy_plan.argmax(axis=0))
+    shades = _Shades.of(source_colour)
+    for axes, cloud in zip(ax, (source, target), strict=True):
+        _check_depth(axes, cloud)
+    _draw_points(ax[0], source, shades, size=size)
+    _draw_points(ax[1], target, shades.at(partner), size=size, named=False)
     ax[0].set_title("X")
     ax[1].set_title("Y, coloured by its match in X")
+    if lines:
+        _draw_lines(result, source, target, ax, int(lines))
     return ax
+
+
+def _draw_lines(
+    result: Any, source: list[NDArray[Any]], target: list[NDArray[Any]], ax: Any, count: int
+) -> None:
+    """Draw lines from some points of X, spread over its extent, to their partners."""
+    from matplotlib.patches import ConnectionPatch
+
+    n = len(source[0])
+    order = np.argsort(_structure(result), kind="stable")
+    rows = order[np.linspace(0, n - 1, min(n, count)).round().astype(int)]
+    partner = to_numpy(result.lazy_plan.argmax(axis=1))[rows]
+    figure = ax[0].figure
+    # places in space are known on the page once the layout is
+    figure.canvas.draw()
+    ends = [
+        _on_page(part[0], np.column_stack([column[index] for column in part[1]]))
+        for part, index in (((ax[0], source), rows), ((ax[1], target), partner))
+    ]
+    for first, second in zip(*ends, strict=True):
+        line = ConnectionPatch(
+            first, second, "data", "data", axesA=ax[0], axesB=ax[1],
+            color="0.5", alpha=0.5, linewidth=0.6, zorder=1,
+        )  # fmt: skip
+        line.set_in_layout(False)
+        figure.add_artist(line)
+
+
+def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
+    """Project points (p, d) to the plane that axes have on the page, (p, 2)."""
+    if points.shape[1] == 2:
+        return points
+    from mpl_toolkits.mplot3d import proj3d
+
+    return np.column_stack(proj3d.proj_transform(*points.T, ax.get_proj())[:2])
+
+
+def _default_colour(result: Any) -> NDArray[Any]:
+    """Colour X by its order if neighbours in it are near each other, else along its extent."""
+    extension = getattr(result, "extension", None)
+    n = result.lazy_plan.shape[0]
+    if extension is None or n < 3:
+        return np.arange(n)
+    provider = extension.known.providers[0]
+    some = torch.linspace(0, n - 2, min(n - 1, _SCALING_POINTS), device=provider.device)
+    some = some.round().long()
+    block = provider.columns(some)
+    step = block[some + 1, torch.arange(len(some), device=some.device)]
+    return (
+        np.arange(n) if float(step.mean()) < _ORDERED * float(block.mean()) else _structure(result)
+    )
+
+
+def _structure(result: Any) -> NDArray[Any]:
+    """Find places of X along its longest extent, or the order of its points if that is unknown."""
+    extension = getattr(result, "extension", None)
+    provider = None if extension is None else extension.known.providers[0]
+    return np.arange(result.lazy_plan.shape[0]) if provider is None else _extent(provider)
 
 
 @reject_unknown
@@ -170,17 +283,23 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     picture = np.divide(picture, largest, out=np.zeros_like(picture), where=largest > 0)
     ax = ax or _new_axes(2)
     extent = (-0.5, m - 0.5, n - 0.5, -0.5)
-    ax.imshow(picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased")
+    shown = ax.imshow(
+        picture, aspect="auto", extent=extent, cmap="magma_r", interpolation="antialiased"
+    )
+    ax.figure.colorbar(shown, ax=ax, label="share of the row's largest entry", shrink=0.8)
     as_given = isinstance(order, str) and order == "index"
     ax.set_xlabel("point of Y" if as_given else "point of Y, sorted by its matches")
     ax.set_ylabel("point of X" if as_given else "point of X, sorted")
-    ax.set_title("plan, each row over its maximum")
+    ax.set_title("plan")
     return ax
 
 
 @reject_unknown
 def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
-    """Draw epsilon, the marginal error and the change of the plan over the outer iterations.
+    """Draw epsilon, marginal error, change of the plan and dual value over the outer iterations.
+
+    The dual value, on an axis of its own at the right, is what an iteration knows of the objective;
+    the title has the objective itself, of the plan returned.
 
     Parameters
     ----------
@@ -211,15 +330,29 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     if whole and not whole[0]:
         last = whole.index(True) if any(whole) else len(whole)
         ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
+    dual = np.array([entry.dual for entry in history], dtype=float)
+    right = ax.twinx()
+    right.plot(iteration, dual, "--", color="0.4", label="dual value (right)")
+    right.set_ylabel("dual value")
+    right.margins(y=0.1)
     ax.set(yscale="log", xlabel="outer iteration")
-    ax.set_title(f"{result.status.name.lower().replace('_', ' ')}, value {result.value:.4g}")
-    ax.legend(frameon=False)
+    ended = result.status.name.lower().replace("_", " ")
+    ax.set_title(f"{ended}, objective {result.report.objective:.4g}, value {result.value:.4g}")
+    handles = [*ax.get_lines(), *right.get_lines()]
+    right.legend(handles=handles, frameon=False, fontsize="small", loc="upper right")
     return ax
 
 
 @reject_unknown
-def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
-    """Draw the values of the optima that a multi-start found, the best on top.
+def plot_alternatives(
+    result: GWResult,
+    X: Any = None,
+    Y: Any = None,
+    *,
+    colour: Any = None,
+    ax: Axes | None = None,  # noqa: N803
+) -> Any:
+    """Draw the optima that a multi-start found: their values, or their matches side by side.
 
     Values that are nearly equal mean that the data allow several alignments; pass one of
     ``result.alternatives`` as ``init`` to solve from there.
@@ -228,13 +361,19 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ----------
     result : GWResult
         Of `torchgw.solve(X, Y)`, with alternatives.
+    X, Y : array-like, shapes (n, d) and (m, d'), optional
+        The points that were matched. With them the few points that were searched are drawn: X, and
+        Y once for each of the first four alternatives, coloured by its match.
+    colour : array-like, shape (n,), or None
+        One number or label per point of X; None takes the order of
+        the points if it says something, and else their places along the longest extent of X.
     ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
+        Where to draw the values; None makes one in a new figure. Matches have a new figure.
 
     Returns
     -------
-    Axes
-        The axes drawn on.
+    Axes, or tuple of Axes
+        The axes drawn on: those of X and of each alternative if points are given.
     """
     _check_result(result, "alternatives")
     found = result.alternatives
@@ -242,7 +381,16 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
         raise InvalidInputError(
             "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
         )
-    names = [f"{place}: {item.label}" for place, item in enumerate(found)]
+    if (X is None) != (Y is None):
+        raise InvalidInputError("`X` and `Y` go together; only one was given.")
+    if X is not None:
+        if ax is not None:
+            raise InvalidInputError("`ax` is for values; matches side by side have a new figure.")
+        return _draw_matches(result, X, Y, colour)
+    names = [
+        textwrap.fill(f"{place}: {item.relation or 'the best'}", 30)
+        for place, item in enumerate(found)
+    ]
     values = [item.value for item in found]
     texts = [f"{value:.4g}" for value in values]
     ax = _draw_bars(ax, names, values, texts, ["C0"] + ["0.7"] * (len(found) - 1))
@@ -250,6 +398,36 @@ def plot_alternatives(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("objective of the coarse plan")
     ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
     return ax
+
+
+def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:  # noqa: N803
+    """Draw X, and Y as each of the first alternatives matches it."""
+    from matplotlib import pyplot
+
+    n, m = result.lazy_plan.shape
+    source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
+    shade = _default_colour(result) if colour is None else to_numpy(colour)
+    if shade.shape[:1] != (n,):
+        raise InvalidInputError(
+            f"`colour` must have shape ({n},), a number per point of X; got {shade.shape}."
+        )
+    shown = result.alternatives[:_SIDE_BY_SIDE]
+    count = len(shown) + 1
+    figure = pyplot.figure(figsize=(3.4 * count, 3.8), layout="constrained")
+    axes = [figure.add_subplot(1, count, 1, projection=_projection_of(len(source)))]
+    shades = _Shades.of(shade)
+    _draw_points(axes[0], source, shades, size=8.0)
+    axes[0].set_title("X", fontsize="medium")
+    for place, item in enumerate(shown):
+        ax = figure.add_subplot(1, count, place + 2, projection=_projection_of(len(target)))
+        rows, columns = to_numpy(item.source), to_numpy(item.target)
+        partner = rows[to_numpy(item.plan).argmax(axis=0)]
+        some = [part[columns] for part in target]
+        _draw_points(ax, some, shades.at(partner), size=8.0, named=False)
+        said = textwrap.fill(item.relation or "the best", 28)
+        ax.set_title(f"Y, alternative {place}: value {item.value:.4g}\n{said}", fontsize="medium")
+        axes.append(ax)
+    return tuple(axes)
 
 
 @reject_unknown
@@ -323,12 +501,22 @@ def plot_confusion(
     total = mass.sum(axis=1, keepdims=True)
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
     ax = ax or _new_axes(2)
-    ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    shown = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
             colour = "white" if value > 0.5 else "black"
             ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
-    ax.set_xticks(range(len(target)), [str(label) for label in target])
+    ax.figure.colorbar(shown, ax=ax, label="share of the mass of a row", shrink=0.8)
+    names = [str(label) for label in target]
+    # words side by side have to fit into the width of their columns
+    turned = max(map(len, names)) * len(names) > _WIDEST_NAMES
+    ax.set_xticks(
+        range(len(target)),
+        names,
+        rotation=45 if turned else 0,
+        ha="right" if turned else "center",
+        rotation_mode="anchor",
+    )
     ax.set_yticks(range(len(source)), [str(label) for label in source])
     ax.set(xlabel="label of Y", ylabel="label of X", title="share of each label's mass")
     return ax
@@ -385,11 +573,21 @@ def _check_result(result: Any, part: str = "lazy_plan") -> None:
         )
 
 
-def _as_scale(colour: Any) -> Any:
-    """Replace labels by their places in sorted order; numbers stay as they are."""
-    if np.ndim(colour) != 1 or to_numpy(colour).dtype.kind not in "OUS":
-        return colour
-    return np.unique(as_labels("colour", colour), return_inverse=True)[1]
+def _check_depth(axes: Any, coordinates: list[NDArray[Any]]) -> None:
+    """Refuse flat axes for points in space."""
+    if len(coordinates) == 3 and not hasattr(axes, "set_zlim"):
+        raise InvalidInputError(
+            "`ax` must be three-dimensional for points of d >= 3. Make it by "
+            "add_subplot(projection='3d'), or pass points[:, :2]."
+        )
+
+
+def _colours_of(count: int) -> Any:
+    """Choose so many colours that can be told apart."""
+    from matplotlib import colormaps
+
+    table = colormaps["tab10" if count <= 10 else "tab20" if count <= 20 else "turbo"]
+    return table(np.linspace(0, 1, count)) if count > 20 else table(np.arange(count))
 
 
 def _columns_of(points: Any, name: str = "points", count: int | None = None) -> list[NDArray[Any]]:
@@ -415,7 +613,8 @@ def _new_axes(dimensions: int) -> Axes:
     """Make axes in a new figure."""
     from matplotlib import pyplot
 
-    axes: Axes = pyplot.figure().add_subplot(projection=_projection_of(dimensions))
+    figure = pyplot.figure(layout="constrained")
+    axes: Axes = figure.add_subplot(projection=_projection_of(dimensions))
     return axes
 
 
@@ -440,10 +639,7 @@ def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np
             raise InvalidInputError(
                 f"`order` must be 'structure', 'index' or an array of shape ({n},); got {order!r}."
             )
-        extension = getattr(result, "extension", None)
-        provider = None if extension is None else extension.known.providers[0]
-        # without distances to sort by, the order that the points came in is as good as any
-        keys = np.arange(n) if provider is None else _extent(provider)
+        keys = _structure(result)
     else:
         keys = np.unique(to_numpy(order), return_inverse=True)[1]
         if keys.shape != (n,):

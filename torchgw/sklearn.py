@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn. Needs it: ``pip install 'torchgw[sklearn]'``."""
+"""Estimators for scikit-learn. Needs it: ``pip install scikit-learn``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import as_labels, to_numpy
-from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError
+from torchgw._boundary.checks import check_choice, reject_unknown
+from torchgw._boundary.graphs import as_graph
+from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.losses import LossName
@@ -23,20 +25,25 @@ from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Precision, Regularization, Storage
 from torchgw._typing import Iteration, Seed
+from torchgw.metrics import foscttm
 
-__all__ = ["GWAligner", "GWTransport"]
+__all__ = ["GWAligner", "GWTransport", "agreement_score"]
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install 'torchgw[sklearn]'"
+        "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install scikit-learn"
     ) from error
 
 
+# Points whose distances are compared by a score. [L380]
+_SCORED = 1000
+
+
 class _GWEstimator(BaseEstimator):  # type: ignore[misc]
-    """Every option of :func:`torchgw.solve` as a parameter."""
+    """Every option of :func:`torchgw.solve` as a parameter, and ``metric``."""
 
     @reject_unknown
     def __init__(
@@ -77,6 +84,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
         momentum: float | None = None,
+        metric: Literal["precomputed"] | None = None,
     ) -> None:
         given = locals()
         for name in self._get_param_names():
@@ -84,7 +92,12 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
         """Solve with the parameters as options."""
-        return solve(X, Y, **self.get_params(deep=False), **data)
+        options = self.get_params(deep=False)
+        metric = options.pop("metric")
+        check_choice("metric", metric, ("precomputed",), none=True)
+        if metric is None or as_graph("X", X) is not None:
+            return solve(X, Y, **options, **data)
+        return solve(D_X=X, D_Y=Y, **options, **data)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there is a result."""
@@ -95,7 +108,14 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
     """Carry points into the space of another data set, a transformer for pipelines.
 
     ``fit(X, Y)`` takes the target data in the place of ``y``; it may have another number of rows
-    and columns. The parameters are the options of :func:`torchgw.solve`.
+    and columns. The parameters are the options of :func:`torchgw.solve`, and ``metric``: with
+    ``"precomputed"`` X and Y are matrices of distances or sparse graphs, as in scikit-learn.
+    ``transform`` then takes distances to the points of X, shape (q, n), and returns the share that
+    each point of Y has in the match of a row, shape (q, m).
+
+    In a grid search the target goes in whole, ``search.fit(X, target=Y)``, whatever its size, and
+    parameters are compared by :func:`agreement_score` on rows held out. Where rows of X and Y are
+    known to be partners, ``search.fit(X, Y)`` compares by these instead, see :meth:`score`.
 
     Attributes
     ----------
@@ -127,6 +147,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         b: Any = None,
         init: Any = None,
         features: Any = None,
+        target: Any = None,
     ) -> GWAligner:
         """Align X with the target points.
 
@@ -143,22 +164,38 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         features : pair of array-like, shapes (n, f) and (m, f), optional
             Features that both sides share. New points are then mapped by ``result_.transform``,
             which takes theirs.
+        target : array-like, shape (m, d'), optional
+            Target points, in place of ``y``: folds of a cross-validation take the same rows of
+            ``y`` as of X, and leave a target of another size whole.
 
         Returns
         -------
         GWAligner
             Itself.
         """
-        X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
-        if y is None:
+        if (y is None) == (target is None):
+            what = "y to be passed, but the target y is None" if y is None else "one target"
             raise ValueError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None. Pass "
-                "the target points: fit(X, Y)."
+                f"{type(self).__name__} requires {what}. Pass the target points: fit(X, Y), or "
+                "fit(X, target=Y)."
             )
-        names = getattr(y, "columns", None)
-        target = check_array(y, dtype=[np.float64, np.float32], ensure_2d=False, input_name="y")
-        target = target.reshape(len(target), -1)
-        self.result_ = self._solve(X, target, {"a": a, "b": b, "init": init, "features": features})
+        target = y if target is None else target
+        names = getattr(target, "columns", None)
+        data = {"a": a, "b": b, "init": init, "features": features}
+        self._precomputed = self.metric == "precomputed"
+        if self._precomputed:
+            graphs = as_graph("X", X), as_graph("y", target)
+            X = X if graphs[0] is None else graphs[0]  # noqa: N806
+            target = target if graphs[1] is None else graphs[1]
+            X = validate_data(self, X, accept_sparse="csr", dtype=np.float64)  # noqa: N806
+            target = check_array(target, accept_sparse="csr", dtype=np.float64, input_name="y")
+            names = None
+        else:
+            X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
+            target = check_array(target, dtype=[np.float64, np.float32], ensure_2d=False,
+                                 input_name="y")  # fmt: skip
+            target = target.reshape(len(target), -1)
+        self.result_ = self._solve(X, target, data)
         self.n_iter_ = self.result_.n_iters
         self._n_features_out = target.shape[1]
         self._target_names = None if names is None else np.asarray(names, dtype=object)
@@ -168,13 +205,42 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
-        return to_numpy(self.result_.transform(X))
+        return self._map(X, self.result_.transform, 1)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
         X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
-        return to_numpy(self.result_.inverse_transform(X))
+        return self._map(X, self.result_.inverse_transform, 0)
+
+    def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:  # noqa: N803
+        """Map points, or distances to the known ones, to the other side."""
+        if not self._precomputed:
+            return to_numpy(method(X))
+        count = self.result_.lazy_plan.shape[other]
+        return to_numpy(method(D_new=X, values=np.eye(count)))
+
+    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+        """Score the map of some points: by their partners if these are known, else by distances.
+
+        Parameters
+        ----------
+        X : array-like, shape (q, d)
+            Points of the source space, best such as the fit has not seen.
+        y : array-like, shape (q, d'), optional
+            The true partner of each row of X.
+
+        Returns
+        -------
+        float
+            With ``y``: 1 - FOSCTTM, the mean share of other true partners that are farther from a
+            mapped point than its own; 1 is perfect and 0.5 is chance. Without:
+            :func:`agreement_score`.
+        """
+        if y is None or self.metric == "precomputed":
+            return agreement_score(self, X)
+        partners = check_array(y, ensure_2d=False, input_name="y")
+        return 1 - foscttm(self.transform(X), partners.reshape(len(partners), -1))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Name the columns of the target; ``gwaligner0`` and so on if they had no names."""
@@ -189,19 +255,61 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.two_d_labels = True
+        tags.input_tags.pairwise = self.metric == "precomputed"
+        tags.input_tags.sparse = self.metric == "precomputed"
         return tags
 
 
-class GWTransport(_GWEstimator):
+def agreement_score(estimator: GWAligner, X: Any, y: Any = None) -> float:  # noqa: N803
+    """Correlate distances among points with those among their images: no labels, no partners.
+
+    A scorer of scikit-learn: ``GridSearchCV(GWAligner(), grid, scoring=agreement_score)``.
+
+    Parameters
+    ----------
+    estimator : GWAligner
+        Fitted.
+    X : array-like, shape (q, d)
+        Points of the source space, best such as the fit has not seen; of more than 1,000, as many
+        evenly spaced rows are compared.
+    y : object, optional
+        Not used.
+
+    Returns
+    -------
+    float
+        Pearson's correlation of Euclidean distances, 1 where the map keeps distances up to a
+        factor; 0 where all images coincide. With ``metric="precomputed"``, where there are no
+        coordinates, ``result_.distance_correlation`` of the points that were fitted.
+    """
+    check_is_fitted(estimator)
+    if estimator.metric == "precomputed":
+        return float(estimator.result_.distance_correlation)
+    points = np.asarray(check_array(X), dtype=np.float64)
+    rows = np.linspace(0, len(points) - 1, min(len(points), _SCORED)).round().astype(int)
+    chosen = points[rows] if not hasattr(X, "iloc") else X.iloc[rows]
+    own, image = (pdist(part) for part in (points[rows], estimator.transform(chosen)))
+    if len(own) < 2 or own.std() == 0 or image.std() == 0:
+        return 0.0
+    return float(np.corrcoef(own, image)[0, 1])
+
+
+# calls such as transform(Xs=...) would not pass scikit-learn's wrapper for other output types
+class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  # type: ignore[call-arg, misc]
     """Domain adaptation in the manner of POT's ``ot.da`` transports.
 
-    The parameters are the options of :func:`torchgw.solve`. Unlike POT's, the two domains need not
-    share a space.
+    The parameters are the options of :func:`torchgw.solve`, and ``metric``: with ``"precomputed"``
+    Xs and Xt are matrices of distances, which labels and the coupling are transported by, but not
+    points. Unlike POT's, the two domains need not share a space. In a pipeline the target domain is
+    a parameter of the fit: ``pipeline.fit(Xs, ys, gwtransport__Xt=Xt)``.
 
     Attributes
     ----------
     result_ : GWResult
         The alignment.
+    n_iter_ : int
+        Outer iterations.
+    n_features_in_ : int
     coupling_ : ndarray, shape (n, m)
         The plan, as POT's transports have it; built when it is asked for.
     xs_, xt_ : ndarray
@@ -240,17 +348,19 @@ class GWTransport(_GWEstimator):
             Itself.
         """
         if Xs is None or Xt is None:
-            raise InvalidInputError("GWTransport.fit needs both domains: fit(Xs=Xs, Xt=Xt).")
-        self.xs_, self.xt_ = (
-            check_array(points, dtype=[np.float64, np.float32], input_name=name)
-            for points, name in ((Xs, "Xs"), (Xt, "Xt"))
-        )
+            raise InvalidInputError(
+                "GWTransport.fit needs both domains: fit(Xs=Xs, Xt=Xt), and in a pipeline "
+                "pipeline.fit(Xs, ys, gwtransport__Xt=Xt)."
+            )
+        self.xs_ = validate_data(self, Xs, dtype=[np.float64, np.float32])
+        self.xt_ = check_array(Xt, dtype=[np.float64, np.float32], input_name="Xt")
         linear = None
         if ys is not None and yt is not None:
             source, target = _labels(ys, len(self.xs_), "ys"), _labels(yt, len(self.xt_), "yt")
             known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
             linear = ((source[:, None] != target) & known).astype(np.float64)
         self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
+        self.n_iter_ = self.result_.n_iters
         self._linear = linear is not None
         return self
 
@@ -273,7 +383,8 @@ class GWTransport(_GWEstimator):
     def transform(self, Xs: Any) -> NDArray[np.float64]:  # noqa: N803
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = check_array(Xs, dtype=[np.float64, np.float32])  # noqa: N806
+        Xs = validate_data(self, Xs, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        self._refuse_distances()
         if np.array_equal(Xs, self.xs_):
             return to_numpy(self.result_.lazy_plan.barycentric(self.xt_))
         none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
@@ -283,10 +394,19 @@ class GWTransport(_GWEstimator):
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
         Xt = check_array(Xt, dtype=[np.float64, np.float32])  # noqa: N806
+        self._refuse_distances()
         if np.array_equal(Xt, self.xt_):
             return to_numpy(self.result_.lazy_plan.T.barycentric(self.xs_))
         none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
         return to_numpy(self.result_.inverse_transform(Xt, M_new=none))
+
+    def _refuse_distances(self) -> None:
+        """Refuse to map points where there were only distances."""
+        if self.metric == "precomputed":
+            raise UnsupportedError(
+                "Distances have no coordinates to map to: with metric='precomputed' use "
+                "transform_labels, coupling_, or GWAligner, which returns shares of the target."
+            )
 
     def transform_labels(self, ys: Any) -> NDArray[Any]:
         """Label each target point as most of its mass is where it comes from, shape (m,)."""

@@ -2,7 +2,8 @@
 
 Two copies of one network, one with its vertices renamed and some edges removed. Vertices are
 compared by their distances to all others along edges; names and attributes play no part. Edge
-weights are lengths, missing ones count as 1.
+weights are lengths, missing ones count as 1. Each vertex of the copy has the colour of its match:
+where the colours agree, it was found.
 """
 
 import networkx as nx
@@ -10,7 +11,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 import torchgw
-from torchgw.plotting import plot_plan
 
 graph = nx.les_miserables_graph()
 for _, _, edge in graph.edges(data=True):
@@ -19,8 +19,25 @@ for _, _, edge in graph.edges(data=True):
 nodes = list(graph)
 rng = np.random.default_rng(0)
 
-figure, axes = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-for ax, removed in zip(axes, (0, 20), strict=True):
+places = nx.kamada_kawai_layout(graph)
+# neighbours in the picture have similar colours
+around = {node: np.arctan2(*place) for node, place in places.items()}
+figure, axes = plt.subplots(1, 3, figsize=(13, 4.5), layout="constrained")
+
+
+def draw(ax, network, colours):
+    """Draw a network, the vertices where they are in the original."""
+    edges = nx.draw_networkx_edges(network, places, ax=ax, alpha=0.2)
+    dots = nx.draw_networkx_nodes(
+        network, places, ax=ax, node_size=60, cmap="hsv", vmin=-np.pi, vmax=np.pi,
+        node_color=[colours[node] for node in network],
+    )  # fmt: skip
+    return edges, dots
+
+
+draw(axes[0], graph, around)
+axes[0].set_title("the original")
+for ax, removed in zip(axes[1:], (0, 20), strict=True):
     order = rng.permutation(len(nodes))
     copy = nx.Graph()
     copy.add_nodes_from(nodes[place] for place in order)
@@ -37,5 +54,6 @@ for ax, removed in zip(axes, (0, 20), strict=True):
     same = np.mean([found[node] == node for node in nodes])
     kept = np.mean([copy.has_edge(found[u], found[v]) for u, v in graph.edges])
     print(f"{removed} edges removed: {same:.0%} of vertices found, {kept:.0%} of edges preserved")
-    plot_plan(result, order=np.arange(len(nodes)), ax=ax)
-    ax.set_title(f"{removed} of {graph.number_of_edges()} edges removed")
+    origin = [nodes[place] for place in result.lazy_plan.argmax(axis=0)]
+    draw(ax, copy, {node: around[other] for node, other in zip(copy, origin, strict=True)})
+    ax.set_title(f"{removed} edges removed: {same:.0%} of vertices found")

@@ -152,7 +152,7 @@ class TestApproximate:
 
     @pytest.mark.parametrize("d", [3, 40])
     def test_most_neighbours_are_found_and_all_distances_are_exact(self, d):
-        pytest.importorskip("faiss", reason="pip install 'torchgw[approximate]'")
+        pytest.importorskip("faiss", reason="pip install faiss-cpu")
         points = torch.tensor(cloud(600, d))
         found = neighbours.nearest_others(points, 8, "approximate")
         exact = neighbours.nearest_others(points, 8)

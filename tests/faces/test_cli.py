@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -19,7 +20,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._errors import InvalidInputError, PlanTooLargeError
 from torchgw.cli import main
-from torchgw.cli._files import read_array, read_weights
+from torchgw.cli._files import read_array, read_labels, read_side, read_weights
 
 SOLVE = ["--distances", "euclidean", "--epsilon", "1e-2", "--device", "cpu", "--seed", "0"]
 
@@ -170,9 +171,14 @@ def test_quiet_says_nothing(files, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_output_keeps_its_name(files):
-    main(["align", "X.npy", "Y.npy", "-o", "match.result", "-q", *SOLVE])
-    assert load("match.result")["matching"].shape == (30,)
+@pytest.mark.parametrize("output", ["match.result", "match", "match.csv", "match.npy"])
+def test_the_suffix_of_an_output_has_to_be_its_form(files, output, capsys, monkeypatch):
+    monkeypatch.setattr(torchgw, "solve", lambda **_: pytest.fail("it was solved"))
+    assert main(["align", "X.npy", "Y.npy", "-o", output, *SOLVE]) == 2
+    assert "what is written is .npz, so name it match.npz" in capsys.readouterr().err
+    command = ["align", "X.npy", "Y.npy", "-o", "out.npz", "--partners", "pairs.txt", *SOLVE]
+    assert main(command) == 2
+    assert "what is written is .csv or .tsv" in capsys.readouterr().err
 
 
 def refused(capsys, *arguments):
@@ -222,7 +228,8 @@ def test_bad_usage(arguments, files, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "usage: torchgw" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"torchgw( align)?: error: .* \(see torchgw.* --help\)$", line)
 
 
 def test_two_distances_are_a_pair(files):
@@ -288,7 +295,9 @@ def test_compressed_tables(name, tmp_path):
         ("text.csv", b"x,y\n1,2\n3,four\n", "four"),
         ("ragged.csv", b"1,2\n3\n", "columns"),
         ("hole.csv", b"1,2\n3,\n", "number"),
-        ("index.csv", b",x,y\n0,1,2\n1,3,4\n", "index"),
+        ("words.csv", b"x,kind\n1,a\n2,b\n", "--label-column kind"),
+        ("spaces.csv", b"1 2\n3 4\n", "separated by commas"),
+        ("semicolons.csv", b"x;y\n1;2\n", "separated by commas"),
         ("empty.csv", b"", "no rows"),
         ("header.csv", b"x,y\n", "no rows"),
         ("latin.csv", b"\xff\xfe1,2\n", "UTF-8"),
@@ -358,7 +367,7 @@ def test_demo(tmp_path, capsys):
 def test_demo_names_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchgw.cli._commands.find_spec", lambda name: None)
     assert main(["demo", "--output", str(tmp_path / "demo.png")]) == 2
-    assert "pip install 'torchgw[plot]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_demo_refuses_a_picture_before_the_work(tmp_path, capsys, monkeypatch):
@@ -378,7 +387,14 @@ def test_help_names_the_exit_codes(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["align", "--help"])
     assert stop.value.code == 0
-    assert "exit codes" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "exit codes" in printed
+    for text in (
+        "tolerance of the outer iterations (default: 1e-05)",
+        "(default: auto)",
+        "examples:",
+    ):
+        assert text in printed
 
 
 @pytest.mark.parametrize("output", ["X.npy", "Y.npy", "./X.npy", "both.npz", "a.npy", "out.csv"])
@@ -433,7 +449,7 @@ def test_reader_that_has_enough(files):
         ("1 2\n3 4\n", "separated by commas"),
         ("1,2\n3,\n", "row 2, column 2 is '', and every cell must be a number"),
         ("x,y\n1,2\n3,4\n5,6,7\n", "row 3 has 3 columns, and those before it 2"),
-        ("x,y\n1,2\n3,four\n", "row 2, column 2 is 'four'"),
+        ("x,y\n1,2\n3,four\n", "row 2, column 2 (y) is 'four'"),
     ],
 )
 def test_a_table_that_is_none_says_where(tmp_path, text, message):
@@ -446,3 +462,98 @@ def test_a_sparse_matrix_is_for_python(tmp_path):
     scipy.sparse.save_npz(tmp_path / "graph.npz", scipy.sparse.eye_array(3, format="csr"))
     with pytest.raises(InvalidInputError, match="SciPy sparse matrix. Align graphs in Python"):
         read_array(str(tmp_path / "graph.npz"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (",x,y\n0,1,2\n1,3,4\n", ["0", "1"]),
+        ("cell,x,y\nc 1,1,2\nc 2,3,4\n", ["c 1", "c 2"]),
+        ("c1,1,2\nc2,3,4\n", ["c1", "c2"]),
+        ("x,name,y\n1,a,2\n3,b,4\n", None),
+        ("x,y\n1,2\n3,4\n", None),
+    ],
+)
+def test_names_of_rows(text, ids, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    if "name" in text:
+        side = read_side(str(path), id_column="name")
+        assert side.ids.tolist() == ["a", "b"]
+    else:
+        side = read_side(str(path))
+        assert (None if side.ids is None else side.ids.tolist()) == ids
+    np.testing.assert_array_equal(side.points, [[1, 2], [3, 4]])
+
+
+def test_columns_of_tables(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("cell,kind,x,y\na,T cell,1,2\nb,B,3,4\n")
+    side = read_side(str(path), label_column="kind")
+    np.testing.assert_array_equal(side.points, [[1, 2], [3, 4]])
+    assert side.ids.tolist() == ["a", "b"]
+    assert side.labels.tolist() == ["T cell", "B"]
+    np.testing.assert_array_equal(read_array(f"{path}:y,x"), [[2, 1], [4, 3]])
+    assert read_labels(f"{path}:kind").tolist() == ["T cell", "B"]
+    with pytest.raises(InvalidInputError, match="no column named 'z'; the file has: cell, kind"):
+        read_array(f"{path}:z")
+
+
+def test_partners_have_names(files, clouds, capsys):
+    for name, points in (("x.csv", clouds[0]), ("y.csv", clouds[1])):
+        rows = [
+            f"{name[0]}{i},{'ab'[i % 2]}," + ",".join(map(str, p)) for i, p in enumerate(points)
+        ]
+        Path(name).write_text("\n".join(["id,kind,u,v,w", *rows]))
+    command = ["align", "x.csv", "y.csv", "-o", "out.npz", "--partners", "pairs.csv", *SOLVE]
+    assert main([*command, "--label-column", "kind"]) == 0
+    assert "pairs.csv, 30 rows" in capsys.readouterr().out
+    with open("pairs.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["X", "Y", "X_label", "Y_label", "share"]
+    assert [row[:2] for row in rows] == [[f"x{i}", f"y{j}"] for i, j in enumerate(clouds[2])]
+    assert [row[3] for row in rows] == ["ab"[j % 2] for j in clouds[2]]
+    plan = torchgw.load("out.npz").plan.numpy()
+    share = [float(row[4]) for row in rows]
+    np.testing.assert_allclose(share, plan.max(1) / plan.sum(1), rtol=1e-5)
+    assert main([*command, "--label-column", "sort"]) == 2
+    assert "--label-column sort: neither x.csv nor y.csv has it" in capsys.readouterr().err
+
+
+def test_partners_without_names_are_numbers(files, clouds):
+    command = ["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", "--partners", "p.tsv", *SOLVE]
+    assert main(command) == 0
+    table = np.loadtxt("p.tsv", delimiter="\t", skiprows=1)
+    np.testing.assert_array_equal(table[:, :2], np.column_stack([np.arange(30), clouds[2]]))
+
+
+def test_ambiguity_has_an_exit_code(files, capsys):
+    angle = np.linspace(0, 2 * np.pi, 30, endpoint=False)
+    np.save("ellipse.npy", np.column_stack([np.cos(angle), 2 * np.sin(angle)]))
+    assert main(["align", "ellipse.npy", "ellipse.npy", "-o", "out.npz", *SOLVE]) == 3
+    printed = capsys.readouterr()
+    assert "torchgw: warning: Ambiguous: two matches cost nearly the same" in printed.err
+    assert "alternative 1" in printed.out
+    assert "the first mirrored" in printed.out
+    stored = load()
+    assert stored["ambiguity"] > 0.9
+    assert stored["relations"][0] == ""
+    main(["info", "out.npz"])
+    assert "the first mirrored" in capsys.readouterr().out
+
+
+def test_a_time_limit_stops_and_writes(files, capsys):
+    command = ["align", "X.npy", "Y.npy", "-o", "out.npz", *SOLVE]
+    assert main([*command, "--time-limit", "0.000001"]) == 1
+    assert load()["status"] == "STOPPED"
+    assert load()["matching"].shape == (30,)
+    assert main([*command, "-q", "--time-limit", "10m"]) == 0
+    for odd in ("0", "-3", "soon", "inf"):
+        with pytest.raises(SystemExit):
+            main([*command, "--time-limit", odd])
+    assert "--time-limit" in capsys.readouterr().err
+
+
+def test_progress_has_a_total_and_an_end(files, capsys):
+    main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--max-iter", "77", *SOLVE])
+    assert "iteration 1 of at most 77" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_plot(kind, tmp_path):
 
 
 def test_transform(tmp_path):
-    output = tmp_path / "moved"
+    output = tmp_path / "moved.npy"
     assert main(["transform", "out.npz", "X.npy", "-o", str(output)]) == 0
     np.testing.assert_allclose(
         np.load(output), torchgw.load("out.npz").lazy_plan.barycentric(np.load("Y.npy")), atol=1e-8
@@ -151,7 +151,7 @@ def test_parquet(tmp_path):
     table[["a", "b"]].to_parquet(tmp_path / "t.parquet")
     table.to_parquet(tmp_path / "k.parquet")
     np.testing.assert_array_equal(read_array(str(tmp_path / "t.parquet")), [[1, 3], [2, 4]])
-    np.testing.assert_array_equal(read_array(f"{tmp_path}/t.parquet:b"), [3, 4])
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/t.parquet:b"), [[3], [4]])
     assert list(read_labels(f"{tmp_path}/k.parquet:kind")) == ["x", "y"]
     with pytest.raises(InvalidInputError, match="no column named 'c'; the file has: a, b"):
         read_array(f"{tmp_path}/t.parquet:c")
@@ -185,7 +185,7 @@ def test_readers_that_are_absent(tmp_path, monkeypatch):
     monkeypatch.setattr("torchgw.cli._files.find_spec", lambda name: None)
     for suffix in ("parquet", "h5ad"):
         (tmp_path / f"t.{suffix}").write_bytes(b"")
-        with pytest.raises(InvalidInputError, match=r"pip install 'torchgw\[files\]'"):
+        with pytest.raises(InvalidInputError, match=r"pip install (pandas pyarrow|anndata)$"):
             read_array(str(tmp_path / f"t.{suffix}"))
 
 
@@ -225,7 +225,7 @@ def test_bash_completes(capsys, tmp_path):
 def test_completion_names_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr("torchgw.cli._commands.find_spec", lambda name: None)
     assert main(["completion", "zsh"]) == 2
-    assert "pip install 'torchgw[completion]'" in capsys.readouterr().err
+    assert "pip install shtab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["moved.csv", "moved.tsv", "moved.npy"])
@@ -241,10 +241,13 @@ def test_points_are_not_written_elsewhere(name, capsys):
     assert f"cannot write {name}" in capsys.readouterr().err
 
 
-def test_words_in_a_table_are_no_labels(tmp_path):
-    (tmp_path / "labels.csv").write_text("label\nfar\nnear\n")
-    with pytest.raises(InvalidInputError, match=r"go into a `.txt` file, one per line"):
-        read_labels(str(tmp_path / "labels.csv"))
+def test_words_in_a_table_are_labels(tmp_path):
+    (tmp_path / "labels.csv").write_text("label\nfar away\nnear\n")
+    assert read_labels(str(tmp_path / "labels.csv")).tolist() == ["far away", "near"]
+    (tmp_path / "cells.csv").write_text("x,label\n1,far\n2,near\n")
+    assert read_labels(str(tmp_path / "cells.csv:label")).tolist() == ["far", "near"]
+    with pytest.raises(InvalidInputError, match=r"2 columns; name that of the labels as .*:NAME"):
+        read_labels(str(tmp_path / "cells.csv"))
 
 
 @pytest.mark.parametrize("name", ["none.npy", "none.npz:x", "none.csv", "none.h5ad:obs/x"])

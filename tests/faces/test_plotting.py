@@ -175,7 +175,8 @@ def test_points_of_any_dimension(dimensions, name):
 
 def test_demo_figure_draws_three_panels(result, clouds, tmp_path):
     figure = plot_demo(result, *clouds)
-    assert [axes.name for axes in figure.axes] == ["rectilinear", "3d", "rectilinear"]
+    assert [axes.name for axes in figure.axes] == ["rectilinear", "3d", *["rectilinear"] * 2]
+    assert figure.axes[3].get_ylabel() == "share of the row's largest entry"
     figure.savefig(tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert pyplot.get_fignums() == [], "a figure left in pyplot's list is never freed"
@@ -220,12 +221,54 @@ def test_missing_labels_are_refused(result):
         plot_confusion(result, list("ababa"), np.array(["a", None, "b", np.nan, "a"], dtype=object))
 
 
-def test_labels_are_colours(result, clouds, permutation):
+def test_labels_are_colours(result, clouds):
     labels = np.array(["b", "x", "b", "red", "x"], dtype=object)
     source, target = plot_match(result, *clouds, colour=labels)
-    np.testing.assert_array_equal(source.collections[0].get_array(), [0, 2, 0, 1, 2])
-    np.testing.assert_array_equal(target.collections[0].get_array()[permutation], [0, 2, 0, 1, 2])
-    assert len(set(plot_points(clouds[0], colour=list("ababc")).collections[0].get_array())) == 3
+    assert [text.get_text() for text in source.get_legend().get_texts()] == ["b", "red", "x"]
+    assert target.get_legend() is None
+    # the same colour for the same label on both sides, each of its own
+    shades = []
+    for axes in (source, target):
+        drawn = [tuple(part.get_facecolor()[0]) for part in axes.collections]
+        sizes = [len(part.get_offsets()) for part in axes.collections]
+        assert (len(set(drawn)), sizes) == (3, [2, 1, 2])
+        shades.append(drawn)
+    assert shades[0] == shades[1]
+    assert len(plot_points(clouds[0], colour=list("ababc")).collections) == 3
+
+
+def test_lines_lead_to_partners(result, clouds, permutation):
+    source, target = plot_match(result, *clouds, lines=3)
+    lines = source.figure.artists
+    assert len(lines) == 3
+    assert all(line.axesA is source and line.axesB is target for line in lines)
+    for line in lines:
+        (row,) = np.flatnonzero((clouds[0][:, :2] == line.xy1).all(1))
+        assert row in range(5)
+    assert len(plot_match(result, *clouds, lines=99)[0].figure.artists) == 5
+    for odd in (-1, 0.5, "all"):
+        with pytest.raises(InvalidInputError, match="number of lines"):
+            plot_match(result, *clouds, lines=odd)
+
+
+def test_alternatives_side_by_side():
+    angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    X = np.column_stack([np.cos(angle), 2 * np.sin(angle)])
+    result = torchgw.solve(X, X, distances="euclidean", random_state=0)
+    axes = plot_alternatives(result, X, X)
+    assert len(axes) == 1 + min(4, len(result.alternatives))
+    titles = [ax.get_title().replace("\n", " ") for ax in axes]
+    assert titles[0] == "X"
+    assert "the best" in titles[1]
+    for title, item in zip(titles[2:], result.alternatives[1:], strict=False):
+        assert item.relation in title
+    for ax, item in zip(axes[1:], result.alternatives, strict=False):
+        partner = item.source[item.plan.argmax(0)].numpy()
+        np.testing.assert_array_equal(ax.collections[0].get_array(), partner)
+    with pytest.raises(InvalidInputError, match="go together"):
+        plot_alternatives(result, X)
+    with pytest.raises(InvalidInputError, match="a new figure"):
+        plot_alternatives(result, X, X, ax=axes[0])
 
 
 def test_axes_that_do_not_fit(result, clouds):

@@ -6,20 +6,23 @@ import inspect
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from problems import isometric_copy
+from scipy.spatial.distance import cdist
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 
 from sklearn.base import clone  # noqa: E402
 from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 from sklearn.utils import estimator_checks as checks  # noqa: E402
 
 import torchgw  # noqa: E402
 from torchgw import InvalidInputError  # noqa: E402
-from torchgw.sklearn import GWAligner, GWTransport  # noqa: E402
+from torchgw.sklearn import GWAligner, GWTransport, agreement_score  # noqa: E402
 
 # What a solve takes as data rather than as an option, and gradients, which arrays do not have.
 DATA = {"X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init", "differentiable"}
@@ -49,7 +52,9 @@ def test_parameter_checks(check):
 def test_every_option_is_a_parameter(estimator):
     options = inspect.signature(torchgw.solve).parameters
     expected = {name: item.default for name, item in options.items() if name not in DATA}
-    assert estimator().get_params() == expected, "add the new options to torchgw/sklearn.py"
+    assert estimator().get_params() == expected | {"metric": None}, (
+        "add the new options to torchgw/sklearn.py"
+    )
 
 
 def test_pipeline_names_and_new_points():
@@ -160,3 +165,88 @@ def test_coupling_is_the_plan():
     assert not hasattr(transport, "coupling_")
     x = np.random.default_rng(0).normal(size=(20, 2))
     assert transport.fit(Xs=x, Xt=x[:15]).coupling_.sum(1) == pytest.approx(np.full(20, 1 / 20))
+
+
+class SelfTransport(GWTransport):
+    """Aligns a domain with itself, as checks have one domain only."""
+
+    def fit(self, X, y=None):
+        super().fit(Xs=X, Xt=X)
+        return self
+
+    def fit_transform(self, X, y=None):
+        return self.fit(X).transform(X)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.slow
+@checks.parametrize_with_checks([SelfTransport(distances="euclidean", max_iter=4, random_state=0)])
+def test_transport_passes_the_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_transport_in_a_pipeline():
+    x, y, answer = isometric_copy(40)
+    pipeline = make_pipeline(StandardScaler(with_std=False), GWTransport(distances="euclidean"))
+    pipeline.fit(x, None, gwtransport__Xt=y)
+    assert np.linalg.norm(pipeline.transform(x) - y[answer], axis=1).mean() < 0.1
+    with pytest.raises(InvalidInputError, match="gwtransport__Xt"):
+        pipeline.fit(x)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["partners", "no partners"])
+def test_a_grid_search_finds_what_works(known):
+    """A blur maps everything to the middle; other sizes on both sides, rows held out."""
+    x, y, answer = isometric_copy(60)
+    search = GridSearchCV(
+        GWAligner(distances="euclidean", n_init=4, random_state=0),
+        {"epsilon": [1e-3, 10.0]}, cv=3, error_score="raise",
+    )  # fmt: skip
+    if known:
+        search.fit(x, y[answer])
+    else:
+        search.fit(x, target=y[:55])
+    assert search.best_params_ == {"epsilon": 1e-3}
+    scores = search.cv_results_["mean_test_score"]
+    assert scores[0] > 0.9 > scores[1]
+    by_name = cross_val_score(
+        search.best_estimator_, x, cv=3, scoring=agreement_score, params={"target": y[:55]}
+    )
+    assert by_name.min() > 0.8
+
+
+@pytest.mark.parametrize("kind", ["matrix", "sparse"])
+def test_precomputed_is_scikit_learns(kind):
+    x, y, answer = isometric_copy(40)
+    D_X, D_Y = cdist(x, x), cdist(y, y)
+    if kind == "sparse":
+        D_X, D_Y = (scipy.sparse.csr_array(part) for part in (D_X, D_Y))
+    aligner = GWAligner(metric="precomputed", random_state=0).fit(D_X, D_Y)
+    np.testing.assert_array_equal(aligner.result_.lazy_plan.argmax(), answer)
+    shares = aligner.transform(cdist(x, x))
+    assert shares.shape == (40, 40)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    np.testing.assert_array_equal(shares.argmax(1), answer)
+    assert aligner.score(cdist(x, x)) > 0.99
+    if kind == "matrix":
+        search = GridSearchCV(aligner, {"epsilon": [1e-3, 10.0]}, cv=3, error_score="raise")
+        search.fit(D_X / D_X.max(), target=D_Y[:35, :35] / D_Y.max())
+        assert search.best_params_ == {"epsilon": 1e-3}
+        transport = GWTransport(metric="precomputed", random_state=0).fit(Xs=D_X, Xt=D_Y)
+        np.testing.assert_array_equal(transport.coupling_.argmax(1), answer)
+        with pytest.raises(torchgw.UnsupportedError, match="no coordinates"):
+            transport.transform(D_X)
+    with pytest.raises(InvalidInputError, match="`metric` must be"):
+        GWAligner(metric="cosine").fit(x, y)
+
+
+@pytest.mark.parametrize("estimator", [GWAligner, GWTransport])
+def test_parameter_errors_do_not_count_self(estimator):
+    match = rf"^{estimator.__name__}\(\) takes no arguments without a name; got 1\."
+    with pytest.raises(torchgw.InvalidTypeError, match=match):
+        estimator(3)
+    with pytest.raises(torchgw.InvalidTypeError, match="has no argument 'colour'") as caught:
+        estimator(colour=3)
+    assert "self" not in str(caught.value)
+    with pytest.raises(torchgw.InvalidTypeError, match=r"solve\(\) takes 2 arguments .* got 3"):
+        torchgw.solve(1, 2, 3)

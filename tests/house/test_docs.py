@@ -70,6 +70,12 @@ def input_files():
     for name, array in points.items():
         np.save(f"{name}.npy", array)
     np.save("partner.npy", rng.permutation(40))
+    table = [
+        "kind,x,y,z",
+        *(f"{k}," + ",".join(map(str, p)) for k, p in zip(kinds, points["X"], strict=True)),
+    ]
+    for name in ("a", "b"):
+        Path(f"{name}.csv").write_text("\n".join(table), encoding="utf-8")
     np.savez("data.npz", atac=points["Y"], other=kinds)
     np.savetxt("cells.csv", points["X"], delimiter=",", header="x,y,z", comments="")
     for name in ("x", "y", "types"):
@@ -98,7 +104,8 @@ def test_commands_run(page, tmp_path, monkeypatch):
             continue
         # enough to see that it runs
         command = command.replace("2000", "200")
-        assert main([*shlex.split(command), "--quiet"]) == 0, command
+        # what the files hold may have several matches of nearly the same cost
+        assert main([*shlex.split(command), "--quiet"]) in (0, 3), command
 
 
 def cited(program):

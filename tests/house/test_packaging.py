@@ -222,8 +222,9 @@ def test_every_module_is_found_by_name() -> None:
 
 
 def test_metadata() -> None:
-    metadata = importlib.metadata.metadata("torchgw")
-    requirements = importlib.metadata.requires("torchgw") or []
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="torchgw")
+    assert script.dist is not None
+    metadata, requirements = script.dist.metadata, script.dist.requires or []
     core = {
         re.split(r"[^A-Za-z0-9_-]", requirement)[0]
         for requirement in requirements
@@ -239,3 +240,34 @@ def test_metadata() -> None:
 def test_console_script() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="torchgw")
     assert script.value == "torchgw.cli:main"
+
+
+def test_the_name_of_another_project_is_not_ours_to_install() -> None:
+    """PyPI's torchgw is another project: what is missing is named by its own name."""
+    root = PACKAGE.parent
+    pages = [root / "README.md", *root.glob("docs/*.md"), *PACKAGE.rglob("*.py")]
+    # what the package for AnnData says is left to that page
+    pages = [page for page in pages if page.name != "anndata.py"]
+    told = [page.name for page in pages if re.search(r"pip install '?torchgw\[", page.read_text())]
+    assert not told
+    text = (root / "pyproject.toml").read_text()
+    assert re.search(r'^name = "torch-gromov"$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("suffix", ["dist-info", "egg-info"])
+def test_a_mixture_with_the_other_project_is_refused(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "torchgw").mkdir()
+    (tmp_path / "torchgw" / "__init__.py").write_text(MODULES[""].read_text())
+
+    def run() -> subprocess.CompletedProcess[str]:
+        code = [sys.executable, "-c", "import torchgw; print(torchgw.__version__)"]
+        return subprocess.run(code, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    (tmp_path / "torch_gromov-0.1.0.dist-info").mkdir()
+    assert run().stdout.strip() == torchgw.__version__
+    (tmp_path / f"torchgw-0.4.2.{suffix}").mkdir()
+    done = run()
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert f"torchgw-0.4.2.{suffix}" in done.stderr
+    assert "pip uninstall torchgw torch-gromov" in done.stderr

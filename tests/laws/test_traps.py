@@ -452,7 +452,7 @@ def test_autocast_does_not_reach_in(storage):
             plan = result.lazy_plan
             drawn = plan.sample(20, torch.Generator().manual_seed(0))
             parts = [plan @ Y, plan.rows([3]), plan.stored(), *plan.topk(2), *drawn]
-            return [torch.tensor(result.value), result.transform(X[:3]), *parts]
+            return [torch.tensor(result.value), torch.as_tensor(result.transform(X[:3])), *parts]
 
     for got, expected in zip(numbers(True), numbers(False), strict=True):
         assert torch.equal(got, expected)

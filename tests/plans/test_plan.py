@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import scipy.sparse
 import torch
 from problems import linear_problem
 
+import torchgw
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
 from torchgw._derivatives.attach import DifferentiablePlan
 from torchgw._plans.contract import Plan
@@ -266,3 +269,33 @@ def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
     monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
     with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
         plan.to_dense()
+
+
+def test_an_array_of_a_plan_is_its_matrix(monkeypatch):
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    result = torchgw.solve(X, X[:20], distances="euclidean", random_state=0)
+    for plan in (result.lazy_plan, result.lazy_plan.T, result.lazy_plan.rounded()):
+        array = np.asarray(plan)
+        assert array.shape == plan.shape
+        np.testing.assert_array_equal(array, plan.to_dense())
+        assert np.array(plan, dtype=np.float32).dtype == np.float32
+    with pytest.raises(torchgw.InvalidInputError, match="always new"):
+        np.array(result.lazy_plan, copy=False)
+    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    with pytest.raises(torchgw.PlanTooLargeError, match="to_sparse"):
+        np.asarray(result.lazy_plan)
+
+
+def test_a_pickle_is_small():
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    result = torchgw.solve(X, X[::-1], distances="sqeuclidean", random_state=0)
+    whole = sum(one.plan.nbytes for one in result.alternatives)
+    size = len(pickle.dumps(result))
+    assert size < 300_000 < whole
+    for one, again in zip(
+        result.alternatives, pickle.loads(pickle.dumps(result)).alternatives, strict=True
+    ):
+        assert one.relation == again.relation
+        assert (one.plan - again.plan).abs().sum() < 1e-4
+        # a copy is whole
+        assert torch.equal(copy.deepcopy(one).plan, one.plan)

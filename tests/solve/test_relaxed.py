@@ -452,7 +452,7 @@ def test_points_of_weight_zero_are_mapped(options):
     a[3] = 1
     result = torchgw.solve(X, Y, a=a, distances="euclidean", epsilon=2e-4, n_init=1, **options)
     mapped = result.lazy_plan.barycentric(Y)
-    torch.testing.assert_close(mapped, result.transform(X), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(mapped, result.transform(X), rtol=0, atol=1e-9)
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -473,7 +473,7 @@ def test_devices_agree(options, storage, device):
     assert result.lazy_plan.device.type == device
     assert result.log["objective"] == pytest.approx(expected.log["objective"], rel=1e-6)
     assert (result.plan.cpu() - expected.plan).abs().sum() < 1e-3
-    assert (result.transform(X[:7]).cpu() - expected.transform(X[:7])).abs().max() < 1e-2
+    assert np.abs(result.transform(X[:7]) - expected.transform(X[:7])).max() < 1e-2
     kinds = {one.plan.device.type for one in result.alternatives}
     assert kinds == {device}
     if options != {"unbalanced": 0.3}:

@@ -24,6 +24,7 @@ __all__ = [
     "check_plan",
     "check_points",
     "check_tensor",
+    "in_kind",
     "make_generator",
     "resolve_device",
     "to_numpy",
@@ -65,6 +66,12 @@ def to_tensor(name: str, value: Any) -> Tensor:
 def to_numpy(values: Any) -> NDArray[Any]:
     """Convert a tensor on any device, or an array-like, to NumPy."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def in_kind(given: Any, tensor: Tensor) -> Any:
+    """Return a tensor as what was given: NumPy's, unless that was a tensor or a like of it."""
+    foreign = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)
+    return tensor if isinstance(given, Tensor) or foreign else to_numpy(tensor)
 
 
 def as_labels(name: str, value: Any) -> NDArray[Any]:

@@ -38,6 +38,9 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
     """Make a function answer an unknown keyword with the nearest known one.
 
@@ -46,14 +49,28 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
     known = list(inspect.signature(function).parameters)
     inner = inspect.signature(nested[1]).parameters if nested else {}
 
+    kinds = [item.kind for item in inspect.signature(function).parameters.values()]
+    free = inspect.Parameter.VAR_POSITIONAL in kinds
+    placed = sum(kind in _BY_PLACE for kind in kinds)
+    method = known[:1] == ["self"]
+
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > placed and not free:
+            what = type(args[0]) if function.__name__ == "__init__" else function
+            count = placed - method
+            raise InvalidTypeError(
+                f"{what.__name__}() takes {count or 'no'} argument{'' if count == 1 else 's'} "
+                f"without a name; got {len(args) - method}. Pass the others by name, as "
+                f"{known[-1]}=..."
+            )
         for name in kwargs:
             if name in known:
                 continue
             near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
-            near += difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+            named = known[method:]
+            near += difflib.get_close_matches(name, named, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(named)}."
             if nested and name in inner:
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
             what = type(args[0]) if function.__name__ == "__init__" else function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import warnings
@@ -16,47 +17,115 @@ from torchgw._typing import Iteration
 
 __all__ = ["Progress", "messages", "progress", "verbose_progress"]
 
+# Iterations that the pace and the decrease of the changes are taken from. [L377]
+_WINDOW = 12
+
 
 class Progress:
-    """Callback of a solve that shows its progress: one moving line on a terminal, else many."""
+    """Callback of a solve that shows its progress: one moving line on a terminal, else many.
 
-    def __init__(self, stream: TextIO) -> None:
+    ``total`` is the largest number of iterations, and ``tol`` the change of the plan at which they
+    end; ``limit`` is a number of seconds after which the solve is asked to stop.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        total: int | None = None,
+        tol: float = 1e-5,
+        limit: float | None = None,
+    ) -> None:
         self._stream = stream
-        self._moving = stream.isatty()
+        self._moving = stream is not None and stream.isatty()
         self._last = -float("inf")
         self._open = False
+        self._total, self._tol, self._limit = total, tol, limit
+        self._start = time.monotonic()
+        # iteration, time and change of the iterations at the present epsilon and size
+        self._recent: list[tuple[int, float, float]] = []
+        self._stage: tuple[float, tuple[int, int]] | None = None
 
-    def __call__(self, state: Iteration) -> None:
-        """Show an iteration."""
+    def __call__(self, state: Iteration) -> bool:
+        """Show an iteration; True once the time is up."""
         now = time.monotonic()
-        if now - self._last < (0.1 if self._moving else 1.0):
-            return
-        self._last = now
+        stage = state.epsilon, state.shape
+        if stage != self._stage:
+            # the pace of another size, and changes at another epsilon, say nothing of these
+            self._recent, self._stage = self._recent[-1:] if self._stage else [], stage
+        self._recent.append((state.iteration, now, state.change))
+        done = self._limit is not None and now - self._start >= self._limit
+        if self._stream is not None and now - self._last >= (0.1 if self._moving else 1.0):
+            self._last = now
+            self._show(self._stream, state, now)
+        return done
+
+    def _show(self, stream: TextIO, state: Iteration, now: float) -> None:
+        """Write a line."""
+        of = "" if self._total is None else f" of at most {self._total}"
         line = (
-            f"iteration {state.iteration:5d}  epsilon {state.epsilon:.2e}  "
-            f"dual {state.dual:.6g}  marginal error {state.marginal_error:.1e}"
+            f"iteration {state.iteration + 1}{of}  epsilon {state.epsilon:.2e}  "
+            f"dual {state.dual:.6g}  marginal error {state.marginal_error:.1e}  "
+            f"{_duration(now - self._start)}{self._left(state)}"
         )
         # \x1b[K clears what a longer line left behind.
-        self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
-        self._stream.flush()
+        stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
+        stream.flush()
         self._open = self._moving
+
+    def _left(self, state: Iteration) -> str:
+        """Say how long it will take: about so long if changes shrink, else at most so long."""
+        recent = self._recent[-_WINDOW:]
+        if self._total is None or len(recent) < 2:
+            return ""
+        (first, start, _), (last, now, _) = recent[0], recent[-1]
+        pace = (now - start) / max(1, last - first)
+        most = self._total - 1 - state.iteration
+        left = _iterations_left(recent[1:], self._tol)
+        if left is None or left >= most:
+            return f", at most {_duration(most * pace)} left"
+        return f", about {_duration(left * pace)} left"
 
     def close(self) -> None:
         """End the moving line."""
-        if self._open:
+        if self._open and self._stream is not None:
             self._stream.write("\n")
             self._open = False
 
 
+def _iterations_left(recent: list[tuple[int, float, float]], tol: float) -> float | None:
+    """Extend the decrease of the changes to the tolerance; ``None`` if there is none."""
+    known = [(step, math.log(change)) for step, _, change in recent if 0 < change < math.inf]
+    if len(known) < _WINDOW // 2:
+        return None
+    steps, logs = zip(*known, strict=True)
+    middle = sum(steps) / len(steps)
+    spread = sum((step - middle) ** 2 for step in steps)
+    slope = sum((step - middle) * value for step, value in known) / spread
+    return None if slope >= 0 else max(0.0, (math.log(tol) - logs[-1]) / slope)
+
+
+def _duration(seconds: float) -> str:
+    """Write a time as people read it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[Progress | None]:
-    """Yield a callback that shows progress, or None if nothing is to be shown."""
-    shown = None if quiet or sys.stderr is None else Progress(sys.stderr)
+def progress(
+    quiet: bool, total: int | None = None, tol: float = 1e-5, limit: float | None = None
+) -> Iterator[Progress | None]:
+    """Yield a callback that shows progress and keeps a time limit, or None if it had no use."""
+    hidden = quiet or sys.stderr is None
+    if hidden and limit is None:
+        yield None
+        return
+    shown = Progress(None if hidden else sys.stderr, total, tol, limit)
     try:
         yield shown
     finally:
-        if shown is not None:
-            shown.close()
+        shown.close()
 
 
 @contextmanager

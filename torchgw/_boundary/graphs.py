@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["as_graph"]
+__all__ = ["as_graph", "attribute_names", "node_attribute"]
 
 
 def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
-    """Convert a graph of SciPy, NetworkX or PyTorch Geometric; ``None`` if the value is none."""
+    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none."""
     if scipy.sparse.issparse(value):
         return value
     if hasattr(value, "to_homogeneous"):
@@ -28,7 +28,77 @@ def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
         return _from_edge_index(name, value)
     if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
         return _from_networkx(name, value)
+    if _is_igraph(value):
+        return _from_igraph(name, value)
     return None
+
+
+def attribute_names(value: Any) -> list[str]:
+    """List the names of the attributes that nodes of a graph have, those of any of them."""
+    if _is_igraph(value):
+        return list(value.vs.attributes())
+    if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
+        return list(dict.fromkeys(str(key) for _, data in value.nodes(data=True) for key in data))
+    if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
+        keys = value.keys() if callable(value.keys) else value.keys
+        count = value.num_nodes
+        return [key for key in keys if len(getattr(value[key], "shape", ())) in (1, 2)
+                and value[key].shape[0] == count and not key.startswith("edge")]  # fmt: skip
+    return []
+
+
+def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
+    """Read an attribute of all nodes in their order, (n,) or (n, f), numbers or words."""
+    if _is_igraph(value):
+        listed = list(value.vs[key])
+    elif hasattr(value, "edge_index"):
+        return np.asarray(to_tensor(f"{name}.{key}", value[key]).cpu().numpy())
+    else:
+        listed = [data.get(key) for _, data in value.nodes(data=True)]
+    missing = sum(item is None for item in listed)
+    if missing:
+        raise InvalidInputError(
+            f"{missing} of the {len(listed)} nodes of `{name}` have no attribute {key!r}."
+        )
+    try:
+        array = np.asarray(listed)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"Attribute {key!r} of `{name}` has no one shape: {error}"
+        ) from error
+    return array if array.dtype.kind in "biuf" else array.astype(str)
+
+
+def _is_igraph(value: Any) -> bool:
+    return hasattr(value, "get_edgelist") and hasattr(value, "vcount") and hasattr(value, "es")
+
+
+def _from_igraph(name: str, value: Any) -> scipy.sparse.csr_array:
+    """Convert an igraph graph; an edge without a weight has length 1."""
+    if value.is_directed():
+        raise InvalidInputError(
+            f"`{name}` must be an undirected igraph graph; got a directed one. "
+            "Pass graph.as_undirected()."
+        )
+    if value.has_multiple():
+        raise InvalidInputError(
+            f"`{name}` must have one edge between two nodes; got parallel ones. Pass "
+            "graph.copy().simplify(), which keeps one of each."
+        )
+    n, weighted = value.vcount(), "weight" in value.es.attributes()
+    weights = list(value.es["weight"]) if weighted else [1.0] * value.ecount()
+    odd = [weight for weight in weights if not isinstance(weight, Real)]
+    if odd:
+        raise InvalidTypeError(
+            f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
+        )
+    ends = np.array(value.get_edgelist(), dtype=np.int64).reshape(-1, 2)
+    loops = ends[:, 0] == ends[:, 1]
+    rows = np.concatenate([ends[:, 0], ends[~loops, 1]])
+    columns = np.concatenate([ends[:, 1], ends[~loops, 0]])
+    data = np.asarray(weights, dtype=float)
+    data = np.concatenate([data, data[~loops]])
+    return scipy.sparse.csr_array((data, (rows, columns)), shape=(n, n))
 
 
 def _from_edge_index(name: str, value: Any) -> scipy.sparse.csr_array:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import scipy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.plans import (
     as_index,
     as_points_of,
@@ -220,6 +222,16 @@ class Plan(ABC):
         others = "`lazy_plan` (`plan @ V`, `topk`, `barycentric`) or `lazy_plan.to_sparse(k)`"
         check_fits(self.shape, self.dtype, self.device, others)
         return self.stored()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Build the matrix in NumPy, as :meth:`to_dense` does, for ``np.asarray(plan)``."""
+        if copy is False:
+            raise InvalidInputError(
+                "The entries of a plan are computed, so an array of them is always new. Drop "
+                "`copy=False`."
+            )
+        array = to_numpy(self.to_dense())
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     @exactly
     def stored(self) -> Tensor:

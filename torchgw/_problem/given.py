@@ -12,6 +12,7 @@ from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._problem.named import from_graphs
+from torchgw._problem.plausible import warn_of_transposed_points
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -74,6 +75,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
         )
     points = check_points(name, value)
+    warn_of_transposed_points(name, points)
     if _looks_like_distances(points):
         _warn_of_distances(name, spec)
     return GivenSpace(name, points=points)

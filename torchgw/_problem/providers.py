@@ -19,6 +19,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
+from torchgw._problem.plausible import check_tables_fit, warn_of_far_points
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
@@ -71,6 +72,8 @@ class DistanceOptions:
     exact: bool = True
     # Whether "auto" may take accurate factors where all pairs would fit.
     approximate: bool = False
+    # Whether tables of all pairs were asked for by `gradient="dense"`.
+    dense: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -122,6 +125,12 @@ def build_providers(
         for item, spec in zip(given, specs, strict=True)
     ]
     _refuse_unused(given, names, options)
+    check_tables_fit(
+        (given[0].n, given[-1].n),
+        (names[0] == "precomputed", names[-1] == "precomputed"),
+        device,
+        dense=options.dense,
+    )
     stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
     graphs = [
         _graph(item, options, stages) if name in from_graphs() else None
@@ -142,6 +151,8 @@ def build_providers(
         providers, given, names, graphs, "ab", weights, strict=True
     ):
         used = None if weight is None else as_weights(side, weight, provider.n, device) > 0
+        if item.points is not None and options.scale in ("auto", "max") and name not in ANGLES:
+            warn_of_far_points(item.name, side, item.points, used)
         divided, factor = _scale(
             provider, item.points, options.scale, used, computed=name != "given"
         )

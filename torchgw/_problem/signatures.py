@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances
-from torchgw._boundary.checks import check_choice
-from torchgw._boundary.graphs import as_graph
+from torchgw._boundary.graphs import as_graph, attribute_names, node_attribute
 from torchgw._errors import InvalidInputError
 from torchgw.distances import Geodesics, validate_graph
 
@@ -44,7 +43,8 @@ def named_features(
     """
     if not isinstance(features, str):
         return features  # type: ignore[no-any-return]
-    check_choice("features", features, get_args(SignatureName))
+    if features not in get_args(SignatureName):
+        return _attributes(features, sides)
     source, target = (
         _SIGNATURES[features](_adjacency(features, label, side, table))
         for label, side, table in zip("XY", sides, tables, strict=True)
@@ -56,6 +56,39 @@ def named_features(
     unit = spread * max(1, np.isfinite(spread).sum()) ** 0.5
     first, second = (torch.from_numpy((part - middle) / unit) for part in (source, target))
     return first, second
+
+
+def _attributes(key: str, sides: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Read an attribute of the nodes of both graphs: words one-hot, numbers as they compare."""
+    known = [attribute_names(side) for side in sides]
+    if any(key not in names for names in known):
+        has = " and ".join(
+            f"nodes of {label} have {', '.join(map(repr, names)) or 'none'}"
+            for label, names in zip("XY", known, strict=True)
+        )
+        raise InvalidInputError(
+            f"`features` must be one of {', '.join(map(repr, get_args(SignatureName)))}, an "
+            f"attribute of the nodes of both graphs, or a pair of arrays; got {key!r}, and {has}."
+        )
+    first, second = (
+        node_attribute(label, side, key) for label, side in zip("XY", sides, strict=True)
+    )
+    words = [part.dtype.kind == "U" for part in (first, second)]
+    if words[0] != words[1] or first.shape[1:] != second.shape[1:]:
+        raise InvalidInputError(
+            f"Attribute {key!r} must be of one kind on both sides; got {first.dtype} of shape "
+            f"{first.shape} and {second.dtype} of shape {second.shape}."
+        )
+    if words[0]:
+        names = np.unique(np.concatenate([first, second]))
+        # different words are at distance one
+        pair = [(part[:, None] == names) / 2**0.5 for part in (first, second)]
+    else:
+        pair = [part.reshape(len(part), -1).astype(float) for part in (first, second)]
+        pooled = np.concatenate(pair)
+        spread = pooled.std(0).max() * pooled.shape[1] ** 0.5 or 1.0
+        pair = [(part - pooled.mean(0)) / spread for part in pair]
+    return torch.from_numpy(pair[0]), torch.from_numpy(pair[1])
 
 
 def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr_array:
@@ -74,9 +107,9 @@ def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr
     if given is None:
         raise InvalidInputError(
             f"`features={name!r}` is made from the edges of a graph on both sides, and {what}. "
-            "Pass graphs as X and Y (SciPy sparse, NetworkX, PyTorch Geometric data), or adjacency "
-            "matrices as D_X and D_Y, at most half of whose entries are not zero; or pass your own "
-            "features=(F_X, F_Y)."
+            "Pass graphs as X and Y (SciPy sparse, NetworkX, igraph, PyTorch Geometric data), or "
+            "adjacency matrices as D_X and D_Y, at most half of whose entries are not zero; or "
+            "pass your own features=(F_X, F_Y)."
         )
     # edges of length zero are edges
     given.data = np.ones(len(given.data))

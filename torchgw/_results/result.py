@@ -9,7 +9,14 @@ from typing import Any
 import scipy
 from torch import Tensor
 
-from torchgw._errors import ConvergenceWarning, SearchWarning, UnsupportedError, warn_user
+from torchgw._boundary.arrays import in_kind
+from torchgw._errors import (
+    AmbiguityWarning,
+    ConvergenceWarning,
+    SearchWarning,
+    UnsupportedError,
+    warn_user,
+)
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
@@ -22,6 +29,7 @@ from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.report import Log, Report
 from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
+from torchgw._search.relation import related
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
@@ -215,6 +223,12 @@ class GWResult(Result):
         return self.status.converged
 
     @property
+    def is_ambiguous(self) -> bool:
+        """Whether another optimum costs nearly the same: ``ambiguity`` above 0.9."""
+        # NaN is not above it
+        return self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
+
+    @property
     def n_iters(self) -> int:
         """Outer iterations."""
         return len(self.history)
@@ -227,7 +241,7 @@ class GWResult(Result):
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
         F_new: Any = None,  # noqa: N803
-    ) -> Tensor:
+    ) -> Any:
         """Map new source points to the target without solving again.
 
         By one half-step the potentials of the solve give a new point x a row P_xj of the plan, up
@@ -251,8 +265,9 @@ class GWResult(Result):
 
         Returns
         -------
-        Tensor, shape (q, c), float64
-            Computed block by block, in memory that does not grow with q times n.
+        Tensor or ndarray, shape (q, c), float64
+            A tensor on the device of the plan for new points in a tensor, and NumPy's for those in
+            any other form. Computed block by block, in memory that does not grow with q times n.
 
         Raises
         ------
@@ -263,17 +278,18 @@ class GWResult(Result):
 
         Examples
         --------
-        >>> import numpy as np, torch, torchgw
+        >>> import numpy as np, torchgw
         >>> X = np.random.default_rng(0).normal(size=(60, 3))
         >>> result = torchgw.solve(X, X + 5, distances="euclidean", random_state=0)
         >>> moved = result.transform(X[:2])
-        >>> bool(torch.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2]))
+        >>> np.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2])
         True
         """
-        return map_new(
+        mapped = map_new(
             self.extension, self.lazy_plan, 0, values,
             points=X_new, table=D_new, linear=M_new, features=F_new,
         )  # fmt: skip
+        return in_kind(X_new if D_new is None else D_new, mapped)
 
     def inverse_transform(
         self,
@@ -283,16 +299,17 @@ class GWResult(Result):
         D_new: Any = None,  # noqa: N803
         M_new: Any = None,  # noqa: N803
         F_new: Any = None,  # noqa: N803
-    ) -> Tensor:
+    ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 
         ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
         (q, n).
         """
-        return map_new(
+        mapped = map_new(
             self.extension, self.lazy_plan, 1, values,
             points=Y_new, table=D_new, linear=M_new, features=F_new,
         )  # fmt: skip
+        return in_kind(Y_new if D_new is None else D_new, mapped)
 
     def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.
@@ -396,13 +413,17 @@ class GWResult(Result):
 
     def _warn_of_ambiguity(self) -> str:
         """Make lines for the summary if another optimum is nearly as good, or may be better."""
-        doubt = f"\n  {self.doubt}" if self.doubt else ""
-        # NaN is not above it
-        if not self.ambiguity > _AMBIGUOUS:
-            return doubt
-        return doubt + (
-            f"\n  Ambiguous: another optimum is nearly as good (ambiguity {self.ambiguity:.2f}). "
-            "See `alternatives`; pass one as `init`."
+        return "".join(f"\n  {text}" for text in (self.doubt, self._tell_ambiguity()) if text)
+
+    def _tell_ambiguity(self) -> str:
+        """Say what another optimum, if it is nearly as good, is to this one."""
+        if not self.is_ambiguous:
+            return ""
+        second = self.alternatives[1].relation or "another match"
+        return (
+            f"Ambiguous: two matches cost nearly the same (ratio {self.ambiguity:.2f}), and the "
+            f"second is {second}. The distances alone do not tell which is right: see "
+            "`result.alternatives` and pass one as `init`, or tell points apart by `features`."
         )
 
 
@@ -418,7 +439,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     table = None
     if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
         table = DenseCost(problem.linear.matrix.detach())
-    return GWResult(
+    result = GWResult(
         lazy_plan=ending.plan,
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,
@@ -436,7 +457,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         precision=strategy.precision,
         random_state=seed,
         report=Report.of(outcome, problem, sides),
-        alternatives=search.alternatives if search else (),
+        alternatives=related(search.alternatives, problem.source, problem.target) if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
         trials=search.trials if search else (),
         doubt=search.doubt if search else "",
@@ -451,3 +472,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
             table=table,
         ),
     )
+    ambiguous = result._tell_ambiguity()
+    if ambiguous:
+        warn_user(ambiguous, AmbiguityWarning)
+    return result

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,6 +102,8 @@ _WHY_OPEN = {
     "thorough": "{count} chains on all points did not agree on an optimum; there may be a better "
     "one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
+# Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L378]
+_PICKLED = 1e-4
 # Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
 
@@ -127,6 +129,8 @@ class Alternative:
     epsilon : float
         Where it is taken up as a start, as a share of the natural scale of the cost; 0 is the
         target.
+    relation : str
+        What the match is to the first one, such as "the first mirrored"; empty for that itself.
     """
 
     value: float
@@ -136,11 +140,36 @@ class Alternative:
     target: Tensor
     shape: tuple[int, int]
     epsilon: float = GUESS_EPSILON
+    relation: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep what matters of the plan, for pickle: 1e-4 of each row's mass may be missing."""
+        plan = self.plan.cpu()
+        row, column = (plan >= _PICKLED * plan.sum(1, keepdim=True) / plan.shape[1]).nonzero().T
+        short = torch.int16 if max(plan.shape) < 2**15 else torch.int32
+        entries = row.to(short), column.to(short), plan[row, column], tuple(plan.shape)
+        rest = {item.name: getattr(self, item.name) for item in fields(self)}
+        return _unpickled, (rest | {"plan": entries}, self.plan.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alternative:
+        """Copy the whole plan."""
+        return replace(self, plan=self.plan.clone())
 
     def __repr__(self) -> str:
         """Leave out the tensors."""
         s, t = self.plan.shape
-        return f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape})"
+        what = f", {self.relation}" if self.relation else ""
+        return (
+            f"Alternative({self.label!r}, value={self.value:.6g}, {s} x {t} of {self.shape}{what})"
+        )
+
+
+def _unpickled(parts: dict[str, Any], device: torch.device) -> Alternative:
+    """Build an alternative from its parts, the plan from its entries."""
+    row, column, values, shape = parts["plan"]
+    plan = values.new_zeros(shape)
+    plan[row.long(), column.long()] = values
+    return Alternative(**(parts | {"plan": plan.to(device)}))
 
 
 class Search(NamedTuple):

@@ -10,7 +10,7 @@ from torchgw._solve.options import Storage
 from torchgw._solve.precision import Dtypes
 from torchgw._tensors.memory import free_memory
 
-__all__ = ["cost_fits", "problem_seconds", "store_cost"]
+__all__ = ["cost_fits", "problem_seconds", "store_cost", "tiled_seconds"]
 
 
 class _Rates(NamedTuple):
@@ -73,8 +73,13 @@ def store_cost(
     times = [problem_seconds(device, dtype, shape, rank) for dtype in used]
     stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
     if tiled and device.type == "cpu":
-        streamed = _TILED_SECONDS * len(used) + _TILED_SHARE * streamed
+        streamed = tiled_seconds(streamed, len(used))
     return stored <= streamed
+
+
+def tiled_seconds(streamed: float, problems: int = 1) -> float:
+    """Model the time of streamed problems on a CPU once tiles are skipped."""
+    return _TILED_SECONDS * problems + _TILED_SHARE * streamed
 
 
 def cost_fits(device: torch.device, dtypes: Dtypes, shape: tuple[int, int]) -> bool:

@@ -20,6 +20,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
 from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
+from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import RESOLVED, promised_error
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
@@ -83,6 +84,7 @@ def solve_problem(
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
     strategy = choose_strategy(problem, options)
+    forecast(strategy)
     # in units of the mass of a partial plan
     scaled = strategy.problem
     sample = None

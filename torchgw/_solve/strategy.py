@@ -37,6 +37,7 @@ __all__ = [
     "annealed",
     "choose_strategy",
     "choose_tiling",
+    "cost_rank",
     "why_no_tiles",
 ]
 

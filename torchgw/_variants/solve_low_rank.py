@@ -109,7 +109,7 @@ def solve_low_rank(
     D_X: Any = None,  # noqa: N803
     D_Y: Any = None,  # noqa: N803
     M: Any = None,  # noqa: N803
-    features: tuple[Any, Any] | SignatureName | None = None,
+    features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
     n_neighbors: int | None = None,

@@ -91,7 +91,11 @@ def add_commands(
     for parser in (score, plot):
         parser.add_argument("--labels-x", metavar="FILE", help="a label for each row of X")
         parser.add_argument("--labels-y", metavar="FILE", help="a label for each row of Y")
-    plot.add_argument("--kind", default="plan", choices=_KINDS)
+    plot.add_argument("--kind", default="plan", choices=_KINDS, help="(default: plan)")
+    plot.add_argument(
+        "--lines", type=int, default=0, metavar="N",
+        help="lines between matched points, with --kind clouds (default: 0)",
+    )  # fmt: skip
     transform.add_argument("points", help="new points, in the forms that align takes")
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
     for parser, what in (
@@ -132,7 +136,7 @@ def _info(options: argparse.Namespace) -> int:
             if space.points is not None:
                 print(f"  {name}: points of shape {tuple(space.points.shape)}")
         for place, item in enumerate(result.alternatives):
-            print(f"  alternative {place}: {item.label}, value {item.value:.6g}")
+            print(f"  alternative {place}: value {item.value:.6g}, {item.relation or item.label}")
         return 0
     print(f"torchgw       {torchgw.__version__}")
     print(f"python        {platform.python_version()} on {platform.platform()}")
@@ -180,6 +184,7 @@ def _score(options: argparse.Namespace) -> int:
         "value": result.value,
         "marginal_error": result.marginal_error,
         "status": result.status.name,
+        "ambiguity": result.ambiguity,
     }
     spaces = _spaces(result)
     target = spaces[1].points if spaces else None
@@ -250,12 +255,14 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
         points = [space.points for space in _spaces(result) if space.points is not None]
         if len(points) != 2:
             raise InvalidInputError("--kind clouds needs a result whose sides were points.")
-        colour = None if labels is None else np.unique(labels[0], return_inverse=True)[1]
+        colour = None if labels is None else labels[0]
         source, target = (
             figure.add_subplot(1, 2, place, projection="3d" if side.shape[1] >= 3 else None)
             for place, side in enumerate(points, start=1)
         )
-        plotting.plot_match(result, *points, colour=colour, ax=(source, target))
+        plotting.plot_match(
+            result, *points, colour=colour, lines=options.lines, ax=(source, target)
+        )
         return figure
     ax = figure.add_subplot()
     if options.kind == "plan":
@@ -278,7 +285,7 @@ def _transform(options: argparse.Namespace) -> int:
     result = _alignment(options.result)
     points = read_array(options.points)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
-    write_array(options.output, mapped.cpu().numpy())
+    write_array(options.output, mapped)
     if not options.quiet:
         print(f"written          {options.output}, {mapped.shape[0]} points")
     return 0
@@ -288,7 +295,7 @@ def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be drawn or written, before the work."""
     if find_spec("matplotlib") is None:
         raise UnsupportedError(
-            "This draws with matplotlib, which is not installed: run `pip install 'torchgw[plot]'`."
+            "This draws with matplotlib, which is not installed: run `pip install matplotlib`."
         )
     from matplotlib.figure import Figure
 
@@ -387,8 +394,7 @@ def _completion(options: argparse.Namespace) -> int:
     """Print a completion script, which shtab makes."""
     if find_spec("shtab") is None:
         raise UnsupportedError(
-            "`torchgw completion` needs shtab, which is not installed: "
-            "run `pip install 'torchgw[completion]'`."
+            "`torchgw completion` needs shtab, which is not installed: run `pip install shtab`."
         )
     import shtab
 

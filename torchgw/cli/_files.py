@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,32 +16,79 @@ from numpy.typing import NDArray
 from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
 from torchgw._errors import InvalidInputError
 
-__all__ = ["check_output", "read_array", "read_labels", "read_weights", "write_array"]
+__all__ = [
+    "Side",
+    "check_output",
+    "has_column",
+    "read_array",
+    "read_labels",
+    "read_side",
+    "read_weights",
+    "write_array",
+    "write_table",
+]
 
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
-    "`file.h5ad:X` or `file.h5ad:obsm/NAME`"
+    "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`"
 )
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = ".gz"
 # Forms that hold several arrays, one of which is named after a colon.
-_WITH_MEMBERS = (".npz", ".h5ad", ".parquet")
+_WITH_MEMBERS = (".npz", ".h5ad", ".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+
+
+class Side(NamedTuple):
+    """The points of a side, and what its file says of each."""
+
+    points: NDArray[Any]  # (n, d)
+    ids: NDArray[Any] | None = None  # (n,), words
+    labels: NDArray[Any] | None = None  # (n,), words
 
 
 def read_array(name: str) -> NDArray[Any]:
     """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
+    return read_side(name).points
+
+
+def read_side(name: str, id_column: str | None = None, label_column: str | None = None) -> Side:
+    """Read points, and names and labels of them where the file has such.
+
+    Of a table the first column holds names if it has no name itself or holds words alone; another
+    can be chosen. Chosen columns are no coordinates.
+    """
     path, member = _split(name)
     suffix = _form(path)
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     _check_there(path)
-    if suffix in _DELIMITERS:
-        return _read_table(path, _DELIMITERS[suffix])
-    if suffix == ".parquet":
-        return _numeric(_read_parquet(path, member), name)
+    if suffix in (*_DELIMITERS, ".parquet"):
+        table = _read_columns(path)
+        return _side_of(table, path, member, id_column, label_column)
     if suffix == ".h5ad":
-        return _numeric(_read_h5ad(path, member), name)
-    return _numeric(_read_numpy(path, member), name)
+        data = _open_h5ad(path)
+        for column in (id_column, label_column):
+            if column is not None and column not in data.obs:
+                raise InvalidInputError(
+                    f"{path}: no column named {column!r} in obs, which has: "
+                    f"{', '.join(data.obs) or 'none'}."
+                )
+        ids = data.obs_names if id_column is None else data.obs[id_column]
+        labels = None if label_column is None else np.asarray(data.obs[label_column]).astype(str)
+        points = _numeric(_h5ad_member(path, data, member), name)
+        return Side(points, np.asarray(ids).astype(str), labels)
+    return Side(_numeric(_read_numpy(path, member), name))
+
+
+def has_column(name: str, column: str | None) -> bool:
+    """Whether a file is a table that has a column, or an AnnData file with it in ``obs``."""
+    path = _split(name)[0]
+    if column is None:
+        return False
+    _check_there(path)
+    if _form(path) == ".h5ad":
+        return column in _open_h5ad(path).obs
+    return _form(path) in (*_DELIMITERS, ".parquet") and column in _read_columns(path).names
 
 
 def read_labels(name: str) -> NDArray[Any]:
@@ -51,24 +99,34 @@ def read_labels(name: str) -> NDArray[Any]:
     if suffix == ".txt":
         labels = np.array(_read_text(path).split("\n"))
         labels = labels[:-1] if labels[-1] == "" else labels
-    elif suffix in (".h5ad", ".parquet"):
-        read = _read_h5ad if suffix == ".h5ad" else _read_parquet
-        labels = np.asarray(read(path, member))
+    elif suffix == ".h5ad":
+        labels = np.asarray(_h5ad_member(path, _open_h5ad(path), member))
         labels = labels.astype(str) if labels.dtype.kind == "O" else labels
+    elif _form(path) in (*_DELIMITERS, ".parquet"):
+        labels = _label_column(path, member)
     elif suffix in (".npy", ".npz"):
         labels = _read_numpy(path, member)
     else:
-        try:
-            labels = read_array(name)
-        except InvalidInputError as error:
-            raise InvalidInputError(
-                f"{error} Labels that are words go into a `.txt` file, one per line."
-            ) from error
+        labels = read_array(name)
     if labels.size == 0 or max(labels.shape) != labels.size:
         raise InvalidInputError(
             f"{name}: labels must be one per point; got an array of shape {labels.shape}."
         )
     return labels.reshape(-1)
+
+
+def _label_column(path: Path, member: str | None) -> NDArray[Any]:
+    """Read labels from a column of a table, which needs no name if it is the only one."""
+    table = _read_columns(path)
+    if member is not None:
+        return table.column(path, member)
+    if len(table.values) > 1:
+        raise InvalidInputError(
+            f"{path}: has {len(table.values)} columns; name that of the labels as {path}:NAME."
+        )
+    values = table.values[0]
+    numbers = values.dtype.kind != "U" or all(map(_is_number, values))
+    return values.astype(float) if numbers else values
 
 
 def _check_there(path: Path) -> None:
@@ -100,9 +158,11 @@ def _read_text(path: Path) -> str:
 def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> None:
     """Refuse an output that cannot be written, is an input, or has the name of another form."""
     check_writable(path)
-    others = {".npy", ".txt", _COMPRESSED, *_WITH_MEMBERS, *_DELIMITERS} - set(forms)
-    if path.suffix.lower() in others:
-        raise InvalidInputError(f"cannot write {path}: what is written is {' or '.join(forms)}.")
+    if path.suffix.lower() not in forms:
+        raise InvalidInputError(
+            f"cannot write {path}: what is written is {' or '.join(forms)}, so name it "
+            f"{path.stem}{forms[0]}."
+        )
     for name in inputs:
         if name is not None and path.exists() and _split(name)[0].resolve() == path.resolve():
             raise InvalidInputError(f"cannot write {path}: it is the input {name}.")
@@ -119,37 +179,144 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
             np.savetxt(file, array, fmt="%.17g", delimiter=delimiter)
 
 
-def _read_parquet(path: Path, member: str | None) -> NDArray[Any]:
-    """Read a table or one column of it."""
+def write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
+    """Write named columns as ``.csv`` or ``.tsv``, numbers with every digit that they have."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=_DELIMITERS[path.suffix.lower()], lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+    with written_whole(path) as file:
+        file.write(text.getvalue().encode())
+
+
+class _Columns(NamedTuple):
+    """A table as it was read: words, or numbers that were numbers in the file already."""
+
+    names: list[str]  # empty where the file has none
+    values: list[NDArray[Any]]
+
+    def column(self, path: Path, name: str) -> NDArray[Any]:
+        """Return a column by its name, of numbers if all of its cells are."""
+        if name not in self.names:
+            raise InvalidInputError(
+                f"{path}: no column named {name!r}; the file has: "
+                f"{', '.join(self.names) or 'no line of names'}."
+            )
+        values = self.values[self.names.index(name)]
+        numbers = values.dtype.kind != "U" or all(map(_is_number, values))
+        return values.astype(float) if numbers else values
+
+
+def _side_of(
+    table: _Columns, path: Path, member: str | None, id_column: str | None, label: str | None
+) -> Side:
+    """Take coordinates, names and labels apart."""
+    ids = labels = None
+    names, values = list(table.names), list(table.values)
+    if id_column is not None:
+        ids = table.column(path, id_column)
+    elif (names and not names[0].strip() and len(values) > 1) or _are_words(values):
+        ids = values[0]
+        names, values = names[1:], values[1:]
+    if label is not None:
+        labels = table.column(path, label)
+    if member is not None:
+        names = member.split(",")
+        values = [table.column(path, name) for name in names]
+    elif names:
+        kept = [i for i, name in enumerate(names) if name not in (id_column, label)]
+        names, values = [names[i] for i in kept], [values[i] for i in kept]
+    _check_numbers(path, names, values)
+    words = [None if part is None else _as_words(part) for part in (ids, labels)]
+    return Side(np.column_stack([part.astype(float) for part in values]), *words)
+
+
+def _as_words(values: NDArray[Any]) -> NDArray[Any]:
+    """Make words of names and labels; whole numbers stay whole."""
+    if values.dtype.kind == "f" and (values == np.round(values)).all():
+        values = values.astype(np.int64)
+    return values.astype(str)
+
+
+def _are_words(values: list[NDArray[Any]]) -> bool:
+    """Whether the first of several columns holds words alone, all others apart from it."""
+    return (
+        len(values) > 1
+        and values[0].dtype.kind == "U"
+        and not any(field.strip() == "" or _is_number(field) for field in values[0])
+    )
+
+
+def _check_numbers(path: Path, names: list[str], columns: list[NDArray[Any]]) -> None:
+    """Refuse a cell that is no number, and say where it is."""
+    for place, values in enumerate(columns):
+        bad = (
+            []
+            if values.dtype.kind != "U"
+            else [i for i, x in enumerate(values) if not _is_number(x)]
+        )
+        if not bad:
+            continue
+        name = f"{place + 1}" + (f" ({names[place]})" if names else "")
+        words = len(bad) == len(values) and names
+        what = (
+            f" If it holds labels, pass --label-column {names[place]}; or name the columns that "
+            f"are coordinates: {path}:NAME,NAME."
+            if words
+            else ""
+        )
+        raise InvalidInputError(
+            f"{path}: row {bad[0] + 1}, column {name} is {str(values[bad[0]])[:40]!r}, and every "
+            f"cell must be a number (rows are counted from 1, without the header).{what}"
+        )
+    if not columns:
+        raise InvalidInputError(f"{path}: has no columns of coordinates.")
+
+
+def _read_columns(path: Path) -> _Columns:
+    """Read all columns of a table."""
+    if _form(path) != ".parquet":
+        return _read_text_columns(path, _DELIMITERS[_form(path)])
+    table = _read_parquet(path)
+    names, values = [str(name) for name in table.columns], [np.asarray(table[n]) for n in table]
+    index = table.index
+    if index.dtype.kind not in "iu":
+        # pandas keeps names of rows as an index
+        names, values = ["", *names], [np.asarray(index), *values]
+    return _Columns(
+        names, [part if part.dtype.kind in "biuf" else part.astype(str) for part in values]
+    )
+
+
+def _read_parquet(path: Path) -> Any:
+    """Read a table."""
     if find_spec("pandas") is None or find_spec("pyarrow") is None:
         raise InvalidInputError(
-            f"{path}: parquet files need pandas and pyarrow: pip install 'torchgw[files]'"
+            f"{path}: parquet files need pandas and pyarrow: pip install pandas pyarrow"
         )
     import pandas
     from pyarrow.lib import ArrowException
 
     try:
-        table = pandas.read_parquet(path)
+        return pandas.read_parquet(path)
     except (ArrowException, OSError) as error:
         raise InvalidInputError(f"{path}: not a readable parquet file: {error}") from error
-    if member is None:
-        return np.asarray(table)
-    if member not in table.columns:
-        columns = ", ".join(map(str, table.columns))
-        raise InvalidInputError(f"{path}: no column named {member!r}; the file has: {columns}.")
-    return np.asarray(table[member])
 
 
-def _read_h5ad(path: Path, member: str | None) -> NDArray[Any]:
-    """Read X, or an entry of obsm, or a column of obs."""
+def _open_h5ad(path: Path) -> Any:
+    """Read an AnnData file."""
     if find_spec("anndata") is None:
-        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install 'torchgw[files]'")
+        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install anndata")
     import anndata
 
     try:
-        data = anndata.read_h5ad(path)
+        return anndata.read_h5ad(path)
     except (OSError, KeyError, ValueError) as error:
         raise InvalidInputError(f"{path}: not a readable h5ad file: {error}") from error
+
+
+def _h5ad_member(path: Path, data: Any, member: str | None) -> NDArray[Any]:
+    """Return X, or an entry of obsm, or a column of obs."""
     members = {f"{slot}/{key}": table[key] for slot in ("obsm", "obs")
                for table in [getattr(data, slot)] for key in table}  # fmt: skip
     if data.X is not None:
@@ -221,47 +388,57 @@ def _member(path: Path, members: list[str], wanted: str | None) -> str:
     return members[0] if wanted is None else wanted
 
 
-def _read_table(path: Path, delimiter: str) -> NDArray[Any]:
-    """Read numbers in columns, after an optional line of column names."""
+def _read_text_columns(path: Path, delimiter: str) -> _Columns:
+    """Read the columns of a text file as words, after an optional line of column names."""
     text = _read_text(path)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    names: list[str] = []
     if lines:
         fields = next(csv.reader(lines[:1], delimiter=delimiter))
-        if not fields[0].strip() and len(fields) > 1:
-            raise InvalidInputError(
-                f"{path}: the first column has no name, so it looks like a row index and not like "
-                "data; save the table without it (pandas: `index=False`)."
-            )
-        lines = lines[0 if all(map(_is_number, fields)) else 1 :]
+        first = fields[1:] if _has_names_of_rows(fields, lines, delimiter) else fields
+        if not all(map(_is_number, first)):
+            names, lines = fields, lines[1:]
     if not lines:
         raise InvalidInputError(f"{path}: has no rows of numbers.")
+    plain = _plain_numbers(lines, delimiter)
+    if plain is not None and len(names) in (0, plain.shape[1]):
+        return _Columns(names, list(plain.T))
+    _check_separators(path, lines[0], delimiter)
+    rows = list(csv.reader(lines, delimiter=delimiter))
+    width = len(names) or len(rows[0])
+    for count, row in enumerate(rows, start=1):
+        if len(row) != width:
+            raise InvalidInputError(
+                f"{path}: row {count} has {len(row)} columns, and those before it {width} (rows "
+                "are counted from 1, without the header)."
+            )
+    return _Columns(names, [np.array(column, dtype=str) for column in zip(*rows, strict=True)])
+
+
+def _has_names_of_rows(fields: list[str], lines: list[str], delimiter: str) -> bool:
+    """Whether a table without a line of names begins its rows with a word."""
+    second = next(csv.reader(lines[1:2], delimiter=delimiter), fields)
+    words = [len(row) > 1 and not _is_number(row[0]) for row in (fields, second)]
+    return all(words) and all(map(_is_number, fields[1:]))
+
+
+def _plain_numbers(lines: list[str], delimiter: str) -> NDArray[Any] | None:
+    """Read a table of nothing but numbers, the fast way; ``None`` if it is none."""
     try:
         return np.loadtxt(lines, delimiter=delimiter, ndmin=2, quotechar='"', comments=None)
-    except ValueError as error:
-        raise InvalidInputError(f"{path}: {_what_is_wrong(lines, delimiter)}") from error
+    except ValueError:
+        return None
 
 
-def _what_is_wrong(lines: list[str], delimiter: str) -> str:
-    """Name the cell that is no number, or the row that is shorter or longer than the others."""
-    counted = "(rows are counted from 1, without the header)"
-    width = None
-    for row, fields in enumerate(csv.reader(lines, delimiter=delimiter), start=1):
-        for column, field in enumerate(fields, start=1):
-            if _is_number(field):
-                continue
-            if any(mark in field for mark in (";\t " if len(fields) == 1 else ";\t")):
-                return (
-                    "columns must be separated by commas in a .csv file and by tabs in a .tsv "
-                    f"file; row {row} is {delimiter.join(fields)[:60]!r}."
-                )
-            return (
-                f"row {row}, column {column} is {field[:40]!r}, and every cell must be a number "
-                f"{counted}."
+def _check_separators(path: Path, line: str, delimiter: str) -> None:
+    """Refuse a table whose first row is one of numbers once other signs separate the columns."""
+    for mark in ";\t, ":
+        parts = [part.strip().replace(",", ".") for part in line.split(mark)]
+        if mark != delimiter and len(parts) > 1 and all(map(_is_number, parts)):
+            raise InvalidInputError(
+                f"{path}: columns must be separated by commas in a .csv file and by tabs in a .tsv "
+                f"file; row 1 is {line[:60]!r}."
             )
-        if width is not None and len(fields) != width:
-            return f"row {row} has {len(fields)} columns, and those before it {width} {counted}."
-        width = len(fields)
-    return "this is not a table of numbers."
 
 
 def _is_number(field: str) -> bool:

@@ -1,12 +1,14 @@
 """The command line: ``torchgw align``, and where the other commands are entered.
 
 Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
-is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written.
+is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written; 3
+converged to one of several matches that cost nearly the same, or that may cost less.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import signal
@@ -15,28 +17,40 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 
 import torchgw
+from torchgw._api import solve
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import messages, progress
-from torchgw._errors import PlanTooLargeError, TorchGWError, warn_user
+from torchgw._errors import InvalidInputError, PlanTooLargeError, TorchGWError, warn_user
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.named import NAMED, from_graphs
 from torchgw._sinkhorn.choose import BackendName
 from torchgw.cli._commands import add_commands, add_output_options, positive
-from torchgw.cli._files import check_output, read_array, read_weights
+from torchgw.cli._files import (
+    Side,
+    check_output,
+    has_column,
+    read_array,
+    read_side,
+    read_weights,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
 
 __all__ = ["main"]
 
+_DEFAULTS = inspect.signature(solve).parameters
+
 EXIT_CONVERGED = 0
 EXIT_INCOMPLETE = 1
 EXIT_REFUSED = 2
+EXIT_DOUBTFUL = 3
 # 128 and the number of the signal, as shells have it
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -46,8 +60,26 @@ _EXIT_CODES = """exit codes:
   0  converged
   1  not converged, or without the dense plan that was asked for; the result is written
   2  bad usage or input, or a solve that was refused; nothing is written
+  3  converged, and another match costs nearly the same or may cost less; the result is written
   130  interrupted, or 143 terminated; nothing is written
 """
+
+
+_EXAMPLES = """examples:
+  torchgw align X.npy Y.npy -o out.npz
+  torchgw align cells.csv data.npz:atac -o out.npz --partners partners.csv --n-neighbors 15
+  torchgw align a.csv:x,y b.csv --id-column name --label-column kind -o out.npz --time-limit 10m
+  torchgw align atac.h5ad:obsm/X_lsi rna.h5ad:obsm/X_pca -o out.npz --distances cosine
+
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose help has defaults."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and leave."""
+        self.exit(EXIT_REFUSED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,20 +159,20 @@ def _let_go_of_output() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="torchgw",
         description="Gromov-Wasserstein optimal transport.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"torchgw {torchgw.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands: Any = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_align(
         commands.add_parser(
             "align",
             help="match the rows of two files",
             description="Match the rows of two files by the distances inside each.",
-            epilog=_EXIT_CODES,
+            epilog=_EXAMPLES + _EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
@@ -168,6 +200,22 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--linear-cost", metavar="FILE", help="n x m linear cost M between the sides"
     )
+    parser.add_argument(
+        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
+        "first, if it has no name or holds words alone)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
+    )
+    parser.add_argument(
+        "--partners", metavar="FILE", type=Path,
+        help=".csv or .tsv file to write: for each row of X its partner in Y, by their names",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-limit", metavar="TIME", type=_seconds,
+        help="stop after so many seconds, or as 10m, 2h, and write what there is; looked at after "
+        "each outer iteration",
+    )  # fmt: skip
     stored = parser.add_argument_group("what else is stored")
     stored.add_argument("--dense", action="store_true", help="store all that is n x m or n x n")
     stored.add_argument("--plan", action="store_true", help="store the dense plan")
@@ -188,6 +236,10 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     names = []
 
     def add(flag: str, **settings: Any) -> None:
+        name = settings.get("dest", flag.removeprefix("--").replace("-", "_"))
+        default = _DEFAULTS[name].default
+        if default is not None and settings["help"] is not argparse.SUPPRESS:
+            settings["help"] += f" (default: {'no' if default is False else default})"
         # one that was not given is absent, so that defaults live in one place
         names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
 
@@ -238,7 +290,10 @@ def _align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
     inputs = options.X, options.Y, options.a, options.b, options.linear_cost
     check_output(options.output, (".npz",), *inputs)
-    sides = read_array(options.X), read_array(options.Y)
+    if options.partners is not None:
+        check_output(options.partners, (".csv", ".tsv"), *inputs)
+    columns = options.id_column, options.label_column
+    sides = _read_sides((options.X, options.Y), columns)
     settings = _solve_settings(options)
     weights: dict[str, Any] = {
         name: read_weights(file)
@@ -248,19 +303,56 @@ def _align(options: argparse.Namespace) -> int:
     if options.linear_cost is not None:
         weights["M"] = read_array(options.linear_cost)
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
-    given: dict[str, Any] = dict(zip(names, sides, strict=True))
-    with progress(options.quiet) as report:
+    given: dict[str, Any] = {name: side.points for name, side in zip(names, sides, strict=True)}
+    total, tol = (settings.get(name, _DEFAULTS[name].default) for name in ("max_iter", "tol"))
+    with progress(options.quiet, total, tol, options.time_limit) as report:
         result = torchgw.solve(**given, **weights, **settings, callback=report)
     contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
     complete = _add_plan(contents, result, options)
     result.save(options.output, dense=options.dense, extra=contents)
+    if options.partners is not None:
+        write_table(options.partners, _partners(result, sides))
     if not options.quiet:
         print(f"status           {result.status.name}: {result.status.advice}")
         print(f"value            {result.value:.6g}")
         print(f"marginal error   {result.marginal_error:.2e}")
         print(f"iterations       {result.n_iters}")
+        for place, item in enumerate(result.alternatives[1:], start=1):
+            print(f"alternative {place}    value {item.value:.6g}: {item.relation or item.label}")
         print(f"written          {options.output}")
-    return EXIT_CONVERGED if result.converged and complete else EXIT_INCOMPLETE
+        if options.partners is not None:
+            print(f"written          {options.partners}, {len(sides[0].points)} rows")
+    if not (result.converged and complete):
+        return EXIT_INCOMPLETE
+    return EXIT_DOUBTFUL if result.is_ambiguous or result.doubt else EXIT_CONVERGED
+
+
+def _read_sides(names: tuple[str, str], columns: tuple[str | None, str | None]) -> list[Side]:
+    """Read both sides; a column that is asked for has to be in one of them."""
+    for column, flag in zip(columns, ("--id-column", "--label-column"), strict=True):
+        if column is not None and not any(has_column(name, column) for name in names):
+            raise InvalidInputError(f"{flag} {column}: neither {names[0]} nor {names[1]} has it.")
+    return [
+        read_side(name, *(column if has_column(name, column) else None for column in columns))
+        for name in names
+    ]
+
+
+def _partners(result: GWResult, sides: Sequence[Side]) -> dict[str, Any]:
+    """Tabulate the partner of each row of X, its share of that row's mass, names and labels."""
+    values, columns = result.lazy_plan.topk(1)
+    partner, mass = to_numpy(columns)[:, 0], to_numpy(result.marginal_a)
+    share = np.divide(to_numpy(values)[:, 0], mass, out=np.zeros(len(mass)), where=mass > 0)
+    rows = np.arange(len(partner))
+    table: dict[str, Any] = {}
+    for kind, name in (("ids", ""), ("labels", "_label")):
+        for side, letter, index in zip(sides, "XY", (rows, partner), strict=True):
+            own = getattr(side, kind)
+            if own is not None:
+                table[letter + name] = own[index]
+            elif kind == "ids":
+                table[letter] = index
+    return table | {"share": share}
 
 
 def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
@@ -283,6 +375,9 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
         "epsilon": np.asarray(result.epsilon),
+        "ambiguity": np.asarray(result.ambiguity),
+        "doubt": np.asarray(result.doubt),
+        "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
         "converged": np.asarray(result.converged),
         "status": np.asarray(result.status.name),
         "advice": np.asarray(result.status.advice),
@@ -321,6 +416,16 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings
+
+
+def _seconds(text: str) -> float:
+    """Read a time in seconds, minutes or hours."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    seconds = float(number) * unit
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a positive time, got {text}")
+    return seconds
 
 
 def _number_or_auto(text: str) -> float | str:

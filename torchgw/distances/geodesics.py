@@ -250,7 +250,7 @@ def _run(
 def _bar(total: int, shown: bool) -> Iterator[Any]:
     """Show a progress bar, or do nothing in its place."""
     if shown and find_spec("tqdm") is None:
-        logger.info("no progress bar without tqdm: pip install 'torchgw[progress]'")
+        logger.info("no progress bar without tqdm: pip install tqdm")
         shown = False
     if not shown:
         yield SimpleNamespace(update=lambda count: None)

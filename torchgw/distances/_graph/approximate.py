@@ -29,8 +29,7 @@ def nearest_approximate(points: Tensor, n_neighbors: int) -> Tensor:
     # cores in no fixed order: two runs can differ in a few neighbours.
     if find_spec("faiss") is None:
         raise BackendUnavailableError(
-            "search='approximate' needs faiss: pip install 'torchgw[approximate]'. Or pass "
-            "search='exact'."
+            "search='approximate' needs faiss: pip install faiss-cpu. Or pass search='exact'."
         )
     import faiss
 

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+from torchgw._errors import TorchGWWarning
+from torchgw._problem import plausible
+
+
+def cloud(n=120, d=2, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def test_a_row_far_away_is_named():
+    X = cloud()
+    X[37] = 1e6
+    with pytest.warns(TorchGWWarning, match=r"Row 37 of `X` is 1\.41e\+06 away.*no weight in `a`"):
+        torchgw.solve(X, cloud(80, seed=1), random_state=0, distances="euclidean")
+    weights = np.full(120, 1 / 119)
+    weights[37] = 0
+    # without weight it has no say in the scale; heavy tails are no error
+    torchgw.solve(X, cloud(80, seed=1), a=weights, random_state=0, distances="euclidean")
+    with pytest.warns(TorchGWWarning, match="Row 120 of `Y`"):
+        plausible.warn_of_far_points(
+            "Y", "b", torch.from_numpy(np.concatenate([cloud(), [[1e4, 0]]])), torch.ones(121) > 0
+        )
+
+
+def test_heavy_tails_and_two_clusters_are_no_error():
+    rng = np.random.default_rng(0)
+    for points in (rng.standard_t(2, size=(500, 3)), np.concatenate([cloud(90), cloud(30) + 1e5])):
+        plausible.warn_of_far_points("X", "a", torch.from_numpy(points), None)
+
+
+def test_transposed_points_are_warned_of():
+    X, Y = cloud(500), cloud(400, seed=1)
+    with (
+        pytest.warns(TorchGWWarning, match="2 rows and 500 columns.*pass X.T"),
+        pytest.warns(TorchGWWarning, match="2 rows and 400 columns.*pass Y.T"),
+    ):
+        torchgw.solve(X.T, Y.T, random_state=0)
+    # a few dozen samples of thousands of genes are no mistake
+    torchgw.solve(cloud(24, 400), cloud(20, 300, seed=1), random_state=0, n_init=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"gradient": "dense"}, "gradient='dense'"), ({"distances": "precomputed"}, "landmark")],
+)
+def test_what_cannot_fit_is_refused_before_the_work(monkeypatch, options, what):
+    monkeypatch.setattr(plausible, "free_memory", lambda device: 2**20)
+    stages = "torchgw._problem.providers.Preparation"
+    monkeypatch.setattr(stages, lambda *_, **__: pytest.fail("work was begun"))
+    with pytest.raises(torchgw.UnsupportedError, match=r"at least 0\.0 GiB.*Pass") as refused:
+        torchgw.solve(cloud(600), cloud(600, seed=1), random_state=0, **options)
+    assert what in str(refused.value)

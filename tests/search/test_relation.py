@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+import torchgw
+
+
+def points_on(kind):
+    rng = np.random.default_rng(0)
+    if kind == "segment":
+        return np.linspace(0, 1, 60)[:, None] * [1.0, 2.0]
+    if kind == "ellipse":
+        angle = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+        return np.column_stack([np.cos(angle), 2 * np.sin(angle)])
+    half = rng.uniform(size=(30, 2)) * [1, 3] + [0.2, 0]
+    return np.concatenate([half, half * [-1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("segment", {"the first read backwards"}),
+        (
+            "ellipse",
+            {
+                "the first turned by 180 degrees",
+                "the first mirrored",
+                "the first mirrored, with its longest extent read backwards",
+            },
+        ),
+        ("two halves", {"the first mirrored"}),
+    ],
+)
+def test_symmetries_are_named_and_warned_of(kind, expected):
+    X = points_on(kind)
+    order = np.random.default_rng(1).permutation(len(X))
+    with pytest.warns(torchgw.AmbiguityWarning, match="nearly the same.*second is the first"):
+        result = torchgw.solve(X, X[order], distances="euclidean", random_state=0)
+    equal = [
+        item for item in result.alternatives if item.value < 1.05 * result.alternatives[0].value
+    ]
+    assert equal[0].relation == ""
+    assert {item.relation for item in equal[1:]} == expected
+    assert equal[1].relation in repr(result)
+    assert equal[1].relation in repr(equal[1])
+
+
+def test_relations_are_true(tmp_path):
+    X = points_on("ellipse")
+    with pytest.warns(torchgw.AmbiguityWarning):
+        result = torchgw.solve(X, X, distances="euclidean", random_state=0)
+    first, *others = result.alternatives
+
+    def partners(match):
+        return X[match.target[match.plan.argmax(1)].numpy()]
+
+    for other in others:
+        if other.plan.shape != first.plan.shape:
+            continue
+        turn = np.linalg.lstsq(partners(first), partners(other), rcond=None)[0]
+        sign = {
+            "the first turned by 180 degrees": [-1, -1],
+            "the first mirrored": [-1, 1],
+            "the first mirrored, with its longest extent read backwards": [1, -1],
+        }[other.relation]
+        assert np.abs(turn - np.diag(sign)).max() < 0.15
+    result.save(tmp_path / "result.npz")
+    again = torchgw.load(tmp_path / "result.npz")
+    assert [one.relation for one in again.alternatives] == [
+        one.relation for one in result.alternatives
+    ]
+
+
+def test_unrelated_matches_and_one_match():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 5)) * 5
+    X = np.repeat(centres, 15, 0) + rng.normal(size=(90, 5)) / 2
+    result = torchgw.solve(X, X[::-1], distances="euclidean", random_state=0)
+    told = [item.relation for item in result.alternatives]
+    assert result.ambiguity < 0.5
+    assert told[0] == ""
+    assert any(text.startswith("another match, which sends") for text in told[1:])

@@ -1,0 +1,86 @@
+"""Input that can be solved and was probably meant otherwise, or that cannot fit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
+from torchgw._tensors.memory import free_memory
+
+__all__ = ["check_tables_fit", "warn_of_far_points", "warn_of_transposed_points"]
+
+# Rows up to which points may be transposed, and how many columns there then are for each. [L376]
+_FEW_ROWS = 10
+_MANY_COLUMNS = 10
+# How many times as far as others a point is too far, and the share of the points that may be.
+# [L376]
+_FAR = 100.0
+_FAR_SHARE = 0.01
+# Points that all others are compared with. [L376]
+_COMPARED = 15
+
+
+def warn_of_transposed_points(name: str, points: Tensor) -> None:
+    """Warn of very few points in very many dimensions."""
+    n, d = points.shape
+    if 1 < n <= _FEW_ROWS and d >= _MANY_COLUMNS * n:
+        warn_user(
+            f"`{name}` has {n} rows and {d} columns, and is taken as {n} points in {d} "
+            f"dimensions. Rows are points: pass {name}.T if these are {d} points.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_far_points(name: str, weight: str, points: Tensor, used: Tensor | None) -> None:
+    """Warn of a few points that are so far away that the others have no distances beside theirs."""
+    if used is not None:
+        # a point without weight has no say in the scale
+        rows = used.to(points.device).nonzero()[:, 0]
+        points = points[rows]
+    count = len(points)
+    if count <= 2 * _COMPARED:
+        return
+    some = torch.linspace(0, count - 1, _COMPARED, device=points.device).round().long()
+    apart = torch.cdist(points, points[some]).median(1).values
+    typical = float(apart.median())
+    far = (apart > _FAR * typical).nonzero()[:, 0]
+    if typical == 0 or not 0 < len(far) <= max(1.0, _FAR_SHARE * count):
+        return
+    worst = int(apart.argmax())
+    row = worst if used is None else int(rows[worst])
+    others = "" if len(far) == 1 else f" ({len(far)} rows are that far away)"
+    warn_user(
+        f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
+        f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "
+        f"and their match means little. If that is an error, drop the row, or give it no weight "
+        f"in `{weight}`.",
+        TorchGWWarning,
+    )
+
+
+def check_tables_fit(
+    sizes: tuple[int, int], stored: tuple[bool, bool], device: torch.device, *, dense: bool
+) -> None:
+    """Refuse distances of all pairs, and dense gradients, that exceed the free memory.
+
+    ``stored`` says of which sides a table of all pairs will be made. This is the least that is
+    needed, in float32, and known before any work.
+    """
+    n, m = sizes
+    entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
+    # the cost, the plan and one of them in the making
+    entries += 3 * n * m if dense else 0
+    needed, free = 4 * entries, free_memory(device) if entries else 0
+    if needed <= free:
+        return
+    what = "gradient='dense'" if dense else "distances='precomputed'"
+    instead = (
+        "gradient='auto', which streams the cost or samples it"
+        if dense
+        else "distances='landmark', of low rank, or 'dijkstra', computed as they are read"
+    )
+    raise UnsupportedError(
+        f"`{what}` stores tables of {n:,} x {m:,} points, at least {needed / 2**30:,.1f} GiB, and "
+        f"{free / 2**30:,.1f} GiB are free on {device}. Pass {instead}."
+    )

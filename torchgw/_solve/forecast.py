@@ -1,0 +1,56 @@
+"""What a solve on a CPU will take, said before it begins."""
+
+from __future__ import annotations
+
+import logging
+
+from torchgw._errors import PerformanceWarning, warn_user
+from torchgw._solve.cost_model import problem_seconds, tiled_seconds
+from torchgw._solve.strategy import Strategy, cost_rank
+from torchgw.distances.points import PointDistance
+
+__all__ = ["forecast", "seconds_per_iteration"]
+
+logger = logging.getLogger(__name__)
+
+# Outer iterations of most solves: the least and the most. [L375]
+_FEWEST, _MOST = 15, 60
+# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L375]
+_LONG = 60.0
+# Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
+_PRODUCT = 55.0
+
+
+def forecast(strategy: Strategy) -> None:
+    """Log what an outer iteration on a CPU will take, and warn if a solve takes minutes."""
+    problem = strategy.problem
+    if problem.source.device.type != "cpu":
+        return
+    each = seconds_per_iteration(strategy)
+    logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
+    least, most = (min(count, strategy.options.max_iter) * each for count in (_FEWEST, _MOST))
+    if least > _LONG:
+        warn_user(
+            f"{problem.source.n:,} x {problem.target.n:,} points take about {each:.2g} s for each "
+            f"outer iteration on this CPU, and a solve usually {_FEWEST} to {_MOST} of them: "
+            f"{least / 60:.0f} to {most / 60:.0f} minutes. `callback` and `verbose=True` show "
+            "progress; fewer points, `solve_low_rank` or a GPU are faster.",
+            PerformanceWarning,
+        )
+
+
+def seconds_per_iteration(strategy: Strategy) -> float:
+    """Model the time of one outer iteration on a CPU, in seconds."""
+    problem, dtype = strategy.problem, strategy.dtypes.loop
+    shape = n, m = problem.source.n, problem.target.n
+    rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
+    stored, streamed = problem_seconds(problem.source.device, dtype, shape, rank)
+    if strategy.store or rank == 0:
+        seconds = stored
+    else:
+        # tiles of the plan are empty where points lie on curves; of clouds nearly all are kept
+        clouds = any(isinstance(one, PointDistance) for one in (problem.source, problem.target))
+        whole = strategy.tiling is None or clouds
+        seconds = streamed if whole else tiled_seconds(streamed)
+    products = n * m * (n + m) if strategy.gradient == "dense" else 0
+    return seconds + 1e-12 * _PRODUCT * products
