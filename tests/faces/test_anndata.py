@@ -12,7 +12,7 @@ import scipy.sparse
 from problems import SHARED, isometric_copy
 from scipy.spatial.distance import cdist
 
-anndata = pytest.importorskip("anndata", reason="needs anndata (pip install 'torchgw[anndata]')")
+anndata = pytest.importorskip("anndata", reason="needs anndata (pip install anndata)")
 
 from hostile import ANYTHING  # noqa: E402
 

@@ -10,7 +10,7 @@ from hostile import ANYTHING
 from problems import isometric_copy
 from scipy.stats import special_ortho_group
 
-anndata = pytest.importorskip("anndata", reason="needs anndata (pip install 'torchgw[anndata]')")
+anndata = pytest.importorskip("anndata", reason="needs anndata (pip install anndata)")
 
 import pandas as pd  # noqa: E402
 

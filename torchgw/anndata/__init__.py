@@ -1,4 +1,4 @@
-"""Alignment of AnnData objects. Needs anndata: ``pip install 'torchgw[anndata]'``."""
+"""Alignment of AnnData objects. Needs anndata: ``pip install anndata scikit-learn``."""
 
 from __future__ import annotations
 
