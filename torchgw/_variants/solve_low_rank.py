@@ -184,7 +184,7 @@ scale, device
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
-    options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
+    options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
     with torch.no_grad():
         sides = build_providers(
             (X, Y),
