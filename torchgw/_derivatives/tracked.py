@@ -272,7 +272,8 @@ def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: boo
             raise UnsupportedError(
                 f"`{name}` requires a gradient, and geodesics have none: the neighbour graph and "
                 "its shortest paths jump when points move. Pass distances='sqeuclidean', "
-                "'euclidean', 'cosine' or 'poincare', or `D_X`, `D_Y` that you computed differentiably."
+                "'euclidean', 'cosine' or 'poincare', or `D_X`, `D_Y` that you computed "
+                "differentiably."
             )
 
 

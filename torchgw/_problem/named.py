@@ -19,7 +19,14 @@ from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["NAMED", "DistanceName", "NamedDistance", "from_graphs", "of_curvature", "pair_of_distances"]
+__all__ = [
+    "NAMED",
+    "DistanceName",
+    "NamedDistance",
+    "from_graphs",
+    "of_curvature",
+    "pair_of_distances",
+]
 
 DistanceName = Literal[
     "auto",
@@ -70,7 +77,9 @@ def _constant_curvature(
     made = [CurvedDistance(points, model, curvature=value) for points, value in sides]
     if stages.n_landmarks is None:
         return [*made]
-    return [NystromDistance(each.to(stages.device, each.dtype), stages.n_landmarks) for each in made]
+    return [
+        NystromDistance(each.to(stages.device, each.dtype), stages.n_landmarks) for each in made
+    ]
 
 
 NAMED: dict[str, NamedDistance] = {

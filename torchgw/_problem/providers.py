@@ -219,7 +219,9 @@ def _make(
         places = [place for place, other in enumerate(names) if other == name != "given"]
         if places:
             entry = NAMED[name]
-            sources = [graphs[place] if entry.graph else given[place].points for place in places]
+            sources: list[Any] = [
+                graphs[place] if entry.graph else given[place].points for place in places
+            ]
             if entry.curved:
                 sources = [
                     (part, curvatures[place]) for place, part in zip(places, sources, strict=True)

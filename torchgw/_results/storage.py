@@ -334,7 +334,9 @@ def _build_side(parts: dict[str, Any]) -> SolvedSide:
     made: DistanceProvider
     if space.curvature is not None:
         assert space.points is not None
-        made = CurvedDistance(space.points, cast(CurvedModel, space.metric), curvature=space.curvature)
+        made = CurvedDistance(
+            space.points, cast(CurvedModel, space.metric), curvature=space.curvature
+        )
     elif space.metric is not None:
         assert space.points is not None
         made = PointDistance(space.points.double(), cast(PointMetric, space.metric))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ _BLOCK_ELEMENTS = 2**24
 # [L370]
 _ROUNDINGS = 256
 # Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64.
+# [L370]
 _DEEPEST = 350.0
 
 
@@ -172,8 +173,8 @@ class _Place(Protocol):
     def to(self, device: torch.device) -> _Place:
         """Move the points to another device."""
 
-    def between(self, other: _Place) -> Tensor:
-        """Compute distances, shape (n, s)."""
+    def between(self, other: Any) -> Tensor:
+        """Compute the distances to others of the same kind, shape (n, s)."""
 
     def order(self) -> tuple[Tensor, Tensor]:
         """Make tables whose products, L @ R.T, are in the order of the distances."""
@@ -183,7 +184,7 @@ class _Ball(NamedTuple):
     """Points by their coordinates in the Poincare ball."""
 
     points: Tensor  # (n, d)
-    factor: Tensor  # (n,) (1 - |y|^2)^(-1/2)
+    factor: Tensor  # (n,) ((1 - c |x|^2) / sqrt(c))^(-1/2)
 
     @property
     def device(self) -> torch.device:
@@ -195,7 +196,7 @@ class _Ball(NamedTuple):
     def to(self, device: torch.device) -> _Ball:
         return _Ball(*(part.to(device) for part in self))
 
-    def between(self, other: _Ball) -> Tensor:
+    def between(self, other: Any) -> Tensor:
         length = _lengths(self.points, other.points)
         return length.mul_(self.factor[:, None]).mul_(other.factor).asinh_().mul_(2)
 
@@ -220,7 +221,7 @@ class _Polar(NamedTuple):
     def to(self, device: torch.device) -> _Polar:
         return _Polar(*(part.to(device) for part in self))
 
-    def between(self, other: _Polar) -> Tensor:
+    def between(self, other: Any) -> Tensor:
         across = _lengths(self.direction, other.direction)
         across = across.mul_(self._across()[:, None]).mul_(other._across())
         along = (self.gap[:, None] - other.gap).mul_(self.factor[:, None]).mul_(other.factor)
@@ -249,7 +250,7 @@ class _Sphere(NamedTuple):
     def to(self, device: torch.device) -> _Sphere:
         return _Sphere(self.points.to(device))
 
-    def between(self, other: _Sphere) -> Tensor:
+    def between(self, other: Any) -> Tensor:
         apart, together = (_lengths(self.points, sign * other.points) for sign in (1, -1))
         return torch.atan2(apart, together).mul_(2)
 
@@ -291,7 +292,8 @@ def _place(points: Tensor, model: CurvedModel, curvature: float, depth: Tensor |
             "Pass coordinates in float64, or directions and CurvedDistance(..., depth=-log(1 - r)) "
             "for points so far out.",
         )
-        return _Ball(points * math.sqrt(curvature), gap.rsqrt())
+        # coordinates as they are given: multiplying them would round their differences
+        return _Ball(points, gap.rsqrt() * curvature**0.25)
     if model == "lorentz":
         time, space = points[:, 0] * math.sqrt(curvature), points[:, 1:] * math.sqrt(curvature)
         radius = space.norm(dim=1)

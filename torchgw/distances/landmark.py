@@ -19,8 +19,8 @@ __all__ = ["LandmarkDistance"]
 class LandmarkDistance(NystromDistance):
     """Nystrom approximation of the geodesic distances of a graph.
 
-    :class:`~torchgw.distances.NystromDistance` says how. It takes 15 runs of Dijkstra more than there
-    are landmarks, and memory O(n L).
+    :class:`~torchgw.distances.NystromDistance` says how. It takes 15 runs of Dijkstra more than
+    there are landmarks, and memory O(n L).
 
     Parameters
     ----------
