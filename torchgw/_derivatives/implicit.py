@@ -50,8 +50,18 @@ class Response:
     """Z, shape (n, m), read block by block; ``u`` and ``v`` are derivatives by the weights."""
 
     def __init__(
-        self, density: _Density, u: Tensor, v: Tensor, upstream: Upstream, transposed: bool = False
+        self,
+        density: _Density,
+        u: Tensor,
+        v: Tensor,
+        upstream: Upstream,
+        transposed: bool = False,
+        residual: float = 0.0,
+        iterations: int = 0,
     ) -> None:
+        # how well the linear system is solved, relative to its right side, and by how many products
+        self.residual = residual
+        self.iterations = iterations
         self.u = u
         self.v = v
         self._density = density
@@ -59,9 +69,17 @@ class Response:
         self._transposed = transposed
 
     @property
+    def converged(self) -> bool:
+        """Whether the linear system is solved; a warning said so otherwise."""
+        return self.residual <= _WORRYING
+
+    @property
     def T(self) -> Response:  # noqa: N802 - the name of every array library
         """The response from target to source."""
-        return Response(self._density, self.u, self.v, self._upstream, not self._transposed)
+        return Response(
+            self._density, self.u, self.v, self._upstream, not self._transposed, self.residual,
+            self.iterations,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,10 +135,17 @@ class _Density:
             yield rows, exp_(exponent.clamp_(max=_LARGEST_EXPONENT[plan.dtype]))
 
 
-def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Response:
+def respond(
+    plan: TransportPlan,
+    gradient: Gradient,
+    upstream: Upstream,
+    masses: tuple[Tensor, Tensor] | None = None,
+) -> Response:
     """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
 
     ``gradient`` is an exact one of the problem without its linear term, whose linearisation is C'.
+    That is also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
+    ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
     """
     # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = _Density(plan)
@@ -129,14 +154,21 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     product = gradient.start()
     no_change = product.vector()
 
-    def step(v: Tensor, term: Upstream) -> tuple[Response, Tensor]:
-        """Make Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
+    zero_sums = torch.zeros_like(density.a), torch.zeros_like(density.b)
+    forced = zero_sums
+    if masses is not None:
+        forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
+
+    def step(
+        v: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+    ) -> tuple[Response, Tensor]:
+        """Make Z whose rows have given sums for a v, and by how much those of its columns err."""
         u = torch.empty_like(density.a)
-        column = torch.zeros_like(density.b)
+        column = -sums[1]
         weighted = density.b * v
         for rows, block in density.blocks():
             change = term(rows)
-            u[rows] = (block * change) @ density.b - block @ weighted
+            u[rows] = (block * change) @ density.b - block @ weighted + sums[0][rows]
             column += density.a[rows] @ (block * (u[rows, None] + v - change))
         return Response(density, u, v, term), column
 
@@ -144,15 +176,17 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
         cost = gradient.linearise(product.with_vector(coupling)).cost
         return lambda rows: cost.rows(rows).dense().matrix.to(plan.dtype)
 
-    def residual(v: Tensor, coupling: Tensor, term: Upstream) -> tuple[Tensor, Tensor]:
-        response, column = step(v, term)
+    def residual(
+        v: Tensor, coupling: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+    ) -> tuple[Tensor, Tensor]:
+        response, column = step(v, term, sums)
         answer = gradient.update(response, None, generator).vector()  # type: ignore[arg-type]
         scaled = root * column
         # potentials are defined up to a constant, which rounding must not excite
         return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype)
 
     zero_v, zero = torch.zeros_like(density.b), torch.zeros_like(no_change)
-    parts = residual(zero_v, zero, upstream)
+    parts = residual(zero_v, zero, upstream, forced)
     sizes = [float(part.norm()) for part in parts]
     # both parts count alike, whatever their units
     unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
@@ -161,7 +195,11 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
         v = torch.where(root > 0, x[: len(root)] / root, 0.0)
         return v, (x[len(root) :] / unit).to(no_change.dtype)
 
+    products = 0
+
     def operator(x: Tensor) -> Tensor:
+        nonlocal products
+        products += 1
         v, coupling = unpack(x)
         column, rest = residual(v, coupling, curvature(coupling))
         return torch.cat([column, rest * unit])
@@ -190,7 +228,7 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     def total(rows: slice) -> Tensor:
         return upstream(rows) + curve(rows)
 
-    response, column = step(v, total)
+    response, column = step(v, total, forced)
     # columns of weight zero take the potential that their conditional plan defines
     v = torch.where(root > 0, v, -column)
-    return Response(density, response.u, v, total)
+    return Response(density, response.u, v, total, residual=reached, iterations=products)
