@@ -87,7 +87,7 @@ class Link(NamedTuple):
             part.double() - self.plan.epsilon * share + term
             for part, share, term in zip((response.u, response.v), shares, own, strict=True)
         )
-        return Change(*rates, response, f, g)
+        return Change(rates[0], rates[1], response, f, g)
 
 
 class DifferentiablePlan(TransportPlan):

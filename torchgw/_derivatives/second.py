@@ -60,15 +60,17 @@ def _cross(model: Model, matrix: Any, other: Any) -> Tensor:
     near, far = model.source.form(), model.target.form()
     if near is not None and far is not None:
         one, two = (near.matrix.T @ _times(each, far.matrix) for each in (matrix, other))
-        return ((near.form @ one @ far.form) * two).sum()
+        both: Tensor = ((near.form @ one @ far.form) * two).sum()
+        return both
     if far is not None:
         measured = model.source.apply(_times(matrix, far.matrix @ far.form))
-        return (measured * _times(other, far.matrix)).sum()
+        return torch.sum(measured * _times(other, far.matrix))
     if near is not None:
         measured = model.target.apply(_times(matrix.T, near.matrix @ near.form))
-        return (measured * _times(other.T, near.matrix)).sum()
-    tables = (each.stored().double() for each in (matrix, other))
-    return (model.source.apply(next(tables)) * model.target.apply(next(tables).T).T).sum()
+        return torch.sum(measured * _times(other.T, near.matrix))
+    one, two = (each.stored().double() for each in (matrix, other))
+    total: Tensor = (model.source.apply(one) * model.target.apply(two.T).T).sum()
+    return total
 
 
 def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
@@ -114,7 +116,8 @@ def scalar(
 ) -> Tensor:
     """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
     a, b = still.a, still.b
-    f, g, other, factor = *potentials, plan, 1.0
+    f, g, factor = potentials.f, potentials.g, 1.0
+    other: TransportPlan | Response = plan
     if change is not None:
         a, b, factor = change.a, change.b, 2.0
         f, g, other = change.f, change.g, change.plan
