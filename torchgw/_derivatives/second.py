@@ -22,7 +22,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._typing import Potentials
 
-__all__ = ["Change", "Step", "along", "change_of_cost", "own_terms", "scalar"]
+__all__ = ["Change", "along", "change_of_cost", "own_terms", "scalar"]
 
 
 class Change(NamedTuple):
@@ -91,12 +91,13 @@ def _linear(model: Model, matrix: Any) -> Tensor:
     if cost is None or not model.tracked & {"M", "F_X", "F_Y"}:
         return model.a.new_zeros(())
     if isinstance(cost, DenseCost):
-        return (cost.matrix * matrix.stored().double()).sum()
+        return torch.sum(cost.matrix * matrix.stored().double())
     assert isinstance(cost, FactoredCost)
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
     products = (cost.left * _times(matrix, cost.right)).sum()
-    return cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
+    total: Tensor = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
+    return total
 
 
 def own_terms(model: Model) -> tuple[Tensor, Tensor]:
@@ -129,10 +130,6 @@ def scalar(
     if moving.tracked & {"X", "D_X", "Y", "D_Y"}:
         total = total - 2 * factor * moving.alpha * _cross(moving, plan, other)
     return total + (1 - moving.alpha) * _linear(moving, other)
-
-
-# A tensor and its derivative along a direction.
-Step = tuple[Tensor, Tensor]
 
 
 def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Tensor:
