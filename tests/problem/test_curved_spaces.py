@@ -6,6 +6,7 @@ import torch
 from torch.autograd import gradcheck
 
 import torchgw
+from benchmarks.distances.trees import tree_and_copy
 from torchgw.cli import main
 from torchgw.distances import CurvedDistance
 
@@ -178,81 +179,6 @@ def test_low_rank_plans_and_barycenters():
     assert low.value >= 0
     mean = torchgw.barycenter([X, X.flip(0)], n=20, distances="poincare", random_state=0)
     assert mean.distances.n == 20
-
-
-def random_tree(n, rng):
-    """Attach each node to one drawn from those before; parents, rooted at a centre."""
-    near = [[] for _ in range(n)]
-    for node in range(1, n):
-        other = int(rng.integers(node))
-        near[node].append(other)
-        near[other].append(node)
-
-    def walk(root):
-        parent, order = {root: -1}, [root]
-        for node in order:
-            fresh = [other for other in near[node] if other not in parent]
-            parent.update(dict.fromkeys(fresh, node))
-            order += fresh
-        return order, parent
-
-    path = [walk(walk(0)[0][-1])[0][-1]]
-    parent = walk(walk(0)[0][-1])[1]
-    while parent[path[-1]] >= 0:
-        path.append(parent[path[-1]])
-    order, parent = walk(path[len(path) // 2])
-    place = {node: i for i, node in enumerate(order)}
-    return [-1] + [place[parent[node]] for node in order[1:]]
-
-
-def embedded(parents, length):
-    """Place a tree in the Poincare disk, its edges of one length, evenly around each node [1]_.
-
-    References
-    ----------
-    .. [1] R. Sarkar. Low distortion Delaunay embedding of trees in hyperbolic plane. GD 2011.
-    """
-    children = [[] for _ in parents]
-    for node, parent in enumerate(parents[1:], 1):
-        children[parent].append(node)
-    z, step = np.zeros(len(parents), complex), np.tanh(length / 2)
-    for node, parent in enumerate(parents):
-        back = 0.0
-        if parent >= 0:
-            back = np.angle((z[parent] - z[node]) / (1 - z[node].conj() * z[parent]))
-        degree = len(children[node]) + (parent >= 0)
-        for turn, child in enumerate(children[node], int(parent >= 0)):
-            w = step * np.exp(1j * (back + 2 * np.pi * turn / degree))
-            z[child] = (w + z[node]) / (1 + z[node].conj() * w)
-    return z
-
-
-def orbits(parents):
-    """Number the classes of nodes that automorphisms of the tree exchange, by colour refinement."""
-    near = [[] for _ in parents]
-    for node, parent in enumerate(parents[1:], 1):
-        near[node].append(parent)
-        near[parent].append(node)
-    colours, count = [0] * len(parents), 1
-    while True:
-        keys = [(colours[i], *sorted(colours[j] for j in near[i])) for i in range(len(parents))]
-        names = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        colours = [names[key] for key in keys]
-        if len(names) == count:
-            return np.array(colours)
-        count = len(names)
-
-
-def tree_and_copy(n, length, seed=0):
-    """Embed a random tree; move, reflect and shuffle a copy of it."""
-    rng = np.random.default_rng(seed)
-    parents = random_tree(n, rng)
-    z = embedded(parents, length)
-    away, turn = np.tanh(0.5) * np.exp(2j * np.pi * rng.random()), np.exp(2j * np.pi * rng.random())
-    copy = (turn * (z + away) / (1 + away.conj() * z)).conj()
-    order = rng.permutation(n)
-    X, Y = (np.stack([w.real, w.imag], 1) for w in (z, copy[order]))
-    return X, Y, order, orbits(parents)
 
 
 @pytest.mark.parametrize("n", [150, pytest.param(600, marks=pytest.mark.slow)])
