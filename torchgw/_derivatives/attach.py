@@ -290,7 +290,7 @@ def _loss_gradient(link: Link, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def _hessian_product(
     link: Link, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
 ) -> tuple[list[Tensor], Response]:
-    """Multiply a direction by the Hessian of the objective, equation 27."""
+    """Multiply a direction by the Hessian of the objective, equation 42."""
     if link.anchors is not None:
         raise UnsupportedError(_SAMPLED)
     copies = tuple(part.detach().requires_grad_() for part in inputs)
