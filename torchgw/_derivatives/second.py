@@ -6,7 +6,8 @@ gradient along a direction d is
 
     grad_theta [ grad_theta T . d + <dT/dP, P'> + <f', a> + <g', b> ],
 
-where P', f' and g' are how plan and potentials change along d: one linear system, equation 42 of docs/algorithm.md.
+where P', f' and g' are how plan and potentials change along d: one linear system. This is equation
+42 there.
 """
 
 from __future__ import annotations
