@@ -43,7 +43,7 @@ _NEARLY_SINGULAR = 1e3
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 # [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
-# Columns up to which their linear system is factorised. [L374]
+# Columns up to which their linear system is factorised. [L385]
 _SOLVED_COLUMNS = 8_192
 # Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
 # [L266]

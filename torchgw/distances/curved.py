@@ -32,15 +32,15 @@ __all__ = ["CurvedDistance", "CurvedModel", "curved_distances"]
 
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
-# Points among which the largest distance is found exactly, by all pairs in blocks. [L370]
+# Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
 _EXACT_MAXIMUM_POINTS = 100_000
-# Elements of a (rows, points) block of that search. [L370]
+# Elements of a (rows, points) block of that search. [L381]
 _BLOCK_ELEMENTS = 2**24
 # Relative error of a point's constraint, in roundings of its dtype, that is taken as rounding.
-# [L370]
+# [L381]
 _ROUNDINGS = 256
 # Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64.
-# [L370]
+# [L381]
 _DEEPEST = 350.0
 
 

@@ -16,7 +16,7 @@ from torchgw.distances.base import DistanceProvider
 
 __all__ = ["ManifoldDistance"]
 
-# Numbers of the points of all pairs that the function sees at once. [L371]
+# Numbers of the points of all pairs that the function sees at once. [L382]
 _BLOCK_ELEMENTS = 2**22
 
 # From two blocks of points, (q, ...) and (s, ...), to their distances, (q, s).
