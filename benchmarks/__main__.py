@@ -35,6 +35,7 @@ STUDIES = {
     "tiles": ("sinkhorn.tiles", "what skipping tiles saves, by cloud and epsilon"),
     "log-tables": ("harness.studies", "print what a study measured as Markdown"),
     "tables": ("harness.pages", "write the tables of a documentation page from what was measured"),
+    "trees": ("distances.trees", "a random tree in the hyperbolic plane and its copy"),
 }
 
 

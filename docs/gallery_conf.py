@@ -11,6 +11,7 @@ ORDER = (
     "cells",
     "snare",
     "graphs",
+    "hierarchies",
     "out_of_sample",
     "differentiable",
     "barycenter",

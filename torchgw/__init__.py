@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchgw._search.chains import Trial as Trial
     from torchgw._search.optima import Alternative as Alternative
     from torchgw._solve.status import Status as Status
+    from torchgw._typing import HessianProduct as HessianProduct
     from torchgw._typing import Iteration as Iteration
     from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
     from torchgw._variants.barycenter import barycenter as barycenter
@@ -85,6 +86,7 @@ _HOMES = {
     "Trial": "torchgw._search.chains",
     "Alternative": "torchgw._search.optima",
     "Status": "torchgw._solve.status",
+    "HessianProduct": "torchgw._typing",
     "Iteration": "torchgw._typing",
     "BarycenterResult": "torchgw._variants.barycenter",
     "barycenter": "torchgw._variants.barycenter",

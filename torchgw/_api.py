@@ -69,6 +69,7 @@ def solve(
     loss: LossName = "square",
     n_neighbors: int | None = None,
     n_landmarks: int | None = None,
+    curvature: float | tuple[float, float] | None = None,
     disconnected: Literal["stitch", "fill"] = "stitch",
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
@@ -117,6 +118,8 @@ def solve(
     distances : str, DistanceProvider, or a pair of these
         How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``,
         ``"correlation"``; or
+        ``"poincare"``, ``"lorentz"`` or ``"sphere"``, of points in a space of constant
+        ``curvature`` (see :class:`torchgw.distances.CurvedDistance` and docs/curved.md); or
         geodesics on the nearest-neighbour graph, which are ``"precomputed"`` (all pairs, once),
         ``"dijkstra"`` (on demand; but all pairs of up to 1,000 points, 6,000 on a GPU, unless
         ``gradient`` or ``n_anchors`` asks for a sample) or ``"landmark"`` (low-rank). With
@@ -160,7 +163,11 @@ def solve(
     n_landmarks : int, optional
         Landmarks of ``distances="landmark"``. By default all points up to 256, 123 of up to 8,192,
         and of more as many as bring the error to 2%, at most 78. ``result.report.landmarks`` has
-        count, rank and estimated error of each side.
+        count, rank and estimated error of each side. Distances of curved spaces are exact unless it
+        is given, and then have factors too.
+    curvature : float or pair of float, optional
+        c > 0, of both sides or of each, for ``distances="poincare"`` and ``"lorentz"``, whose
+        curvature is -c, and ``"sphere"``, of radius 1 / sqrt(c). 1 by default.
     disconnected : {"stitch", "fill"}
         What to do with a disconnected graph: join components by the shortest bridging edges, or
         give unreachable pairs 1.5 times the largest finite distance. Either warns.
@@ -374,6 +381,7 @@ def solve(
         dense=gradient == "dense",
         # what was asked for as exact is not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
+        curvature=curvature,
     )
     by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Iteration", "Marginals", "Potentials", "Seed"]
+__all__ = ["HessianProduct", "Iteration", "Marginals", "Potentials", "Seed"]
 
 # What reproduces a run; of a generator a seed is drawn.
 Seed: TypeAlias = int | torch.Generator | np.random.Generator | np.random.RandomState
@@ -51,6 +51,27 @@ class Marginals(NamedTuple):
             torch.where(self.a > 0, potentials.f, -torch.inf),
             torch.where(self.b > 0, potentials.g, -torch.inf),
         )
+
+
+class HessianProduct(NamedTuple):
+    """A product of a direction with the Hessian of the objective.
+
+    Attributes
+    ----------
+    products : dict of Tensor by name
+        The product for every input that requires a gradient, in its shape and dtype.
+    residual : float
+        Relative residual of the linear system for the change of the plan.
+    iterations : int
+        Products with its matrix, two passes over the plan each.
+    converged : bool
+        Whether the residual is 1e-4 or less; a ``ConvergenceWarning`` says so otherwise.
+    """
+
+    products: dict[str, Tensor]
+    residual: float
+    iterations: int
+    converged: bool
 
 
 class Iteration(NamedTuple):

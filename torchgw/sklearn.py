@@ -56,6 +56,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         mass: float | None = None,
         n_neighbors: int | None = None,
         n_landmarks: int | None = None,
+        curvature: float | tuple[float, float] | None = None,
         disconnected: Literal["stitch", "fill"] = "stitch",
         scale: Literal["auto", "max", "mean"] | None = "auto",
         epsilon: float | Literal["auto"] = "auto",

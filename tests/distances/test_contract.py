@@ -11,10 +11,14 @@ from scipy.sparse.csgraph import dijkstra
 
 from torchgw.distances import (
     CallableDistance,
+    CurvedDistance,
     DijkstraDistance,
     LandmarkDistance,
+    ManifoldDistance,
+    NystromDistance,
     PointDistance,
     PrecomputedDistance,
+    ProductDistance,
     ScaledDistance,
     geodesic_matrix,
     knn_graph,
@@ -83,6 +87,44 @@ def callable_case(n, device, dtype):
     return CallableDistance(n, table, device=device, dtype=dtype), reference
 
 
+def curved_case(model, n, device, dtype):
+    points = make_points(n) / 10
+    square = (points**2).sum(1)
+    if model == "sphere":
+        points /= np.sqrt(square)[:, None]
+        reference = 2 * np.arcsin(np.minimum(scipy.spatial.distance.cdist(points, points) / 2, 1))
+    else:
+        gaps = np.sqrt(np.outer(1 - square, 1 - square))
+        reference = 2 * np.arcsinh(scipy.spatial.distance.cdist(points, points) / gaps)
+    if model == "lorentz":
+        points = np.c_[1 + square, 2 * points] / (1 - square)[:, None]
+    return CurvedDistance(torch.tensor(points, dtype=dtype, device=device), model), reference
+
+
+def product_case(n, device, dtype):
+    pairs = [curved_case("poincare", n, device, dtype), point_case("cosine", n, device, dtype)]
+    (first, one), (second, two) = pairs
+    return ProductDistance([first, second], [1.0, 9.0]), np.sqrt(one**2 + 9 * two**2)
+
+
+def between(x, y):
+    """A function that pickles."""
+    return torch.cdist(x, y, p=1)
+
+
+def manifold_case(n, device, dtype):
+    points = make_points(n)
+    reference = scipy.spatial.distance.cdist(points, points, "cityblock")
+    given = torch.tensor(points, dtype=dtype, device=device)
+    return ManifoldDistance(given, between), reference
+
+
+def nystrom_case(n, device, dtype):
+    # with every point a landmark the approximation is exact
+    provider, reference = curved_case("poincare", n, device, dtype)
+    return NystromDistance(provider, n), reference
+
+
 def scaled(case, n, device, dtype):
     provider, reference = case(n, device, dtype)
     return ScaledDistance(provider, 0.25), 0.25 * reference
@@ -97,6 +139,12 @@ CASES = {
     "dijkstra": dijkstra_case,
     "landmark": landmark_case,
     "callable": callable_case,
+    "poincare": partial(curved_case, "poincare"),
+    "lorentz": partial(curved_case, "lorentz"),
+    "sphere": partial(curved_case, "sphere"),
+    "product": product_case,
+    "manifold": manifold_case,
+    "nystrom": nystrom_case,
 }
 CASES |= {f"scaled-{name}": partial(scaled, case) for name, case in CASES.items()}
 
@@ -206,7 +254,9 @@ def test_who_has_factors_and_who_has_a_matrix():
     factored = {name for name, provider in built.items() if provider.factors() is not None}
     stored = {name for name, provider in built.items() if provider.matrix() is not None}
     costly = {name for name, provider in built.items() if not provider.cheap_columns}
-    assert {name for name in factored if "-" not in name} == {"sqeuclidean", "cosine", "landmark"}
+    assert {name for name in factored if "-" not in name} == {
+        "sqeuclidean", "cosine", "landmark", "nystrom",
+    }  # fmt: skip
     assert {name for name in stored if "-" not in name} == {"precomputed", "geodesic"}
     assert {name for name in costly if "-" not in name} == {"dijkstra"}
     for kinds in (factored, stored, costly):
@@ -217,9 +267,13 @@ def test_every_provider_is_covered():
     built = {type(CASES[name](20, torch.device("cpu"), torch.float64)[0]) for name in CASES}
     assert built == {
         CallableDistance,
+        CurvedDistance,
         DijkstraDistance,
         LandmarkDistance,
+        ManifoldDistance,
+        NystromDistance,
         PointDistance,
         PrecomputedDistance,
+        ProductDistance,
         ScaledDistance,
     }

@@ -4,7 +4,7 @@ import scipy.sparse as sp
 import torch
 
 from torchgw import _errors
-from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph, landmark
+from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph, nystrom
 
 
 def spiral(n, rng):
@@ -63,13 +63,13 @@ def test_landmarks_of_large_graphs_are_added_until_the_error_is_small_or_settles
     space, monkeypatch
 ):
     geodesics, _ = space
-    monkeypatch.setattr(landmark, "_FEW_VERTICES", 599)
+    monkeypatch.setattr(nystrom, "_FEW_VERTICES", 599)
     provider = LandmarkDistance(geodesics)
     count = len(provider.landmarks)
-    step, settled = landmark._COUNTS.index(count), False
+    step, settled = nystrom._COUNTS.index(count), False
     if step:
         # the same draws lead to the same landmarks, so this is the step before
-        monkeypatch.setattr(landmark, "_COUNTS", landmark._COUNTS[:step])
+        monkeypatch.setattr(nystrom, "_COUNTS", nystrom._COUNTS[:step])
         fewer = LandmarkDistance(geodesics)
         assert fewer.landmarks.tolist() == provider.landmarks[:-15].tolist()
         assert fewer.error > 0.02

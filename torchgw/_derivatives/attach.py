@@ -6,8 +6,9 @@ that require gradients (docs/algorithm.md, equations 20 to 26).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from torchgw._boundary.plans import as_index, as_points_of
 from torchgw._derivatives.implicit import Response, Upstream, respond
+from torchgw._derivatives.second import Change, along, change_of_cost, own_terms, scalar
 from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
 from torchgw._derivatives.tracked import Definition, Model
 from torchgw._derivatives.unrolled import unroll
-from torchgw._errors import UnsupportedError
+from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.contract import Plan
@@ -27,7 +29,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._results.result import GWResult
 from torchgw._solve.options import Differentiable
-from torchgw._typing import Potentials
+from torchgw._typing import HessianProduct, Potentials
 
 __all__ = ["DifferentiablePlan", "attach"]
 
@@ -35,13 +37,13 @@ _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."
 )
-_TWICE_VALUE = (
-    "The gradient of `loss` holds the plan fixed and cannot be differentiated. Pass "
-    "differentiable='implicit', which knows how the plan changes."
+_SAMPLED = (
+    "Second derivatives need a fixed point, and a sampled gradient has none. Pass gradient='dense' "
+    "or 'factored'."
 )
-_TWICE_WEIGHTS = (
-    "The gradient of `loss` in `a` or `b` consists of potentials, whose derivative is not "
-    "implemented. Pass differentiable='unrolled' on a small problem."
+_THRICE = "The loss can be differentiated twice, and its third derivative is not implemented."
+_ZERO_WEIGHTS = (
+    "Second derivatives by `a` and `b` need positive weights. Drop the points of weight zero."
 )
 
 
@@ -59,14 +61,33 @@ class Link(NamedTuple):
         """Write the problem as a function of the inputs named."""
         return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
-    def respond(self, upstream: Upstream) -> Response:
+    def respond(self, upstream: Upstream, masses: tuple[Tensor, Tensor] | None = None) -> Response:
         """Find how the plan responds to its inputs as far as a function of it can see."""
         given = self.definition.problem
         bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
         bare = bare.to(self.plan.dtype)
         stored = bare.source.factors() is None and bare.target.factors() is None
         gradient = DenseGradient(bare) if stored else FactoredGradient(bare)
-        return respond(self.plan, gradient, upstream)
+        return respond(self.plan, gradient, upstream, masses)
+
+    def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:
+        """Find how weights, plan and potentials change along a direction of the inputs."""
+        with torch.enable_grad():
+            model = self.model(inputs)
+            cost = change_of_cost(model, self.plan, inputs, direction).to(self.plan.dtype)
+            rates = [along(part, inputs, direction).detach() for part in (model.a, model.b)]
+            own = [along(part, inputs, direction).detach() for part in own_terms(model)]
+        shares = []
+        for rate, weight in zip(rates, (model.a.detach(), model.b.detach()), strict=True):
+            if bool((rate[weight == 0] != 0).any()):
+                raise UnsupportedError(_ZERO_WEIGHTS)
+            shares.append(torch.where(weight > 0, rate / torch.where(weight > 0, weight, 1.0), 0.0))
+        response = self.respond(lambda rows: cost.rows(rows).dense().matrix, (shares[0], shares[1]))
+        f, g = (
+            part.double() - self.plan.epsilon * share + term
+            for part, share, term in zip((response.u, response.v), shares, own, strict=True)
+        )
+        return Change(rates[0], rates[1], response, f, g)
 
 
 class DifferentiablePlan(TransportPlan):
@@ -205,21 +226,39 @@ class _Loss(torch.autograd.Function):
     """The entropic objective, whose derivative is that at a fixed plan."""
 
     @staticmethod
-    def forward(ctx: Any, link: Link, implicit: bool, *inputs: Tensor) -> Tensor:
-        ctx.link, ctx.implicit = link, implicit
+    def forward(ctx: Any, link: Link, *inputs: Tensor) -> Tensor:
+        ctx.link = link
+        ctx.hessian_product = partial(hessian_product, link, inputs)
         ctx.save_for_backward(*inputs)
         return link.potentials.f.new_tensor(link.objective)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         inputs = ctx.saved_tensors
-        parts = _loss_gradient(ctx.link, inputs, again=ctx.implicit and torch.is_grad_enabled())
         if torch.is_grad_enabled():
-            parts = [
-                _refuse_again(name, part, inputs, ctx.implicit)
-                for name, part in zip(ctx.link.names, parts, strict=True)
-            ]
-        return None, None, *((upstream[0].to(part) * part) for part in parts)
+            parts = _Gradient.apply(ctx.link, *inputs)  # type: ignore[no-untyped-call]
+        else:
+            parts = _loss_gradient(ctx.link, inputs)
+        return None, *((upstream[0].to(part) * part) for part in parts)
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of the objective, whose derivative is a product with the Hessian."""
+
+    @staticmethod
+    def forward(ctx: Any, link: Link, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.link = link
+        ctx.save_for_backward(*inputs)
+        return tuple(_loss_gradient(link, inputs))
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        # the Hessian is symmetric
+        parts, _ = _hessian_product(ctx.link, inputs, upstream)
+        if torch.is_grad_enabled():
+            parts = [_refuse(_THRICE, part, *inputs, *upstream) for part in parts]
+        return None, *parts
 
 
 def _refuse(message: str, value: Tensor, *inputs: Tensor) -> Tensor:
@@ -228,22 +267,12 @@ def _refuse(message: str, value: Tensor, *inputs: Tensor) -> Tensor:
     return refused
 
 
-def _refuse_again(name: str, part: Tensor, inputs: tuple[Tensor, ...], implicit: bool) -> Tensor:
-    """Make a second derivative of the loss an error where there is none."""
-    if implicit and name not in ("a", "b"):
-        return part
-    return _refuse(_TWICE_WEIGHTS if implicit else _TWICE_VALUE, part, *inputs)
-
-
-def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> list[Tensor]:
-    """Differentiate the objective at a fixed plan, equation 20; ``again`` allows a second time."""
-    plan = implicit_plan(link, inputs) if again else link.plan
+def _loss_gradient(link: Link, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Differentiate the objective at a fixed plan, equation 20."""
+    plan = link.plan
     with torch.enable_grad():
-        # differentiated by the copies alone; by the inputs, through the plan too, it can be again
-        held = inputs if again else tuple(part.detach() for part in inputs)
-        copies = tuple(part.view_as(part) for part in inputs)
-        copies = copies if again else tuple(part.detach().requires_grad_() for part in copies)
-        still, moving = link.model(held), link.model(copies)
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        still, moving = link.model(tuple(part.detach() for part in inputs)), link.model(copies)
         total = link.potentials.f @ moving.a + link.potentials.g @ moving.b
         if moving.tracked & {"X", "D_X"}:
             total = total + moving.alpha * (still.a @ moving.source.mean_square(still.a))
@@ -252,17 +281,68 @@ def _loss_gradient(link: Link, inputs: tuple[Tensor, ...], *, again: bool) -> li
         if link.anchors is None:
             cross = pairs(moving, still, plan, plan)
         else:
-            cross = sampled_pairs(moving, still, link.plan, link.anchors)
+            cross = sampled_pairs(moving, still, plan, link.anchors)
         total = total - 2 * moving.alpha * cross
         total = total + (1 - moving.alpha) * linear(moving, still, plan)
-        return _derivatives(total, copies, create_graph=again)
+        return _derivatives(total, copies)
 
 
-def _derivatives(
-    total: Tensor, inputs: tuple[Tensor, ...], *, create_graph: bool = False
-) -> list[Tensor]:
+def _hessian_product(
+    link: Link, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
+) -> tuple[list[Tensor], Response]:
+    """Multiply a direction by the Hessian of the objective, equation 42."""
+    if link.anchors is not None:
+        raise UnsupportedError(_SAMPLED)
+    copies = tuple(part.detach().requires_grad_() for part in inputs)
+    steps = tuple(part.detach().to(item) for part, item in zip(direction, inputs, strict=True))
+    change = link.change(copies, steps)
+    with torch.enable_grad():
+        still, moving = link.model(tuple(part.detach() for part in inputs)), link.model(copies)
+        fixed = scalar(moving, still, link.plan, link.potentials)
+        first = torch.autograd.grad(fixed, copies, create_graph=True, allow_unused=True)
+        total = scalar(moving, still, link.plan, link.potentials, change)
+        for part, step in zip(first, steps, strict=True):
+            if part is not None and part.requires_grad:
+                total = total + (part * step).sum()
+        return _derivatives(total, copies), change.plan
+
+
+def hessian_product(
+    link: Link, inputs: tuple[Tensor, ...], direction: Mapping[str, Tensor] | Tensor
+) -> HessianProduct:
+    """Multiply a direction, as the user gave it, by the Hessian of the objective."""
+    names = link.names
+    if isinstance(direction, Tensor):
+        if len(names) != 1:
+            raise InvalidInputError(
+                f"`direction` must be a dictionary with some of {', '.join(names)}: these "
+                "require gradients."
+            )
+        direction = {names[0]: direction}
+    if not isinstance(direction, Mapping) or not set(direction) <= set(names) or not direction:
+        raise InvalidInputError(
+            f"`direction` must be a tensor, or a dictionary of tensors by name, for some of "
+            f"{', '.join(names)}."
+        )
+    for name, item in zip(names, inputs, strict=True):
+        given = direction.get(name)
+        if given is not None and (not isinstance(given, Tensor) or given.shape != item.shape):
+            raise InvalidInputError(
+                f"`direction` for {name} must be a tensor of shape {tuple(item.shape)}."
+            )
+    steps = tuple(
+        direction[name] if name in direction else torch.zeros_like(item)
+        for name, item in zip(names, inputs, strict=True)
+    )
+    with torch.no_grad():
+        parts, response = _hessian_product(link, inputs, steps)
+    found = {name: part.detach() for name, part in zip(names, parts, strict=True)}
+    return HessianProduct(found, response.residual, response.iterations, response.converged)
+
+
+def _derivatives(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Differentiate a scalar, with zeros for inputs that it does not depend on."""
-    parts = torch.autograd.grad(total, inputs, create_graph=create_graph, allow_unused=True)
+    parts = torch.autograd.grad(total, inputs, allow_unused=True)
     return [
         torch.zeros_like(item) if part is None else part
         for part, item in zip(parts, inputs, strict=True)
@@ -300,6 +380,6 @@ def attach(
         tuple(inputs),
         anchors,
     )
-    loss = _Loss.apply(link, mode == "implicit", *tensors)  # type: ignore[no-untyped-call]
+    loss = _Loss.apply(link, *tensors)  # type: ignore[no-untyped-call]
     lazy = implicit_plan(link, tensors) if mode == "implicit" else plan
     return replace(result, loss=loss, lazy_plan=lazy)

@@ -12,6 +12,7 @@ The unknowns are v and the coupling of Z, which is all that C'(Z) needs; u follo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torchgw._derivatives.krylov import gmres
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
+from torchgw._gradients.dense import DenseGradient, PlanMatrix
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.softmin import row_blocks
@@ -41,6 +43,8 @@ _NEARLY_SINGULAR = 1e3
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 # [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
+# Columns up to which their linear system is factorised. [L385]
+_SOLVED_COLUMNS = 8_192
 # Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
 # [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
@@ -50,8 +54,18 @@ class Response:
     """Z, shape (n, m), read block by block; ``u`` and ``v`` are derivatives by the weights."""
 
     def __init__(
-        self, density: _Density, u: Tensor, v: Tensor, upstream: Upstream, transposed: bool = False
+        self,
+        density: _Density,
+        u: Tensor,
+        v: Tensor,
+        upstream: Upstream,
+        transposed: bool = False,
+        residual: float = 0.0,
+        iterations: int = 0,
     ) -> None:
+        # how well the linear system is solved, relative to its right side, and by how many products
+        self.residual = residual
+        self.iterations = iterations
         self.u = u
         self.v = v
         self._density = density
@@ -59,9 +73,17 @@ class Response:
         self._transposed = transposed
 
     @property
+    def converged(self) -> bool:
+        """Whether the linear system is solved; a warning said so otherwise."""
+        return self.residual <= _WORRYING
+
+    @property
     def T(self) -> Response:  # noqa: N802 - the name of every array library
         """The response from target to source."""
-        return Response(self._density, self.u, self.v, self._upstream, not self._transposed)
+        return Response(
+            self._density, self.u, self.v, self._upstream, not self._transposed, self.residual,
+            self.iterations,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,10 +139,17 @@ class _Density:
             yield rows, exp_(exponent.clamp_(max=_LARGEST_EXPONENT[plan.dtype]))
 
 
-def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Response:
+def respond(
+    plan: TransportPlan,
+    gradient: Gradient,
+    upstream: Upstream,
+    masses: tuple[Tensor, Tensor] | None = None,
+) -> Response:
     """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
 
     ``gradient`` is an exact one of the problem without its linear term, whose linearisation is C'.
+    That is also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
+    ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
     """
     # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = _Density(plan)
@@ -129,14 +158,21 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     product = gradient.start()
     no_change = product.vector()
 
-    def step(v: Tensor, term: Upstream) -> tuple[Response, Tensor]:
-        """Make Z whose rows sum to zero for a v, and its column sums as far as b scales them."""
+    zero_sums = torch.zeros_like(density.a), torch.zeros_like(density.b)
+    forced = zero_sums
+    if masses is not None:
+        forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
+
+    def step(
+        v: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+    ) -> tuple[Response, Tensor]:
+        """Make Z whose rows have given sums for a v, and by how much those of its columns err."""
         u = torch.empty_like(density.a)
-        column = torch.zeros_like(density.b)
+        column = -sums[1]
         weighted = density.b * v
         for rows, block in density.blocks():
             change = term(rows)
-            u[rows] = (block * change) @ density.b - block @ weighted
+            u[rows] = (block * change) @ density.b - block @ weighted + sums[0][rows]
             column += density.a[rows] @ (block * (u[rows, None] + v - change))
         return Response(density, u, v, term), column
 
@@ -144,15 +180,34 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
         cost = gradient.linearise(product.with_vector(coupling)).cost
         return lambda rows: cost.rows(rows).dense().matrix.to(plan.dtype)
 
-    def residual(v: Tensor, coupling: Tensor, term: Upstream) -> tuple[Tensor, Tensor]:
-        response, column = step(v, term)
+    def residual(
+        v: Tensor, coupling: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+    ) -> tuple[Tensor, Tensor]:
+        response, column = step(v, term, sums)
         answer = gradient.update(response, None, generator).vector()  # type: ignore[arg-type]
         scaled = root * column
         # potentials are defined up to a constant, which rounding must not excite
         return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype)
 
+    def finish(v: Tensor, coupling: Tensor, reached: float, count: int) -> Response:
+        """Read Z off the solution of the system."""
+        curve = curvature(coupling)
+
+        def total(rows: slice) -> Tensor:
+            return upstream(rows) + curve(rows)
+
+        response, column = step(v, total, forced)
+        # columns of weight zero take the potential that their conditional plan defines
+        v = torch.where(root > 0, v, -column)
+        return Response(density, response.u, v, total, residual=reached, iterations=count)
+
+    found = _by_conjugate_gradients(density, gradient, upstream, forced)
+    if found is not None:
+        v, coupling, reached, count = found
+        _warn_of_residual(reached)
+        return finish(v, coupling, reached, count)
     zero_v, zero = torch.zeros_like(density.b), torch.zeros_like(no_change)
-    parts = residual(zero_v, zero, upstream)
+    parts = residual(zero_v, zero, upstream, forced)
     sizes = [float(part.norm()) for part in parts]
     # both parts count alike, whatever their units
     unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
@@ -161,7 +216,11 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
         v = torch.where(root > 0, x[: len(root)] / root, 0.0)
         return v, (x[len(root) :] / unit).to(no_change.dtype)
 
+    products = 0
+
     def operator(x: Tensor) -> Tensor:
+        nonlocal products
+        products += 1
         v, coupling = unpack(x)
         column, rest = residual(v, coupling, curvature(coupling))
         return torch.cat([column, rest * unit])
@@ -171,6 +230,13 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
     x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
     # the system is about the identity where a change of the plan dies out at once
     growth = float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny)
+    _warn_of_growth(growth)
+    _warn_of_residual(reached)
+    return finish(*unpack(x), reached, products)
+
+
+def _warn_of_growth(growth: float) -> None:
+    """Warn of a solution far larger than the right side."""
     if growth > _NEARLY_SINGULAR:
         warn_user(
             f"The plan is a nearly singular fixed point: its implicit derivative is {growth:.1e} "
@@ -178,19 +244,85 @@ def respond(plan: TransportPlan, gradient: Gradient, upstream: Upstream) -> Resp
             "in it. Lower `tol` and `inner_tol`, or raise `epsilon`.",
             ConvergenceWarning,
         )
+
+
+def _warn_of_residual(reached: float) -> None:
+    """Warn of a linear system that is not solved."""
     if reached > _WORRYING:
         warn_user(
             f"The implicit derivative of the plan has a relative residual of {reached:.1e}. "
             "Raise `epsilon`, or lower `tol` and `inner_tol`.",
             ConvergenceWarning,
         )
-    v, coupling = unpack(x)
-    curve = curvature(coupling)
 
-    def total(rows: slice) -> Tensor:
-        return upstream(rows) + curve(rows)
 
-    response, column = step(v, total)
-    # columns of weight zero take the potential that their conditional plan defines
-    v = torch.where(root > 0, v, -column)
-    return Response(density, response.u, v, total)
+def _by_conjugate_gradients(
+    density: _Density, gradient: Gradient, upstream: Upstream, forced: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, float, int] | None:
+    """Solve for a stored response; return v, the response as a coupling, residual and products.
+
+    On plans without row and column sums -S is the inverse of epsilon diag(1 / P), and (24) is the
+    system (-S^(-1) + C') Z = -W: symmetric, and positive at a minimum. So conjugate gradients with
+    the preconditioner -S need five tables, where GMRES keeps sixty. ``None`` where they do not
+    apply: at saddle points, with weights of zero, with factors, or for tables that are too large.
+    """
+    plan = density.plan
+    m = plan.shape[1]
+    small = plan.shape[0] * m <= _STORED_ENTRIES.get(plan.device.type, 0) and m <= _SOLVED_COLUMNS
+    if not (small and isinstance(gradient, DenseGradient)):
+        return None
+    if not all(bool((weight > 0).all()) for weight in (density.a, density.b)):
+        return None
+    table = torch.cat([block for _, block in density.blocks()])
+    table = table * density.a[:, None] * density.b
+    a, b = table.sum(1), table.sum(0)
+    # what a change of v does to column sums once u follows; constants change nothing
+    schur = b.diag() - table.T @ (table / a[:, None]) + torch.outer(b, b)
+    factor, failed = torch.linalg.cholesky_ex(schur.double())
+    if int(failed):
+        return None
+
+    def respond_to(cost: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute S(cost) with given changes of row and column sums, times epsilon; and v."""
+        moved = table * cost
+        row, column = moved.sum(1) + row, moved.sum(0) + column
+        right = (column - table.T @ (row / a)).double()[:, None]
+        v = torch.cholesky_solve(right, factor)[:, 0].to(table.dtype)
+        u = (row - table @ v) / a
+        return ((u[:, None] + v) * table - moved).div_(plan.epsilon), v
+
+    def curvature(change: Tensor) -> Tensor:
+        cost = gradient.linearise(PlanMatrix(change)).cost.dense().matrix
+        return cost.to(table.dtype)
+
+    none = torch.zeros_like(a), torch.zeros_like(b)
+    given = torch.cat([upstream(slice(i, i + 1024)) for i in range(0, len(a), 1024)])
+    masses = forced[0] * density.a, forced[1] * density.b
+    start = respond_to(given, *masses)[0]
+    residual = -curvature(start)
+    found = torch.zeros_like(start)
+    ahead = -respond_to(residual, *none)[0]
+    size = first = float((residual * ahead).sum())
+    # of a step, what it is times the preconditioner is known: the residuals that it is made of
+    step, weighed, count = ahead, residual, 1
+    tolerance = _TOLERANCE[plan.dtype] ** 2 * max(first, 0.0)
+    while size > tolerance and count < _MAX_ITER:
+        bent = weighed + curvature(step)
+        curve = float((step * bent).sum())
+        if not curve > 0:
+            return None
+        found.add_(step, alpha=size / curve)
+        residual = residual.sub(bent, alpha=size / curve)
+        ahead = -respond_to(residual, *none)[0]
+        before, size = size, float((residual * ahead).sum())
+        step, weighed = (
+            ahead.add(step, alpha=size / before),
+            residual.add(weighed, alpha=size / before),
+        )
+        count += 1
+    tiny = torch.finfo(start.dtype).tiny
+    answer = found.add_(start)
+    _warn_of_growth(float(answer.norm()) / max(float(start.norm()), tiny))
+    v = respond_to(given + curvature(answer), *masses)[1]
+    reached = math.sqrt(max(size, 0.0) / first) if first > 0 else 0.0
+    return v, answer.flatten(), reached, count

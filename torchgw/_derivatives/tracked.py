@@ -7,6 +7,7 @@ derivatives are needed, in memory O((n + m) r).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, get_args
@@ -22,6 +23,9 @@ from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._solve.options import Differentiable, Options
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -116,21 +120,24 @@ class _FactoredSide(TrackedSide):
         return ((matrix @ form) * (table @ matrix)).sum()
 
 
-class _EuclideanSide(TrackedSide):
-    """Euclidean distances of points, streamed; their derivative at a coincidence is zero."""
+class _StreamedSide(TrackedSide):
+    """Distances of points by their coordinates, streamed.
 
-    def __init__(self, points: Tensor) -> None:
-        self.points = points
+    ``between`` makes distances, (q, s), of two blocks of rows of ``rows``, shape (n, k).
+    """
+
+    def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.rows = rows
+        self.between = between
 
     def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
         """Call a function on blocks of rows of D, which its derivative computes again."""
-        points = self.points
-        height = max(1, _BLOCK_ELEMENTS // points.numel())
+        height = max(1, _BLOCK_ELEMENTS // self.rows.numel())
 
         def block(near: Tensor, *parts: Tensor) -> Tensor:
-            return function(_euclidean(near, points), *parts)
+            return function(self.between(near, self.rows), *parts)
 
-        split = zip(*(item.split(height) for item in (points, *rows)), strict=True)
+        split = zip(*(item.split(height) for item in (self.rows, *rows)), strict=True)
         return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
 
     def apply(self, values: Tensor) -> Tensor:
@@ -142,10 +149,47 @@ class _EuclideanSide(TrackedSide):
         ).sum()
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        return _FactoredSide(_squared_form(self.points)).apply(weights[:, None])[:, 0]
+        return torch.cat(self._by_blocks(lambda distance: distance.square() @ weights))
 
     def columns(self, index: Tensor) -> Tensor:
-        return _euclidean(self.points, self.points[index])
+        return self.between(self.rows, self.rows[index])
+
+
+class _EuclideanSide(_StreamedSide):
+    """Euclidean distances of points; their derivative at a coincidence is zero."""
+
+    def __init__(self, points: Tensor) -> None:
+        super().__init__(points, _euclidean)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return _FactoredSide(_squared_form(self.rows)).apply(weights[:, None])[:, 0]
+
+
+def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
+    """Make distances in a space of constant curvature; at a coincidence their derivative is zero.
+
+    Points of the sphere move along it; of those of the hyperboloid the time coordinate follows.
+    """
+    root = math.sqrt(curvature)
+    points = points * root
+    if model == "sphere":
+
+        def angle(x: Tensor, y: Tensor) -> Tensor:
+            return 2 / root * torch.atan2(_euclidean(x, y), _euclidean(x, -y))
+
+        return _StreamedSide(points / points.norm(dim=1, keepdim=True), angle)
+    if model == "lorentz":
+        points = points[:, 1:]
+        time = (1 + points.square().sum(1, keepdim=True)).sqrt()
+        points, factor = points / (1 + time), ((1 + time) / 2).sqrt()
+    else:
+        factor = (1 - points.square().sum(1, keepdim=True)).rsqrt()
+
+    def arc(x: Tensor, y: Tensor) -> Tensor:
+        length = _euclidean(x[:, :-1], y[:, :-1])
+        return 2 / root * (length * x[:, -1:] * y[:, -1]).asinh()
+
+    return _StreamedSide(torch.cat([points, factor], 1), arc)
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
@@ -216,11 +260,20 @@ def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: boo
                 f"`{name}` requires a gradient and `scale` divides its distances by their maximum "
                 "or mean, which moves with it. Pass `scale=None`, or divide before the call."
             )
-        if name in inputs and not isinstance(provider, PointDistance):
+        if name in inputs and (
+            isinstance(provider, NystromDistance) and not isinstance(provider, LandmarkDistance)
+        ):
+            raise UnsupportedError(
+                f"`{name}` requires a gradient, and factors from landmarks have none. Drop "
+                "`n_landmarks`, or give that side's distances as a table that you computed "
+                "differentiably."
+            )
+        if name in inputs and not isinstance(provider, (PointDistance, CurvedDistance)):
             raise UnsupportedError(
                 f"`{name}` requires a gradient, and geodesics have none: the neighbour graph and "
                 "its shortest paths jump when points move. Pass distances='sqeuclidean', "
-                "'euclidean' or 'cosine', or `D_X`, `D_Y` that you computed differentiably."
+                "'euclidean', 'cosine' or 'poincare', or `D_X`, `D_Y` that you computed "
+                "differentiably."
             )
 
 
@@ -270,6 +323,8 @@ class Model:
 
 def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
     """Write the distances of one side as a function of its points or its table, if one moves."""
+    if points is not None and isinstance(provider, CurvedDistance):
+        return _curved_side(points, provider.model, provider.curvature)
     if points is not None:
         assert isinstance(provider, PointDistance)
         if provider.metric == "euclidean":

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import UnsupportedError
 from torchgw.distances.base import DistanceProvider, Entrywise, EntrywiseDistance, ScaledDistance
-from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.nystrom import NystromDistance
 
 __all__ = [
     "ABSOLUTE",
@@ -137,11 +137,11 @@ def find_loss(name: Any) -> Loss:
 def check_loss(loss: Loss, target: DistanceProvider) -> None:
     """Refuse target distances that are too inexact for a loss."""
     inner = target.provider if isinstance(target, ScaledDistance) else target
-    if loss.singular and isinstance(inner, LandmarkDistance):
+    if loss.singular and isinstance(inner, NystromDistance):
         raise UnsupportedError(
             f"`loss={loss.name!r}` depends on the ratios of small distances of Y, and small "
             "distances from landmarks have large relative errors. Pass distances='dijkstra' (or "
-            "'precomputed', up to a few thousand points) for Y."
+            "'precomputed', up to a few thousand points) for Y, or drop `n_landmarks`."
         )
 
 

@@ -13,11 +13,20 @@ from typing import Any, Literal, NamedTuple, get_args
 from torchgw._errors import InvalidInputError
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["NAMED", "DistanceName", "NamedDistance", "from_graphs", "pair_of_distances"]
+__all__ = [
+    "NAMED",
+    "DistanceName",
+    "NamedDistance",
+    "from_graphs",
+    "of_curvature",
+    "pair_of_distances",
+]
 
 DistanceName = Literal[
     "auto",
@@ -28,6 +37,9 @@ DistanceName = Literal[
     "sqeuclidean",
     "cosine",
     "correlation",
+    "poincare",
+    "lorentz",
+    "sphere",
 ]
 
 
@@ -38,6 +50,7 @@ class NamedDistance(NamedTuple):
     # for each. Both sides come together, because all pairs of both are found side by side.
     make: Callable[[list[Any], Preparation], list[DistanceProvider]]
     graph: bool = False  # made from a graph, given or of nearest neighbours; otherwise from points
+    curved: bool = False  # made from pairs of points and a curvature
 
 
 def _on_demand(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
@@ -58,17 +71,37 @@ def _among_points(
     return [PointDistance(each, metric) for each in points]
 
 
+def _constant_curvature(
+    model: CurvedModel, sides: list[Any], stages: Preparation
+) -> list[DistanceProvider]:
+    made = [CurvedDistance(points, model, curvature=value) for points, value in sides]
+    if stages.n_landmarks is None:
+        return [*made]
+    return [
+        NystromDistance(each.to(stages.device, each.dtype), stages.n_landmarks) for each in made
+    ]
+
+
 NAMED: dict[str, NamedDistance] = {
     "dijkstra": NamedDistance(_on_demand, graph=True),
     "precomputed": NamedDistance(_all_pairs, graph=True),
     "landmark": NamedDistance(_landmarks, graph=True),
     **{metric: NamedDistance(partial(_among_points, metric)) for metric in get_args(PointMetric)},
+    **{
+        model: NamedDistance(partial(_constant_curvature, model), curved=True)
+        for model in get_args(CurvedModel)
+    },
 }
 
 
 def from_graphs() -> list[str]:
     """List the names of distances that are made from a graph."""
     return [name for name, entry in NAMED.items() if entry.graph]
+
+
+def of_curvature() -> list[str]:
+    """List the names of distances that depend on a curvature."""
+    return [name for name, entry in NAMED.items() if entry.curved]
 
 
 def pair_of_distances(distances: Any) -> tuple[Any, Any]:

@@ -50,7 +50,7 @@ class Preparation:
         self._cache = cache
         # Whether to show a progress bar where a stage takes long on a CPU.
         self._progress = progress
-        self._n_landmarks = n_landmarks
+        self.n_landmarks = n_landmarks
 
     def neighbour_graph(
         self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy
@@ -88,11 +88,11 @@ class Preparation:
         """Find the Nystrom factors of the geodesics."""
 
         def make() -> dict[str, Any]:
-            geodesics, count = graph.geodesics, self._n_landmarks
+            geodesics, count = graph.geodesics, self.n_landmarks
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
         def stage() -> LandmarkDistance:
-            state, _ = self._fetch("landmarks", (graph.key, self._n_landmarks), make)
+            state, _ = self._fetch("landmarks", (graph.key, self.n_landmarks), make)
             return LandmarkDistance.restore(graph.geodesics, state)
 
         return self._timed("landmarks", stage)

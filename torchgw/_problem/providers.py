@@ -14,17 +14,24 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
-from torchgw._boundary.checks import check_choice, check_count, listed
+from torchgw._boundary.checks import check_choice, check_count, check_positive, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
-from torchgw._problem.named import NAMED, DistanceName, from_graphs, pair_of_distances
+from torchgw._problem.named import (
+    NAMED,
+    DistanceName,
+    from_graphs,
+    of_curvature,
+    pair_of_distances,
+)
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
+from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 
 __all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
@@ -74,13 +81,28 @@ class DistanceOptions:
     approximate: bool = False
     # Whether tables of all pairs were asked for by `gradient="dense"`.
     dense: bool = False
+    # Of the spaces of both sides, or of each.
+    curvature: float | tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
+        for value in self.curvatures:
+            check_positive("curvature", value, "1 is the unit ball, hyperboloid and sphere")
         for name in ("n_neighbors", "n_landmarks"):
             check_count(name, getattr(self, name), none=True)
         check_choice("scale", self.scale, get_args(ScaleName), none=True)
         check_choice("disconnected", self.disconnected, get_args(ConnectPolicy))
+
+    @property
+    def curvatures(self) -> tuple[float, float]:
+        """The curvature of each side."""
+        given = 1.0 if self.curvature is None else self.curvature
+        pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+        if len(pair) != 2:
+            raise InvalidInputError(
+                f"`curvature` must be one number, or a pair of them; got {len(pair)} items."
+            )
+        return pair
 
 
 class Spaces(NamedTuple):
@@ -143,26 +165,28 @@ def build_providers(
         names = ["landmark"] * len(names) if found else names
     providers = [
         provider.to(device, provider.dtype)
-        for provider in found or _make(given, names, graphs, stages)
+        for provider in found or _make(given, names, graphs, stages, options.curvatures)
     ]
     logger.info("distances: %s for X, %s for Y", *names)
     scaled, origins = [], []
-    for provider, item, name, graph, side, weight in zip(
-        providers, given, names, graphs, "ab", weights, strict=True
+    for provider, item, name, graph, side, weight, curvature in zip(
+        providers, given, names, graphs, "ab", weights, options.curvatures, strict=True
     ):
         used = None if weight is None else as_weights(side, weight, provider.n, device) > 0
-        if item.points is not None and options.scale in ("auto", "max") and name not in ANGLES:
+        flat = name not in ANGLES and name not in of_curvature()
+        if item.points is not None and options.scale in ("auto", "max") and flat:
             warn_of_far_points(item.name, side, item.points, used)
         divided, factor = _scale(
             provider, item.points, options.scale, used, computed=name != "given"
         )
         scaled.append(divided)
-        origins.append(_origin(item, name, graph, options, factor).to(device))
+        origin = _origin(item, name, graph, options, factor, curvature)
+        origins.append(origin.to(device))
     clock("distances", started + stages.seconds)
     landmarks = {
         item.name: {"count": len(side.landmarks), "rank": side.rank, "error": side.error}
         for item, side in zip(given, providers, strict=True)
-        if isinstance(side, LandmarkDistance)
+        if isinstance(side, NystromDistance)
     }
     return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks, decision)
 
@@ -199,6 +223,7 @@ def _make(
     names: list[str],
     graphs: list[KeyedGraph | None],
     stages: Preparation,
+    curvatures: tuple[float, float],
 ) -> list[DistanceProvider]:
     """Make the providers of both sides, those of one name together."""
     made = {place: item.provider for place, item in enumerate(given) if item.provider is not None}
@@ -206,20 +231,34 @@ def _make(
         places = [place for place, other in enumerate(names) if other == name != "given"]
         if places:
             entry = NAMED[name]
-            sources = [graphs[place] if entry.graph else given[place].points for place in places]
+            sources: list[Any] = [
+                graphs[place] if entry.graph else given[place].points for place in places
+            ]
+            if entry.curved:
+                sources = [
+                    (part, curvatures[place]) for place, part in zip(places, sources, strict=True)
+                ]
             made |= zip(places, entry.make(sources, stages), strict=True)
     return [made[place] for place in range(len(given))]
 
 
 def _origin(
-    item: GivenSpace, name: str, graph: KeyedGraph | None, options: DistanceOptions, scale: float
+    item: GivenSpace,
+    name: str,
+    graph: KeyedGraph | None,
+    options: DistanceOptions,
+    scale: float,
+    curvature: float,
 ) -> Space:
     """Record what new points of a side need to know of it."""
-    metric: Any = name if name in get_args(PointMetric) else None
+    curved = name in of_curvature()
+    metric: Any = name if curved or name in get_args(PointMetric) else None
     # distances of other names, made from points, say nothing of points that they have not seen
     points = None if metric is None and graph is None else item.points
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
-    return Space(points, metric, None if graph is None else graph.geodesics, n_neighbors, scale)
+    geodesics = None if graph is None else graph.geodesics
+    space = Space(points, metric, geodesics, n_neighbors, scale)
+    return space._replace(curvature=float(curvature)) if curved else space
 
 
 def _resolve(
@@ -250,10 +289,15 @@ def _accurate_landmarks(
 
 def _refuse_unused(given: list[GivenSpace], names: list[str], options: DistanceOptions) -> None:
     """Refuse an option that neither side would use."""
-    if options.n_landmarks is not None and "landmark" not in names:
+    if options.n_landmarks is not None and not {"landmark", *of_curvature()} & {*names}:
         raise InvalidInputError(
-            "`n_landmarks` is used by distances='landmark' only; drop it, or pass "
-            "distances='landmark'."
+            "`n_landmarks` is used by distances='landmark' and by those of curved spaces only; "
+            "drop it, or pass distances='landmark'."
+        )
+    if options.curvature is not None and not {*of_curvature()} & {*names}:
+        raise InvalidInputError(
+            f"`curvature` is that of distances={listed(of_curvature())}; drop it, or pass one of "
+            "these. A provider has a curvature of its own."
         )
     neighbours = any(
         name in from_graphs() and item.points is not None

@@ -33,7 +33,7 @@ from torchgw._search.relation import related
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
-from torchgw._typing import Iteration, Marginals
+from torchgw._typing import HessianProduct, Iteration, Marginals
 
 __all__ = ["GWResult", "make_result"]
 
@@ -232,6 +232,39 @@ class GWResult(Result):
     def n_iters(self) -> int:
         """Outer iterations."""
         return len(self.history)
+
+    def hvp(self, direction: Any) -> HessianProduct:
+        """Multiply a direction by the Hessian of ``loss`` in the inputs that require gradients.
+
+        It is the derivative of the gradient along the direction, with the plan and its potentials
+        following: one linear system and a few streamed products, whatever the number of inputs.
+
+        Parameters
+        ----------
+        direction : Tensor, or dict of Tensor by name
+            One step, of the shape of the input, for the inputs named as in :func:`torchgw.solve`
+            (features are F_X and F_Y); those left out stay. A tensor alone if there is one input.
+
+        Returns
+        -------
+        HessianProduct
+
+        Raises
+        ------
+        UnsupportedError
+            If the solve was without ``differentiable="value"`` or ``"implicit"``, if no input
+            requires a gradient, or if the gradient was sampled, which has no fixed point.
+        InvalidInputError
+            If the direction does not fit the inputs.
+        """
+        product = getattr(getattr(self.loss, "grad_fn", None), "hessian_product", None)
+        if product is None:
+            raise UnsupportedError(
+                "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
+                "inputs that require gradients; pickles, copies and files leave these behind."
+            )
+        found: HessianProduct = product(direction)
+        return found
 
     def transform(
         self,

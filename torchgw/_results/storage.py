@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
 import scipy
@@ -46,11 +46,12 @@ from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.status import Status
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
-from torchgw.distances.points import PointDistance
+from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["load", "stored", "write_result"]
@@ -331,9 +332,14 @@ def _build_side(parts: dict[str, Any]) -> SolvedSide:
     if not isinstance(known, dict):
         return side
     made: DistanceProvider
-    if space.metric is not None:
+    if space.curvature is not None:
         assert space.points is not None
-        made = PointDistance(space.points.double(), space.metric)
+        made = CurvedDistance(
+            space.points, cast(CurvedModel, space.metric), curvature=space.curvature
+        )
+    elif space.metric is not None:
+        assert space.points is not None
+        made = PointDistance(space.points.double(), cast(PointMetric, space.metric))
     else:
         assert space.geodesics is not None
         made = DijkstraDistance(space.geodesics)

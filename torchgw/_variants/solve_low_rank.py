@@ -114,6 +114,7 @@ def solve_low_rank(
     alpha: float | None = None,
     n_neighbors: int | None = None,
     n_landmarks: int | None = None,
+    curvature: float | tuple[float, float] | None = None,
     scale: ScaleName | None = "auto",
     init: Any = None,
     max_iter: int = 500,
@@ -129,7 +130,7 @@ def solve_low_rank(
     Parameters
     ----------
     X, Y, a, b, distances, D_X, D_Y, M, features, feature_metric, alpha, n_neighbors, n_landmarks, \
-scale, device
+curvature, scale, device
         As in :func:`torchgw.solve`. Time is linear for distances with factors ("sqeuclidean",
         "cosine", "landmark") and for features in place of ``M``. ``distances="auto"`` is all pairs
         of up to 3,000 points on every device.
@@ -184,7 +185,7 @@ scale, device
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
-    options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch")
+    options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
     with torch.no_grad():
         sides = build_providers(
             (X, Y),

@@ -251,6 +251,12 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     )
     add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
+    add(
+        "--curvature",
+        type=_numbers,
+        metavar="C[,C]",
+        help="curvature of poincare, lorentz and sphere distances, of both sides or of each",
+    )
     add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
     add("--gradient", help="auto, dense, factored or sampled")
@@ -265,7 +271,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
     add(
         "--unbalanced",
-        type=_penalties,
+        type=_numbers,
         metavar="RHO[,RHO]",
         help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
     )
@@ -433,7 +439,7 @@ def _number_or_auto(text: str) -> float | str:
     return text if text == "auto" else float(text)
 
 
-def _penalties(text: str) -> float | tuple[float, ...]:
+def _numbers(text: str) -> float | tuple[float, ...]:
     """Read one number, or some joined by commas."""
     numbers = tuple(float(part) for part in text.split(","))
     return numbers[0] if len(numbers) == 1 else numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.curved import CurvedModel, curved_distances
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
 __all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
@@ -29,16 +30,26 @@ class Space(NamedTuple):
     """What one side of a problem was made from, as far as new points of it need to know."""
 
     points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
-    metric: PointMetric | None  # between points; None for geodesics and given distances
+    # between points; None for geodesics and given distances
+    metric: PointMetric | CurvedModel | None
     geodesics: Geodesics | None
     n_neighbors: int  # known points that a new one is joined to in the graph
     scale: float  # what distances are multiplied by
     features: Tensor | None = None  # (n, f), what the linear cost was made from
     feature_metric: PointMetric = "sqeuclidean"
+    curvature: float | None = None  # of a space of constant curvature
 
     def to(self, device: torch.device) -> Space:
         """Move the points to another device."""
         return self if self.points is None else self._replace(points=self.points.to(device))
+
+    def between(self, new: Tensor, known: Tensor) -> Tensor:
+        """Compute the distances of new points and known ones, (q, s) float64, not scaled."""
+        assert self.metric is not None
+        if self.curvature is not None:
+            # in the dtype given, which says how far from its space rounding may bring a point
+            return curved_distances(new, known, cast(CurvedModel, self.metric), self.curvature)
+        return pairwise_distances(new.double(), known.double(), cast(PointMetric, self.metric))
 
     def copy(self) -> Space:
         """Copy points and features, so that nobody else can change them."""
@@ -89,10 +100,11 @@ class CrossDistance:
             return (table if index is None else table[:, index]).to(dtype) * space.scale
         assert self._points is not None
         assert space.points is not None
-        new, known = self._points[block].to(dtype), space.points
+        new, known = self._points[block], space.points
         if space.metric is not None:
             chosen = known if index is None else known[index]
-            return pairwise_distances(new, chosen.to(dtype), space.metric) * space.scale
+            return space.between(new, chosen) * space.scale
+        new = new.to(dtype)
         return self._through_neighbours(new, known, index)
 
     def _through_neighbours(self, new: Tensor, known: Tensor, index: Tensor | None) -> Tensor:
@@ -120,7 +132,7 @@ def factor_reference(provider: DistanceProvider) -> Tensor:
     """Choose known points whose distances determine the factors of a new one."""
     # landmarks, which Nystrom factors are made from, or points at even steps
     inner = provider.provider if isinstance(provider, ScaledDistance) else provider
-    if isinstance(inner, LandmarkDistance):
+    if isinstance(inner, NystromDistance):
         return inner.landmarks
     factors = provider.factors()
     assert factors is not None

@@ -1,0 +1,140 @@
+"""Products with the Hessian of the objective, against differences of its gradient."""
+
+import pytest
+import torch
+from problems import LargestTensor
+
+import torchgw
+
+EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000}
+CASES = {
+    "sqeuclidean": {"distances": "sqeuclidean", "epsilon": 1.5},
+    "euclidean": {"distances": "euclidean", "epsilon": 0.6},
+    "cosine": {"distances": "cosine", "epsilon": 0.4},
+    "poincare": {"distances": "poincare", "epsilon": 0.6},
+    "pair": {"distances": ("euclidean", "sqeuclidean"), "epsilon": 1.0},
+    "turned": {"distances": ("cosine", "euclidean"), "epsilon": 0.6},
+    "tables": {"epsilon": 1.0},
+    "features": {"distances": "sqeuclidean", "epsilon": 1.5},
+}
+
+
+def inputs_of(case):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x, y = normal(7, 2) / 5, normal(6, 3) / 8
+    if case != "poincare":
+        x, y = 5 * x, 8 * y
+    weights = [normal(size).abs() + 0.5 for size in (7, 6)]
+    a, b = (weight / weight.sum() for weight in weights)
+    given = {"X": x, "Y": y, "a": a, "b": b, "M": normal(7, 6).abs()}
+    if case == "tables":
+        given |= {"D_X": torch.cdist(x, x), "D_Y": torch.cdist(y, y)}
+        del given["X"], given["Y"]
+    if case == "features":
+        given |= {"F_X": normal(7, 2), "F_Y": normal(6, 2)}
+        del given["M"]
+    return given
+
+
+def solved(case, given):
+    leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
+    passed = dict(leaves)
+    if "F_X" in passed:
+        passed["features"] = passed.pop("F_X"), passed.pop("F_Y")
+    result = torchgw.solve(differentiable="value", **CASES[case], **passed, **EXACT)
+    return leaves, result
+
+
+def direction_of(given):
+    generator = torch.Generator().manual_seed(1)
+    steps = {}
+    for name, value in given.items():
+        step = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        # weights keep their sum, tables their symmetry
+        step = step - step.mean() if name in "ab" else step
+        steps[name] = (step + step.T).fill_diagonal_(0) if name in ("D_X", "D_Y") else step
+    return steps
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_derivatives_of_the_gradient(case):
+    given = inputs_of(case)
+    steps = direction_of(given)
+    leaves, result = solved(case, given)
+    found = result.hvp(steps)
+    assert found.converged
+    assert found.residual < 1e-9
+    assert found.iterations > 0
+    size, gradients = 2e-5, []
+    for sign in (1, -1):
+        moved = {name: given[name] + sign * size * steps[name] for name in given}
+        tensors, other = solved(case, moved)
+        gradients.append(torch.autograd.grad(other.loss, list(tensors.values())))
+    for name, up, down in zip(given, *gradients, strict=True):
+        expected = (up - down) / (2 * size)
+        assert (found.products[name] - expected).norm() < 1e-5 * expected.norm(), name
+    tensors = list(leaves.values())
+    first = torch.autograd.grad(result.loss, tensors, create_graph=True)
+    along = sum((part * steps[name]).sum() for part, name in zip(first, given, strict=True))
+    second = torch.autograd.grad(along, tensors)
+    for part, name in zip(second, given, strict=True):
+        assert (part - found.products[name]).abs().max() <= 1e-9 * (1 + part.abs().max())
+
+
+def test_the_hessian_is_symmetric_and_blocks_can_be_left_out():
+    given = inputs_of("sqeuclidean")
+    _, result = solved("sqeuclidean", given)
+    one, two = (
+        direction_of(given),
+        {name: value.cos() for name, value in direction_of(given).items()},
+    )
+    there, back = result.hvp(one).products, result.hvp(two).products
+    left = sum((there[name] * two[name]).sum() for name in given)
+    right = sum((back[name] * one[name]).sum() for name in given)
+    assert float(left) == pytest.approx(float(right), rel=1e-8)
+    alone = result.hvp({"X": one["X"]}).products
+    rest = result.hvp({name: step for name, step in one.items() if name != "X"}).products
+    for name in given:
+        gap = (alone[name] + rest[name] - there[name]).abs().max()
+        assert gap < 1e-8 * (1 + there[name].abs().max())
+
+
+def test_moves_that_change_nothing_have_no_curvature():
+    # translations and rotations leave all distances as they are, at a stationary gradient or not
+    given = inputs_of("sqeuclidean")
+    x = given["X"].clone().requires_grad_()
+    result = torchgw.solve(
+        x, given["Y"], distances="sqeuclidean", epsilon=1.5, differentiable="value", **EXACT
+    )
+    assert result.hvp(torch.ones_like(x)).products["X"].abs().max() < 1e-10
+
+
+def test_what_a_direction_must_be():
+    given = inputs_of("sqeuclidean")
+    _, result = solved("sqeuclidean", given)
+    for direction in (torch.ones(7, 2), {"Z": torch.ones(1)}, {}, {"X": torch.ones(3, 2)}, None):
+        with pytest.raises(torchgw.InvalidInputError, match="direction"):
+            result.hvp(direction)
+    plain = torchgw.solve(given["X"], given["Y"], distances="sqeuclidean", epsilon=1.5)
+    with pytest.raises(torchgw.UnsupportedError, match="differentiable='value'"):
+        plain.hvp(torch.ones(7, 2))
+
+
+def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
+    monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
+    monkeypatch.setattr("torchgw._derivatives.implicit._STORED_ENTRIES", {"cpu": 0})
+    generator = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))
+    result = torchgw.solve(
+        X.requires_grad_(), Y, distances="sqeuclidean", epsilon=5.0, differentiable="value",
+        storage="streamed", n_init=1, precision="float64",
+    )  # fmt: skip
+    with LargestTensor() as largest:
+        found = result.hvp(torch.randn(X.shape, generator=generator, dtype=torch.float64))
+    assert found.converged
+    # the largest is the basis of GMRES: 60 vectors of m numbers and a coupling
+    assert largest.size <= 61 * (80 + 4 * 4)

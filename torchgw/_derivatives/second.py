@@ -1,0 +1,196 @@
+"""Products of a direction with the Hessian of the objective of a finished solve.
+
+With T(theta, P, f, g) the objective as equation 20 of docs/algorithm.md differentiates it, whose
+derivative by theta at a fixed plan and fixed potentials is the gradient, the derivative of the
+gradient along a direction d is
+
+    grad_theta [ grad_theta T . d + <dT/dP, P'> + <f', a> + <g', b> ],
+
+where P', f' and g' are how plan and potentials change along d: one linear system. This is equation
+42 there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._derivatives.implicit import Response
+from torchgw._derivatives.tracked import Model
+from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._typing import Potentials
+
+__all__ = ["Change", "along", "change_of_cost", "own_terms", "scalar"]
+
+
+class Change(NamedTuple):
+    """How weights, a plan and the potentials of its whole cost change along a direction."""
+
+    a: Tensor  # (n,)
+    b: Tensor  # (m,)
+    plan: Response  # (n, m)
+    f: Tensor  # (n,)
+    g: Tensor  # (m,)
+
+
+class _Products(torch.autograd.Function):
+    """A constant map over pairs times values, differentiable in these any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        result: Tensor = matrix @ values
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return None, _times(ctx.matrix.T, upstream[0])
+
+
+def _times(matrix: Any, values: Tensor) -> Tensor:
+    """Multiply a constant map over pairs by values, (m, c)."""
+    result: Tensor = _Products.apply(matrix, values)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _cross(model: Model, matrix: Any, other: Any) -> Tensor:
+    """Compute <D_X matrix D_Y, other>, for constant maps over pairs."""
+    near, far = model.source.form(), model.target.form()
+    if near is not None and far is not None:
+        one, two = (near.matrix.T @ _times(each, far.matrix) for each in (matrix, other))
+        both: Tensor = ((near.form @ one @ far.form) * two).sum()
+        return both
+    if far is not None:
+        measured = model.source.apply(_times(matrix, far.matrix @ far.form))
+        return torch.sum(measured * _times(other, far.matrix))
+    if near is not None:
+        measured = model.target.apply(_times(matrix.T, near.matrix @ near.form))
+        return torch.sum(measured * _times(other.T, near.matrix))
+    one, two = (each.stored().double() for each in (matrix, other))
+    total: Tensor = (model.source.apply(one) * model.target.apply(two.T).T).sum()
+    return total
+
+
+def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
+    """Compute D_X matrix D_Y, (n, m), as left @ right.T where a side has factors."""
+    near, far = model.source.form(), model.target.form()
+    if near is not None:
+        encoded = _times(matrix.T, near.matrix)
+        return near.matrix @ near.form, model.target.apply(encoded)
+    if far is not None:
+        encoded = _times(matrix, far.matrix)
+        return model.source.apply(encoded), far.matrix @ far.form
+    return model.target.apply(model.source.apply(matrix.stored().double()).T).T
+
+
+def _linear(model: Model, matrix: Any) -> Tensor:
+    """Compute <M, matrix> with a linear cost that moves, for a constant map over pairs."""
+    cost = model.linear
+    if cost is None or not model.tracked & {"M", "F_X", "F_Y"}:
+        return model.a.new_zeros(())
+    if isinstance(cost, DenseCost):
+        return torch.sum(cost.matrix * matrix.stored().double())
+    assert isinstance(cost, FactoredCost)
+    one = torch.ones_like(cost.right[:, :1])
+    sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
+    products = (cost.left * _times(matrix, cost.right)).sum()
+    total: Tensor = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
+    return total
+
+
+def own_terms(model: Model) -> tuple[Tensor, Tensor]:
+    """Compute the terms of rows and columns alone of the whole cost, 2 alpha D^2 a."""
+    return (
+        2 * model.alpha * model.source.mean_square(model.a),
+        2 * model.alpha * model.target.mean_square(model.b),
+    )
+
+
+def scalar(
+    moving: Model,
+    still: Model,
+    plan: TransportPlan,
+    potentials: Potentials,
+    change: Change | None = None,
+) -> Tensor:
+    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
+    a, b = still.a, still.b
+    f, g, factor = potentials.f, potentials.g, 1.0
+    other: TransportPlan | Response = plan
+    if change is not None:
+        a, b, factor = change.a, change.b, 2.0
+        f, g, other = change.f, change.g, change.plan
+    total = f @ moving.a + g @ moving.b
+    if moving.tracked & {"X", "D_X"}:
+        total = total + factor * moving.alpha * (a @ moving.source.mean_square(still.a))
+    if moving.tracked & {"Y", "D_Y"}:
+        total = total + factor * moving.alpha * (b @ moving.target.mean_square(still.b))
+    if moving.tracked & {"X", "D_X", "Y", "D_Y"}:
+        total = total - 2 * factor * moving.alpha * _cross(moving, plan, other)
+    return total + (1 - moving.alpha) * _linear(moving, other)
+
+
+def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Tensor:
+    """Differentiate a tensor along a direction of the inputs, by two reverse passes."""
+    if not value.requires_grad:
+        return torch.zeros_like(value)
+    weight = torch.zeros_like(value, requires_grad=True)
+    parts = torch.autograd.grad(value, inputs, weight, create_graph=True, allow_unused=True)
+    terms = [
+        (part * step).sum()
+        for part, step in zip(parts, direction, strict=True)
+        if part is not None and part.requires_grad
+    ]
+    if not terms:
+        return torch.zeros_like(value)
+    (found,) = torch.autograd.grad(torch.stack(terms).sum(), weight, allow_unused=True)
+    return torch.zeros_like(value) if found is None else found
+
+
+def change_of_cost(
+    model: Model, plan: TransportPlan, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
+) -> Cost:
+    """Compute how -4 alpha D_X P D_Y + (1 - alpha) M changes along a direction, at a fixed plan."""
+
+    def step(value: Tensor) -> Tensor:
+        return along(value, inputs, direction).detach()
+
+    parts: list[Cost] = []
+    if model.tracked & {"X", "D_X", "Y", "D_Y"}:
+        found = _cross_factors(model, plan)
+        if isinstance(found, Tensor):
+            parts.append(DenseCost(-4 * model.alpha * step(found)))
+        else:
+            left, right = found
+            both = (
+                torch.cat([step(left), left.detach()], 1),
+                torch.cat([right.detach(), step(right)], 1),
+            )
+            parts.append(FactoredCost.of_products(4 * model.alpha * both[0], both[1]))
+    cost, share = model.linear, 1 - model.alpha
+    if cost is not None and model.tracked & {"M", "F_X", "F_Y"}:
+        if isinstance(cost, DenseCost):
+            parts.append(DenseCost(share * step(cost.matrix)))
+        else:
+            left = torch.cat([step(cost.left), cost.left.detach()], 1)
+            right = torch.cat([cost.right.detach(), step(cost.right)], 1)
+            row, column = (share * step(part) for part in (cost.row, cost.column))
+            parts.append(FactoredCost(share * left, right, row, column))
+    if not parts:
+        return FactoredCost.of_products(
+            model.a.new_zeros(len(model.a), 1), model.b.new_zeros(len(model.b), 1)
+        )
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, FactoredCost) for part in parts):
+        one, two = parts
+        assert isinstance(one, FactoredCost)
+        assert isinstance(two, FactoredCost)
+        return FactoredCost(
+            torch.cat([one.left, two.left], 1), torch.cat([one.right, two.right], 1),
+            one.row + two.row, one.column + two.column,
+        )  # fmt: skip
+    return DenseCost(parts[0].dense().matrix + parts[1].dense().matrix)

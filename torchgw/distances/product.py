@@ -1,0 +1,90 @@
+"""Distances in a product of spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.checks import check_positive
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw.distances.base import DistanceProvider
+
+__all__ = ["ProductDistance"]
+
+
+class ProductDistance(DistanceProvider):
+    """Distances among points of a product of spaces, such as hyperbolic times spherical.
+
+    With the distances D_k in each of them, D^2 = w_1 D_1^2 + w_2 D_2^2 + ...
+
+    Parameters
+    ----------
+    parts : sequence of DistanceProvider
+        Distances of the same n points in each space, on one device.
+    weights : sequence of float, optional
+        w_k > 0; 1 by default. Multiplying a metric by w multiplies distances by its root.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidInputError
+        If the parts are not providers of the same points.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torchgw.distances import PointDistance, ProductDistance
+    >>> x, y = torch.tensor([[0.0], [3.0]]), torch.tensor([[0.0], [4.0]])
+    >>> product = ProductDistance([PointDistance(x), PointDistance(y)])
+    >>> product.columns(torch.tensor([0])).flatten().tolist()
+    [0.0, 5.0]
+    """
+
+    def __init__(
+        self, parts: Sequence[DistanceProvider], weights: Sequence[float] | None = None
+    ) -> None:
+        parts = tuple(parts)
+        weights = (1.0,) * len(parts) if weights is None else tuple(weights)
+        if not parts or not all(isinstance(part, DistanceProvider) for part in parts):
+            raise InvalidTypeError("`parts` must be one or more DistanceProviders.")
+        if len(weights) != len(parts):
+            raise InvalidInputError(
+                f"`weights` must have one number for each of the {len(parts)} parts; got "
+                f"{len(weights)}."
+            )
+        for weight in weights:
+            check_positive("weights", weight, "1 leaves the distances of a part as they are")
+        sizes, devices = {part.n for part in parts}, {str(part.device) for part in parts}
+        if len(sizes) > 1 or len(devices) > 1:
+            raise InvalidInputError(
+                f"`parts` must be distances of the same points, on one device; got {sorted(sizes)} "
+                f"points on {', '.join(sorted(devices))}."
+            )
+        first = parts[0]
+        self.n, self.device = first.n, first.device
+        self.dtype = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+        self._parts = [part.to(self.device, self.dtype) for part in parts]
+        self._weights = weights
+        self.cheap_columns = all(part.cheap_columns for part in parts)
+        self.capturable = all(part.capturable for part in parts)
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Compute D[:, index]."""
+        terms = zip(self._weights, self._parts, strict=True)
+        roots = torch.stack([weight**0.5 * part.columns(index) for weight, part in terms])
+        length: Tensor = torch.linalg.vector_norm(roots, dim=0)
+        return length
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Compute (D * D) @ weights from the parts."""
+        result = torch.zeros_like(weights)
+        for weight, part in zip(self._weights, self._parts, strict=True):
+            result += weight * part.mean_square(weights)
+        return result
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> ProductDistance:
+        """Move the parts to another device or dtype."""
+        if self._lies_at(device, dtype):
+            return self
+        return ProductDistance([part.to(device, dtype) for part in self._parts], self._weights)
