@@ -49,11 +49,6 @@ def refuse(
     if str(loss).upper() not in LOSSES:
         known = " or ".join(map(repr, LOSSES))
         raise UnsupportedError(f"`loss` must be {known}, as in POT; got {loss!r}.")
-    if kind in ("kl", "l2") and str(loss).upper() != "L2":
-        raise UnsupportedError(
-            "Penalised marginals have the square loss here; POT's solver has no other either, and "
-            "does not look at `loss`. Pass loss='L2', or use torchgw.solve(loss='kl', unbalanced=)."
-        )
     if reg is not None and not (isinstance(reg, Real) and reg >= 0):
         raise InvalidInputError(f"`reg` must be a number, not negative; got {reg!r}.")
     if str(reg_type).lower() != "entropy":

@@ -9,7 +9,7 @@ import numpy as np
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, is_symmetric
 
-__all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "transform"]
+__all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "transform"]
 
 LOSSES = ("square_loss", "kl_loss")
 
@@ -93,3 +93,23 @@ def quadratic(
     if symmetric is None:
         symmetric = is_symmetric(C1, C2)
     return Quadratic(transform(C1, C2, loss), bool(symmetric))
+
+
+def table_slopes(
+    C1: Array,  # noqa: N803
+    C2: Array,  # noqa: N803
+    loss: str,
+    plan: Array,
+    other: Array,
+) -> tuple[Array, Array]:
+    """Differentiate sum L(C1_ik, C2_jl) P_ij Q_kl by the two tables, at fixed plans."""
+    first, second = np.outer(plan.sum(1), other.sum(1)), np.outer(plan.sum(0), other.sum(0))
+    if loss == "square_loss":
+        return (
+            2 * (C1 * first - plan @ C2 @ other.T),
+            2 * (C2 * second - plan.T @ C1 @ other),
+        )
+    return (
+        np.log(C1 + _TINY) * first - plan @ np.log(C2 + _TINY) @ other.T,
+        second - plan.T @ C1 @ other / (C2 + _TINY),
+    )

@@ -35,7 +35,7 @@ def scale(
     max_iter: int,
     tol: float,
 ) -> Scaled:
-    """Run Sinkhorn's iterations [1]_ with positive weights, until columns err by ``tol`` in L2.
+    """Run Sinkhorn's iterations [1]_ with positive weights, until rows err by ``tol`` in L2.
 
     The kernel has the potentials so far in it, so that scalings stay near one; where they do not,
     half-steps in logarithms take over for a turn.
@@ -50,20 +50,20 @@ def scale(
     kernel = np.exp((f[:, None] + g - cost) / epsilon)
     while True:
         if not _usable(kernel):
-            f = epsilon * (np.log(p) - logsumexp((g - cost) / epsilon, axis=1))
             g = epsilon * (np.log(q) - logsumexp((f[:, None] - cost) / epsilon, axis=0))
+            f = epsilon * (np.log(p) - logsumexp((g - cost) / epsilon, axis=1))
             kernel = np.exp((f[:, None] + g - cost) / epsilon)
         u, v = np.ones_like(p), np.ones_like(q)
         transposed = np.ascontiguousarray(kernel.T)
         inside, converged = True, False
         while inside and not converged and done < max_iter:
             done += 1
-            new_u = p / (kernel @ v)
-            columns = transposed @ new_u
-            new_v = q / columns
+            new_v = q / (transposed @ u)
+            rows = kernel @ new_v
+            new_u = p / rows
             inside = _logarithm(new_u) < _LARGEST_LOGARITHM > _logarithm(new_v)
             if inside:
-                error = float(np.linalg.norm(v * columns - q))
+                error = float(np.linalg.norm(u * rows - p))
                 converged = error <= tol
                 u, v = new_u, new_v
         f, g = f + epsilon * np.log(u), g + epsilon * np.log(v)

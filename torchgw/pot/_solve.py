@@ -229,7 +229,7 @@ def solve_gromov(
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind in ("kl", "l2"):
-        return _penalised(kind, given, reg or 0.0, unbalanced, plan_init, stop)
+        return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if _is_one(alpha):
         # M has no weight
         M = given["M"] = None  # noqa: N806
@@ -283,9 +283,7 @@ def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, (int, float)) and alpha == 1
 
 
-def _exact(
-    problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop
-) -> _Found:
+def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
     """Take conditional gradient steps."""
     p, q = problem.p, problem.q
     solver: LinearSolver
@@ -330,7 +328,7 @@ def _regularised(
     elif kind == "semirelaxed":
         first = read_semirelaxed_start(problem, start, 0)
     else:
-        first = read_start(problem, start)
+        first = read_start(problem, start, exact=False)
     rows, columns = problem.p > 0, problem.q > 0
     part = problem if rows.all() and columns.all() else problem.keep(rows, columns)
     inside = first[np.ix_(rows, columns)]
@@ -372,7 +370,13 @@ def _regularised(
 
 
 def _penalised(
-    kind: Kind, given: dict[str, Any], reg: float, unbalanced: Any, start: Any, stop: _mirror.Stop
+    kind: Kind,
+    given: dict[str, Any],
+    loss: str,
+    reg: float,
+    unbalanced: Any,
+    start: Any,
+    stop: _mirror.Stop,
 ) -> OTResult:
     """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
     tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]  # noqa: N806
@@ -395,13 +399,16 @@ def _penalised(
         (M, M),
         {},
         names={"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"},
+        loss=loss,
     )
     starts = (start, start)
     limits = stop.max_iter, stop.tol, 500, 1e-7, stop.verbose
     turns = problem.solve("mm", True, starts, None, limits)
     quadratic, _ = problem.objective(turns)
-    whole = problem.value(turns, (*tables, a, a, b, b), shared=True, M=M)
-    linear = 0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
+    whole = problem.value(turns, (*tables, a, a, b, b), M=M)
+    linear = (
+        0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
+    )
     converged = turns.errors[-1] < stop.tol
     found = _Found(
         turns.samples,

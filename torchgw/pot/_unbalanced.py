@@ -17,13 +17,13 @@ from scipy.special import logsumexp
 
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, product
+from torchgw.pot._quadratic import Transformed
 
 __all__ = [
     "Coupling",
     "Divergence",
     "Penalties",
     "Side",
-    "Slopes",
     "Unbalanced",
     "across_spaces",
     "between_products",
@@ -107,8 +107,7 @@ def between_products(mu: Array, nu: Array, alpha: Array, beta: Array, divergence
 
 
 def local_cost(
-    X: Array,  # noqa: N803 - the names of the problem
-    Y: Array,  # noqa: N803
+    parts: Transformed,
     plan: Array,
     side: Side,
     linear: Array | None,
@@ -118,7 +117,7 @@ def local_cost(
     """Compute the linear cost of one plan at the other, which has the weights of ``side``."""
     rho_x, rho_y, _, _, divergence, coupling = penalties
     rows, columns = plan.sum(1), plan.sum(0)
-    cost: Array = (X**2 @ rows)[:, None] + Y**2 @ columns - 2 * (X @ plan @ Y.T)
+    cost: Array = (parts.f1 @ rows)[:, None] + parts.f2 @ columns - parts.h1 @ plan @ parts.h2.T
     if linear is not None:
         cost = cost + linear
     if divergence == "kl":
@@ -292,8 +291,7 @@ def _by_lbfgsb(
 
 
 def across_spaces(
-    X: Array,  # noqa: N803
-    Y: Array,  # noqa: N803
+    parts: Transformed,
     samples: Side,
     features: Side,
     penalties: Penalties,
@@ -320,6 +318,7 @@ def across_spaces(
     duals_samples, duals_features = duals
     of_samples, of_features = penalties.epsilon_samples, penalties.epsilon_features
     errors: list[float] = []
+    transposed = Transformed(*(part.T for part in parts))
 
     def turn(
         cost: Array,
@@ -351,9 +350,9 @@ def across_spaces(
     with np.errstate(all="ignore"):
         for step in range(max_iter):
             before = plan
-            cost = local_cost(X.T, Y.T, plan, samples, features.linear, penalties, of_samples)
+            cost = local_cost(transposed, plan, samples, features.linear, penalties, of_samples)
             other, duals_features = turn(cost, features, of_features, plan, other, duals_features)
-            cost = local_cost(X, Y, other, features, samples.linear, penalties, of_features)
+            cost = local_cost(parts, other, features, samples.linear, penalties, of_features)
             plan, duals_samples = turn(cost, samples, of_samples, other, plan, duals_samples)
             errors.append(float(abs(plan - before).sum()))
             if verbose:
@@ -368,16 +367,11 @@ def across_spaces(
     return Unbalanced(plan, other, duals_samples, duals_features, errors)
 
 
-def cost_of(
-    X: Array,  # noqa: N803
-    Y: Array,  # noqa: N803
-    plan: Array,
-    other: Array,
-) -> float:
-    """Compute sum (X_ik - Y_jl)^2 P_ij Q_kl."""
-    rows = plan.sum(1) @ X**2 @ other.sum(1)
-    columns = plan.sum(0) @ Y**2 @ other.sum(0)
-    return float(rows + columns - 2 * ((X @ other @ Y.T) * plan).sum())
+def cost_of(parts: Transformed, plan: Array, other: Array) -> float:
+    """Compute sum L(X_ik, Y_jl) P_ij Q_kl."""
+    rows = plan.sum(1) @ parts.f1 @ other.sum(1)
+    columns = plan.sum(0) @ parts.f2 @ other.sum(0)
+    return float(rows + columns - np.vdot(parts.h1 @ other @ parts.h2.T, plan))
 
 
 def total_cost(
@@ -415,29 +409,17 @@ def total_cost(
     return value
 
 
-class Slopes(NamedTuple):
-    """Derivatives of the objective at fixed plans, with KL penalties."""
-
-    x: Array
-    y: Array
-    samples_x: Array
-    samples_y: Array
-    features_x: Array
-    features_y: Array
-
-
 def slopes_of(
-    X: Array,  # noqa: N803
-    Y: Array,  # noqa: N803
     samples: Side,
     features: Side,
     plan: Array,
     other: Array,
     penalties: Penalties,
-) -> Slopes:
-    """Differentiate the objective by both tables and by the weights."""
-    slope_x = 2 * X * np.outer(plan.sum(1), other.sum(1)) - 2 * plan @ Y @ other.T
-    slope_y = 2 * Y * np.outer(plan.sum(0), other.sum(0)) - 2 * plan.T @ X @ other
+) -> list[Array]:
+    """Differentiate the objective with KL penalties by the weights, at fixed plans.
+
+    Those of samples in the source and the target, then those of features.
+    """
     joint = penalties.coupling == "joint"
     by_weights = []
     for own, side, mate, mate_side, epsilon in (
@@ -459,4 +441,4 @@ def slopes_of(
             else:
                 slope += epsilon * (opposite.sum() - ratio)
             by_weights.append(slope)
-    return Slopes(slope_x, slope_y, *by_weights)
+    return by_weights

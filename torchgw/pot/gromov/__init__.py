@@ -11,28 +11,65 @@ from torchgw.pot.gromov._balanced import fused_gromov_wasserstein as fused_gromo
 from torchgw.pot.gromov._balanced import fused_gromov_wasserstein2 as fused_gromov_wasserstein2
 from torchgw.pot.gromov._balanced import gromov_wasserstein as gromov_wasserstein
 from torchgw.pot.gromov._balanced import gromov_wasserstein2 as gromov_wasserstein2
-from torchgw.pot.gromov._barycenters import entropic_fused_gromov_barycenters as entropic_fused_gromov_barycenters
-from torchgw.pot.gromov._barycenters import entropic_gromov_barycenters as entropic_gromov_barycenters
+from torchgw.pot.gromov._barycenters import (
+    entropic_fused_gromov_barycenters as entropic_fused_gromov_barycenters,
+)
+from torchgw.pot.gromov._barycenters import (
+    entropic_gromov_barycenters as entropic_gromov_barycenters,
+)
 from torchgw.pot.gromov._barycenters import fgw_barycenters as fgw_barycenters
 from torchgw.pot.gromov._barycenters import gromov_barycenters as gromov_barycenters
-from torchgw.pot.gromov._barycenters import semirelaxed_fgw_barycenters as semirelaxed_fgw_barycenters
-from torchgw.pot.gromov._barycenters import semirelaxed_gromov_barycenters as semirelaxed_gromov_barycenters
+from torchgw.pot.gromov._barycenters import (
+    semirelaxed_fgw_barycenters as semirelaxed_fgw_barycenters,
+)
+from torchgw.pot.gromov._barycenters import (
+    semirelaxed_gromov_barycenters as semirelaxed_gromov_barycenters,
+)
 from torchgw.pot.gromov._barycenters import update_barycenter_feature as update_barycenter_feature
-from torchgw.pot.gromov._barycenters import update_barycenter_structure as update_barycenter_structure
-from torchgw.pot.gromov._entropic import BAPG_fused_gromov_wasserstein as BAPG_fused_gromov_wasserstein
-from torchgw.pot.gromov._entropic import BAPG_fused_gromov_wasserstein2 as BAPG_fused_gromov_wasserstein2
+from torchgw.pot.gromov._barycenters import (
+    update_barycenter_structure as update_barycenter_structure,
+)
+from torchgw.pot.gromov._entropic import (
+    BAPG_fused_gromov_wasserstein as BAPG_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._entropic import (
+    BAPG_fused_gromov_wasserstein2 as BAPG_fused_gromov_wasserstein2,
+)
 from torchgw.pot.gromov._entropic import BAPG_gromov_wasserstein as BAPG_gromov_wasserstein
 from torchgw.pot.gromov._entropic import BAPG_gromov_wasserstein2 as BAPG_gromov_wasserstein2
-from torchgw.pot.gromov._entropic import entropic_fused_gromov_wasserstein as entropic_fused_gromov_wasserstein
-from torchgw.pot.gromov._entropic import entropic_fused_gromov_wasserstein2 as entropic_fused_gromov_wasserstein2
+from torchgw.pot.gromov._entropic import (
+    entropic_fused_gromov_wasserstein as entropic_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._entropic import (
+    entropic_fused_gromov_wasserstein2 as entropic_fused_gromov_wasserstein2,
+)
 from torchgw.pot.gromov._entropic import entropic_gromov_wasserstein as entropic_gromov_wasserstein
-from torchgw.pot.gromov._entropic import entropic_gromov_wasserstein2 as entropic_gromov_wasserstein2
-from torchgw.pot.gromov._partial import entropic_partial_fused_gromov_wasserstein as entropic_partial_fused_gromov_wasserstein
-from torchgw.pot.gromov._partial import entropic_partial_fused_gromov_wasserstein2 as entropic_partial_fused_gromov_wasserstein2
-from torchgw.pot.gromov._partial import entropic_partial_gromov_wasserstein as entropic_partial_gromov_wasserstein
-from torchgw.pot.gromov._partial import entropic_partial_gromov_wasserstein2 as entropic_partial_gromov_wasserstein2
-from torchgw.pot.gromov._partial import partial_fused_gromov_wasserstein as partial_fused_gromov_wasserstein
-from torchgw.pot.gromov._partial import partial_fused_gromov_wasserstein2 as partial_fused_gromov_wasserstein2
+from torchgw.pot.gromov._entropic import (
+    entropic_gromov_wasserstein2 as entropic_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._estimators import GW_distance_estimation as GW_distance_estimation
+from torchgw.pot.gromov._estimators import (
+    pointwise_gromov_wasserstein as pointwise_gromov_wasserstein,
+)
+from torchgw.pot.gromov._estimators import sampled_gromov_wasserstein as sampled_gromov_wasserstein
+from torchgw.pot.gromov._partial import (
+    entropic_partial_fused_gromov_wasserstein as entropic_partial_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._partial import (
+    entropic_partial_fused_gromov_wasserstein2 as entropic_partial_fused_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._partial import (
+    entropic_partial_gromov_wasserstein as entropic_partial_gromov_wasserstein,
+)
+from torchgw.pot.gromov._partial import (
+    entropic_partial_gromov_wasserstein2 as entropic_partial_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._partial import (
+    partial_fused_gromov_wasserstein as partial_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._partial import (
+    partial_fused_gromov_wasserstein2 as partial_fused_gromov_wasserstein2,
+)
 from torchgw.pot.gromov._partial import partial_gromov_wasserstein as partial_gromov_wasserstein
 from torchgw.pot.gromov._partial import partial_gromov_wasserstein2 as partial_gromov_wasserstein2
 from torchgw.pot.gromov._pieces import div_between_product as div_between_product
@@ -43,25 +80,59 @@ from torchgw.pot.gromov._pieces import init_matrix as init_matrix
 from torchgw.pot.gromov._pieces import init_matrix_semirelaxed as init_matrix_semirelaxed
 from torchgw.pot.gromov._pieces import semirelaxed_init_plan as semirelaxed_init_plan
 from torchgw.pot.gromov._pieces import solve_gromov_linesearch as solve_gromov_linesearch
-from torchgw.pot.gromov._pieces import solve_partial_gromov_linesearch as solve_partial_gromov_linesearch
-from torchgw.pot.gromov._pieces import solve_semirelaxed_gromov_linesearch as solve_semirelaxed_gromov_linesearch
+from torchgw.pot.gromov._pieces import (
+    solve_partial_gromov_linesearch as solve_partial_gromov_linesearch,
+)
+from torchgw.pot.gromov._pieces import (
+    solve_semirelaxed_gromov_linesearch as solve_semirelaxed_gromov_linesearch,
+)
 from torchgw.pot.gromov._pieces import tensor_product as tensor_product
-from torchgw.pot.gromov._semirelaxed import entropic_semirelaxed_fused_gromov_wasserstein as entropic_semirelaxed_fused_gromov_wasserstein
-from torchgw.pot.gromov._semirelaxed import entropic_semirelaxed_fused_gromov_wasserstein2 as entropic_semirelaxed_fused_gromov_wasserstein2
-from torchgw.pot.gromov._semirelaxed import entropic_semirelaxed_gromov_wasserstein as entropic_semirelaxed_gromov_wasserstein
-from torchgw.pot.gromov._semirelaxed import entropic_semirelaxed_gromov_wasserstein2 as entropic_semirelaxed_gromov_wasserstein2
-from torchgw.pot.gromov._semirelaxed import semirelaxed_fused_gromov_wasserstein as semirelaxed_fused_gromov_wasserstein
-from torchgw.pot.gromov._semirelaxed import semirelaxed_fused_gromov_wasserstein2 as semirelaxed_fused_gromov_wasserstein2
-from torchgw.pot.gromov._semirelaxed import semirelaxed_gromov_wasserstein as semirelaxed_gromov_wasserstein
-from torchgw.pot.gromov._semirelaxed import semirelaxed_gromov_wasserstein2 as semirelaxed_gromov_wasserstein2
-from torchgw.pot.gromov._unbalanced import fused_unbalanced_across_spaces_cost as fused_unbalanced_across_spaces_cost
-from torchgw.pot.gromov._unbalanced import fused_unbalanced_across_spaces_divergence as fused_unbalanced_across_spaces_divergence
-from torchgw.pot.gromov._unbalanced import fused_unbalanced_gromov_wasserstein as fused_unbalanced_gromov_wasserstein
-from torchgw.pot.gromov._unbalanced import fused_unbalanced_gromov_wasserstein2 as fused_unbalanced_gromov_wasserstein2
-from torchgw.pot.gromov._unbalanced import unbalanced_co_optimal_transport as unbalanced_co_optimal_transport
-from torchgw.pot.gromov._unbalanced import unbalanced_co_optimal_transport2 as unbalanced_co_optimal_transport2
+from torchgw.pot.gromov._semirelaxed import (
+    entropic_semirelaxed_fused_gromov_wasserstein as entropic_semirelaxed_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    entropic_semirelaxed_fused_gromov_wasserstein2 as entropic_semirelaxed_fused_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    entropic_semirelaxed_gromov_wasserstein as entropic_semirelaxed_gromov_wasserstein,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    entropic_semirelaxed_gromov_wasserstein2 as entropic_semirelaxed_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    semirelaxed_fused_gromov_wasserstein as semirelaxed_fused_gromov_wasserstein,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    semirelaxed_fused_gromov_wasserstein2 as semirelaxed_fused_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    semirelaxed_gromov_wasserstein as semirelaxed_gromov_wasserstein,
+)
+from torchgw.pot.gromov._semirelaxed import (
+    semirelaxed_gromov_wasserstein2 as semirelaxed_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._unbalanced import (
+    fused_unbalanced_across_spaces_cost as fused_unbalanced_across_spaces_cost,
+)
+from torchgw.pot.gromov._unbalanced import (
+    fused_unbalanced_across_spaces_divergence as fused_unbalanced_across_spaces_divergence,
+)
+from torchgw.pot.gromov._unbalanced import (
+    fused_unbalanced_gromov_wasserstein as fused_unbalanced_gromov_wasserstein,
+)
+from torchgw.pot.gromov._unbalanced import (
+    fused_unbalanced_gromov_wasserstein2 as fused_unbalanced_gromov_wasserstein2,
+)
+from torchgw.pot.gromov._unbalanced import (
+    unbalanced_co_optimal_transport as unbalanced_co_optimal_transport,
+)
+from torchgw.pot.gromov._unbalanced import (
+    unbalanced_co_optimal_transport2 as unbalanced_co_optimal_transport2,
+)
 from torchgw.pot.gromov._unbalanced import uot_cost_matrix as uot_cost_matrix
-from torchgw.pot.gromov._unbalanced import uot_parameters_and_measures as uot_parameters_and_measures
+from torchgw.pot.gromov._unbalanced import (
+    uot_parameters_and_measures as uot_parameters_and_measures,
+)
 from torchgw.pot.gromov._refused import REFUSED
 
 globals().update(REFUSED)

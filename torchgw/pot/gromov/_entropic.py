@@ -341,7 +341,7 @@ def _read(
     """Read a problem, the part of it where weights are, its start, and which entries that is."""
     without_gradients(function, *given[:4], M, alpha)
     problem = read_problem(*given, M=M, alpha=alpha, also=(start,))
-    plan = read_start(problem, start)
+    plan = read_start(problem, start, exact=False)
     rows, columns = problem.p > 0, problem.q > 0
     if rows.all() and columns.all():
         return problem, problem, plan, np.ones(plan.shape, dtype=bool)

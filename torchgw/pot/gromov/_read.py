@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._quadratic import Quadratic, Transformed, quadratic
+from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
 
 __all__ = [
     "Problem",
@@ -102,8 +102,11 @@ def read_problem(
     )
 
 
-def read_start(problem: Problem, start: Any) -> Array:
-    """Read a starting plan with the marginals of the problem; the product plan by default."""
+def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
+    """Read a starting plan, the product plan by default.
+
+    One that is moved along lines must have the marginals of the problem to begin with.
+    """
     p, q, called = problem.p, problem.q, problem.arrays.called
     if abs(p.sum() - q.sum()) > 1e-6 * p.sum():
         raise InvalidInputError(
@@ -113,6 +116,8 @@ def read_start(problem: Problem, start: Any) -> Array:
     if start is None:
         return product(p, q, float(p.sum()))
     plan = problem.arrays.read("G0", start, (len(p), len(q)))
+    if not exact:
+        return plan
     rtol, atol = (1e-7, _MARGINALS) if problem.arrays.dtype.itemsize == 8 else (1e-4, 1e-6)
     met = (
         np.allclose(sums, weights, rtol, atol)
@@ -127,15 +132,7 @@ def read_start(problem: Problem, start: Any) -> Array:
 
 def _slopes(problem: Problem, loss: str, plan: Array) -> tuple[Array, Array]:
     """Differentiate the quadratic term at a fixed plan by the two tables."""
-    C1, C2 = problem.C1, problem.C2  # noqa: N806
-    rows, columns = plan.sum(1), plan.sum(0)
-    whole = np.outer(rows, rows), np.outer(columns, columns)
-    if loss == "square_loss":
-        first = 2 * C1 * whole[0] - 2 * plan @ C2 @ plan.T
-        second = 2 * C2 * whole[1] - 2 * plan.T @ C1 @ plan
-    else:
-        first = np.log(C1 + 1e-15) * whole[0] - plan @ np.log(C2 + 1e-15) @ plan.T
-        second = whole[1] - plan.T @ C1 @ plan / (C2 + 1e-15)
+    first, second = table_slopes(problem.C1, problem.C2, loss, plan, plan)
     return problem.alpha * first, problem.alpha * second
 
 
@@ -164,12 +161,13 @@ def value_of(
 
 
 def check_known(function: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse keyword arguments that nothing here reads."""
+    """Warn of keyword arguments that nothing here reads; POT takes any and is silent."""
     for name in given:
         if name not in known:
-            raise InvalidTypeError(
-                f"torchgw.pot.gromov.{function} has no argument {name!r}; further ones are "
-                f"{', '.join(known)}."
+            warn_user(
+                f"torchgw.pot.gromov.{function} does not read the argument {name!r}; further ones "
+                f"are {', '.join(known) or 'none'}.",
+                TorchGWWarning,
             )
 
 

@@ -11,7 +11,6 @@ __all__ = ["REFUSED"]
 
 _DICTIONARY = "Dictionaries of graphs are not solved here."
 _QUANTIZED = "torchgw.solve aligns large graphs and clouds without a partition."
-_SAMPLED = "torchgw.solve(..., gradient='sampled') draws anchors of the square, KL or absolute loss."
 
 # Names, and what there is instead.
 _INSTEAD = {
@@ -30,9 +29,6 @@ _INSTEAD = {
     "get_partition_and_representants_samples": _QUANTIZED,
     "format_partitioned_samples": _QUANTIZED,
     "quantized_fused_gromov_wasserstein_samples": _QUANTIZED,
-    "GW_distance_estimation": _SAMPLED,
-    "pointwise_gromov_wasserstein": _SAMPLED,
-    "sampled_gromov_wasserstein": _SAMPLED,
 }
 
 

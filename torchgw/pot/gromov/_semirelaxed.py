@@ -334,7 +334,7 @@ def _descend(
     kwargs: dict[str, Any],
     name: str,
 ) -> tuple[Any, dict[str, Any]]:
-    check_known("semirelaxed_gromov_wasserstein", kwargs, STEPS)
+    check_known("semirelaxed_gromov_wasserstein", kwargs, (*STEPS, "armijo"))
     max_iter, tol_rel, tol_abs = stop
     found = descend(
         problem.term,
@@ -345,6 +345,7 @@ def _descend(
         max_iter=int(max_iter),
         tol_rel=tol_rel,
         tol_abs=tol_abs,
+        armijo=kwargs.get("armijo", False),
         limits=(kwargs.get("alpha_min"), kwargs.get("alpha_max")),
         verbose=kwargs.get("verbose", False),
     )

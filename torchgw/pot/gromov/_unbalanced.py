@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._quadratic import table_slopes, transform
 from torchgw.pot._unbalanced import (
     Coupling,
     Divergence,
@@ -209,7 +210,7 @@ def unbalanced_co_optimal_transport2(
     )
     stop = (max_iter, tol, max_iter_ot, tol_ot, verbose)
     found = problem.solve(unbalanced_solver, rescale_plan, init_pi, init_duals, stop)
-    value = problem.value(found, (X, Y, *weights), shared=False)
+    value = problem.value(found, (X, Y, *weights))
     return (value, problem.log(found)) if log else value
 
 
@@ -291,7 +292,7 @@ def fused_unbalanced_gromov_wasserstein2(
         (max_iter, tol, max_iter_ot, tol_ot, verbose),
         kwargs_solve,
     )
-    value = problem.value(found, (Cx, Cy, wx, wx, wy, wy), shared=True, M=M)
+    value = problem.value(found, (Cx, Cy, wx, wx, wy, wy), M=M)
     return (value, _fugw_log(problem, found)) if log else value
 
 
@@ -311,6 +312,7 @@ class Across:
         linear: tuple[Any, Any],
         more: dict[str, Any],
         names: dict[str, str] | None = None,
+        loss: str = "square_loss",
     ) -> None:
         check_known(function, more, ())
         for name, value, known in (
@@ -322,6 +324,7 @@ class Across:
         self.arrays = Arrays(*tables, *weights, *linear, names=names)
         self.X = self.arrays.read("X", tables[0])
         self.Y = self.arrays.read("Y", tables[1])
+        self.loss, self.parts = loss, transform(self.X, self.Y, loss)
         (n, d), (m, e) = self.X.shape, self.Y.shape
         read = [
             self.arrays.weights(name, value, size)
@@ -372,8 +375,7 @@ class Across:
         )
         of_samples, of_features = duals if duals is not None else (None, None)
         return across_spaces(
-            self.X,
-            self.Y,
+            self.parts,
             *sides,
             self.penalties,
             (first, second),
@@ -394,12 +396,12 @@ class Across:
 
     def objective(self, found: Unbalanced) -> tuple[float, float]:
         """Compute the quadratic term and the objective."""
-        quadratic = cost_of(self.X, self.Y, found.samples, found.features)
+        quadratic = cost_of(self.parts, found.samples, found.features)
         sides = self.samples, self.features
         whole = total_cost(quadratic, *sides, found.samples, found.features, self.penalties)
         return quadratic, whole
 
-    def value(self, found: Unbalanced, given: tuple[Any, ...], *, shared: bool, M: Any = None) -> Any:
+    def value(self, found: Unbalanced, given: tuple[Any, ...], M: Any = None) -> Any:
         """Hand out the objective with its derivatives."""
         _, whole = self.objective(found)
         if not any(isinstance(part, Tensor) and part.requires_grad for part in (*given, M)):
@@ -410,11 +412,14 @@ class Across:
                 "use divergence='kl'."
             )
         plans = found.samples, found.features
-        slopes = slopes_of(self.X, self.Y, self.samples, self.features, *plans, self.penalties)
+        samples_x, samples_y, features_x, features_y = slopes_of(
+            self.samples, self.features, *plans, self.penalties
+        )
+        by_tables = table_slopes(self.X, self.Y, self.loss, *plans)
         x, y, wx_samp, wx_feat, wy_samp, wy_feat = given
-        pairs = [(x, slopes.x), (y, slopes.y)]
-        pairs += [(wx_samp, slopes.samples_x), (wy_samp, slopes.samples_y)]
-        pairs += [(wx_feat, slopes.features_x), (wy_feat, slopes.features_y)]
+        pairs = list(zip((x, y), by_tables, strict=True))
+        pairs += [(wx_samp, samples_x), (wy_samp, samples_y)]
+        pairs += [(wx_feat, features_x), (wy_feat, features_y)]
         if M is not None:
             pairs += [(M, self.alpha[0] * plans[0] + self.alpha[1] * plans[1])]
         return self.arrays.value(whole, pairs)
@@ -529,7 +534,7 @@ def fused_unbalanced_across_spaces_cost(
     penalties = Penalties(
         *map(float, hyperparams), cast(Divergence, divergence), cast(Coupling, reg_type)
     )
-    quadratic = cost_of(*tables, *plans)
+    quadratic = cost_of(transform(*tables, "square_loss"), *plans)
     whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
     return arrays.give(quadratic), arrays.give(whole)
 
@@ -554,7 +559,14 @@ def uot_cost_matrix(
     linear = None if M is None else arrays.read("M", M)
     tables = arrays.read("X", X), arrays.read("Y", Y)
     return arrays.give(
-        local_cost(*tables, arrays.read("pi", pi), side, linear, penalties, epsilon)
+        local_cost(
+            transform(*tables, "square_loss"),
+            arrays.read("pi", pi),
+            side,
+            linear,
+            penalties,
+            epsilon,
+        )
     )
 
 
