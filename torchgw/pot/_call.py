@@ -34,7 +34,7 @@ def kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
             "'semirelaxed' or 'partial'."
         )
     both = unbalanced if isinstance(unbalanced, (tuple, list)) and name != "partial" else None
-    if not all(isinstance(weight, Real) and weight > 0 for weight in both or (unbalanced,)):
+    if not all(isinstance(weight, Real) and float(weight) > 0 for weight in both or (unbalanced,)):
         raise InvalidInputError(
             f"`unbalanced` must be a positive number, the weight of a penalty or the mass that a "
             f"partial plan moves; got {unbalanced!r}."

@@ -160,11 +160,11 @@ def _iterate(
     plan: Array,
     stop: Stop,
 ) -> Mirrored:
-    """Repeat a step until the plan stays; it is told the last change."""
+    """Repeat a step until the plan stays; it is told the last change, at first zero."""
     errors: list[float] = []
     converged = False
     for turn in range(int(stop.max_iter)):
-        before, plan = plan, step(plan, errors[-1] if errors else 1.0)
+        before, plan = plan, step(plan, errors[-1] if errors else 0.0)
         errors.append(float(np.linalg.norm(plan - before)))
         if stop.verbose:
             sys.stderr.write(f"{turn:5d}|{errors[-1]:8e}\n")

@@ -181,7 +181,7 @@ def solve_gromov(
         With ``reg``: mirror descent (the default), or proximal point steps of weight ``reg``, whose
         plan is sharp.
     max_iter : int, optional
-        Steps: 10,000 without ``reg``, 100 turns with penalties, otherwise 1,000.
+        Steps: 10,000 without ``reg``, but 100 turns with penalties; with it 1,000.
     plan_init : array-like, shape (n, m), optional
         Plan to start from, by default the product plan; a name such as "fluid" for "semirelaxed".
     tol : float, optional
@@ -268,7 +268,7 @@ def _stop(
 ) -> _mirror.Stop:
     """Take POT's limits where none are given."""
     if kind in ("kl", "l2"):
-        limits: tuple[int, float] = (100, 1e-7)
+        limits: tuple[int, float] = (1000 if reg else 100, 1e-7)
     elif kind == "partial":
         limits = (1000, 1e-7)
     else:
@@ -403,7 +403,9 @@ def _penalised(
     )
     starts = (start, start)
     limits = stop.max_iter, stop.tol, 500, 1e-7, stop.verbose
-    turns = problem.solve("mm", True, starts, None, limits)
+    # the steps of "mm" are tiny where penalties are heavy beside the entropy
+    solver = "sinkhorn" if reg and kind == "kl" else "mm"
+    turns = problem.solve(solver, True, starts, None, limits)
     quadratic, _ = problem.objective(turns)
     whole = problem.value(turns, (*tables, a, a, b, b), M=M)
     linear = (
@@ -459,7 +461,7 @@ def _without_structure(
         first,
         None,
         divergence="kl" if kind == "kl" else "l2",
-        solver="lbfgsb" if kind == "l2" and reg else "sinkhorn",
+        solver="sinkhorn",
         max_iter=max(stop.max_iter, 1000),
         tol=stop.tol,
     )

@@ -8,7 +8,6 @@ With two tables of distances both plans are of points, and it is fused unbalance
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -174,7 +173,8 @@ def solve_linear(
     .. [1] L. Chapel, R. Flamary, H. Wu, C. Fevotte, G. Gasso. Unbalanced optimal transport through
        non-negative penalized linear regression. NeurIPS 2021.
     """
-    if solver == "lbfgsb":
+    # the scalings of Sinkhorn's iterations are for KL
+    if solver == "lbfgsb" or (solver.startswith("sinkhorn") and divergence == "l2" and epsilon):
         return _by_lbfgsb(cost, weights, rho, epsilon, start, divergence, max_iter, tol), None
     if solver == "mm" or epsilon == 0 or divergence != "kl":
         turn = _multiplicative_kl if divergence == "kl" else _multiplicative_l2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ def transport(p: Array, q: Array) -> LinearSolver:
     equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
     if equal:
         return lambda cost: _assign(cost, p[0])
-    return lambda cost: _general(p, q, cost)
+    return _General(p, q)
 
 
 def semirelaxed(p: Array) -> LinearSolver:
@@ -55,12 +56,13 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
     whole = np.isclose(mass, p.sum(), rtol=1e-14), np.isclose(mass, q.sum(), rtol=1e-14)
     if all(whole):
         return transport(p, q)
+    general = _General(more_p, more_q)
 
     def solve(cost: Array) -> Linear:
         table = np.zeros((n + 1, m + 1))
         table[:n, :m] = cost - cost.min()
         table[-1, -1] = 2 * table.max() + 1
-        return Linear(_general(more_p, more_q, table).plan[:n, :m])
+        return Linear(general(table).plan[:n, :m])
 
     return solve
 
@@ -87,16 +89,29 @@ def _assign(cost: Array, weight: float) -> Linear:
     return Linear(plan, potentials)
 
 
-def _general(p: Array, q: Array, cost: Array) -> Linear:
-    """Solve by POT's network simplex if it is installed, otherwise by SciPy's HiGHS."""
-    lowest = cost.min()
-    try:
-        import ot
-    except ImportError:
-        return _by_scipy(p, q, cost)
-    # of negative costs the network simplex may say that there is no plan
-    plan, log = ot.emd(p, q, cost - lowest, numItermax=1_000_000, log=True)
-    return Linear(plan, lambda: (log["u"] + lowest, log["v"]))
+class _General:
+    """Solve by POT's network simplex if it is installed, otherwise by SciPy's HiGHS.
+
+    The simplex begins at the prices of the last problem, which is near where steps are small.
+    """
+
+    def __init__(self, p: Array, q: Array) -> None:
+        self.p, self.q = p, q
+        self.prices: tuple[Array, Array] | None = None
+
+    def __call__(self, cost: Array) -> Linear:
+        try:
+            import ot
+        except ImportError:
+            return _by_scipy(self.p, self.q, cost)
+        options: dict[str, Any] = {}
+        if self.prices is not None and "potentials_init" in inspect.signature(ot.emd).parameters:
+            options["potentials_init"] = self.prices
+        # of negative costs the network simplex may say that there is no plan
+        lowest = cost.min()
+        plan, log = ot.emd(self.p, self.q, cost - lowest, numItermax=1_000_000, log=True, **options)
+        self.prices = log["u"], log["v"]
+        return Linear(plan, lambda: (log["u"] + lowest, log["v"]))
 
 
 def _by_scipy(p: Array, q: Array, cost: Array) -> Linear:

@@ -87,11 +87,12 @@ from torchgw.pot.gromov._pieces import (
     solve_semirelaxed_gromov_linesearch as solve_semirelaxed_gromov_linesearch,
 )
 from torchgw.pot.gromov._pieces import tensor_product as tensor_product
+from torchgw.pot.gromov._refused import REFUSED
 from torchgw.pot.gromov._semirelaxed import (
     entropic_semirelaxed_fused_gromov_wasserstein as entropic_semirelaxed_fused_gromov_wasserstein,
 )
 from torchgw.pot.gromov._semirelaxed import (
-    entropic_semirelaxed_fused_gromov_wasserstein2 as entropic_semirelaxed_fused_gromov_wasserstein2,
+    entropic_semirelaxed_fused_gromov_wasserstein2 as entropic_semirelaxed_fused_gromov_wasserstein2,  # noqa: E501
 )
 from torchgw.pot.gromov._semirelaxed import (
     entropic_semirelaxed_gromov_wasserstein as entropic_semirelaxed_gromov_wasserstein,
@@ -133,7 +134,6 @@ from torchgw.pot.gromov._unbalanced import uot_cost_matrix as uot_cost_matrix
 from torchgw.pot.gromov._unbalanced import (
     uot_parameters_and_measures as uot_parameters_and_measures,
 )
-from torchgw.pot.gromov._refused import REFUSED
 
 globals().update(REFUSED)
 

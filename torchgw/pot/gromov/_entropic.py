@@ -8,7 +8,7 @@ import numpy as np
 
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array
+from torchgw.pot._arrays import Array, Mask
 from torchgw.pot.gromov._read import (
     Problem,
     check_known,
@@ -337,7 +337,7 @@ def BAPG_fused_gromov_wasserstein2(  # noqa: N802
 
 def _read(
     function: str, given: tuple[Any, ...], start: Any, M: Any, alpha: Any
-) -> tuple[Problem, Problem, Array, Array]:
+) -> tuple[Problem, Problem, Array, Mask]:
     """Read a problem, the part of it where weights are, its start, and which entries that is."""
     without_gradients(function, *given[:4], M, alpha)
     problem = read_problem(*given, M=M, alpha=alpha, also=(start,))
@@ -351,7 +351,7 @@ def _read(
 
 
 def _log(
-    problem: Problem, found: _mirror.Mirrored, entries: Array, **more: Any
+    problem: Problem, found: _mirror.Mirrored, entries: Mask, **more: Any
 ) -> tuple[Any, dict[str, Any]]:
     plan = np.zeros(entries.shape)
     plan[entries] = found.plan.ravel()
@@ -433,10 +433,16 @@ def _single_loop(
     if not np.isfinite(found.plan).all():
         warn_user("The plan is not finite. Pass a larger `epsilon`.", TorchGWWarning)
     result, log = _log(problem, found, entries)
+    # the columns are exact and the rows are not: as in POT values have the weights, not these
+    whole = np.zeros(entries.shape)
+    whole[entries] = found.plan.ravel()
+    linear_part, _ = problem.parts(whole)
+    counted = linear_part - problem.alpha * float(np.vdot(problem.term.cross(whole), whole))
+    own = constant(whole)
+    log["fgw_dist"] = problem.arrays.give(counted + own)
+    log["quad_loss"] = problem.arrays.give(counted + own - linear_part)
     if not marginal_loss:
-        whole = np.zeros(entries.shape)
-        whole[entries] = found.plan.ravel()
-        log["loss"] = problem.arrays.give(float(log["fgw_dist"]) - constant(whole))
+        log["loss"] = problem.arrays.give(counted)
     return result, log
 
 

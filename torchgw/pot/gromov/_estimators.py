@@ -66,7 +66,7 @@ def pointwise_gromov_wasserstein(
     verbose: bool = False,
     random_state: Any = None,
 ) -> Any:
-    """Match distances to one drawn pair after another, as ``ot.gromov.pointwise_gromov_wasserstein``.
+    """Match the distances of drawn pairs, as ``ot.gromov.pointwise_gromov_wasserstein``.
 
     Returns
     -------
@@ -81,9 +81,7 @@ def pointwise_gromov_wasserstein(
     def matched(i: int, j: int) -> Any:
         return _in_order(spaces.C1[i], spaces.C2[j], spaces.p, spaces.q)
 
-    plan = matched(
-        int(random.choice(n, p=spaces.p)), int(random.choice(m, p=spaces.q))
-    )
+    plan = matched(int(random.choice(n, p=spaces.p)), int(random.choice(m, p=spaces.q)))
     best, least = plan, np.inf
     for turn in range(max_iter):
         i = int(random.choice(n, p=spaces.p))

@@ -302,7 +302,8 @@ def read_mass(problem: Problem, mass: Any) -> float:
         return most
     if not 0 <= float(mass) <= most * (1 + 1e-12):
         raise InvalidInputError(
-            f"`{problem.arrays.called('m')}` must be between 0 and {most:.6g}, the smaller of the two total weights; got "
+            f"`{problem.arrays.called('m')}` must be between 0 and {most:.6g}, the "
+            f"smaller of the two total weights; got "
             f"{float(mass):.6g}."
         )
     return min(float(mass), most)

@@ -9,7 +9,7 @@ import numpy as np
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._quadratic import transform
-from torchgw.pot._unbalanced import Side, between_products, to_product
+from torchgw.pot._unbalanced import between_products, to_product
 from torchgw.pot._vertices import transport
 
 __all__ = [
@@ -194,8 +194,8 @@ def div_between_product(
     """Compute the divergence of two products, as ``ot.gromov.div_between_product``."""
     given = {"mu": mu, "nu": nu, "alpha": alpha, "beta": beta}
     arrays = Arrays(*given.values())
-    read = [arrays.read(name, value) for name, value in given.items()]
-    return arrays.give(between_products(*read, divergence))
+    first, second, alone, beside = (arrays.read(name, value) for name, value in given.items())
+    return arrays.give(between_products(first, second, alone, beside, divergence))
 
 
 def semirelaxed_init_plan(
@@ -258,7 +258,7 @@ def semirelaxed_start(
             plan = (plan + np.outer(p, plan.sum(0))) / 2
     if M is None:
         return plan
-    nearest = (M == M.min(1, keepdims=True)).astype(np.float64)
+    nearest = (M.min(1, keepdims=True) == M).astype(np.float64)
     nearest *= (p / nearest.sum(1))[:, None]
     return alpha * plan + (1 - alpha) * nearest
 
@@ -279,7 +279,8 @@ def _by_partition(
     means = parts.T @ larger @ parts / np.outer(q, q)
     matched = transport(q, q if n > m else p)(_gaps(means, smaller)).plan
     plan: Array = parts @ (matched / q[:, None])
-    return plan if n > m else plan.T
+    result: Array = plan if n > m else plan.T
+    return result
 
 
 def _gaps(first: Array, second: Array) -> Array:

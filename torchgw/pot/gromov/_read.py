@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
-from torchgw.pot._arrays import Array, Arrays, product
+from torchgw.pot._arrays import Array, Arrays, Mask, product
 from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
 
 __all__ = [
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
         linear = 0.0 if self.M is None else (1 - self.alpha) * float(np.vdot(self.M, plan))
         return linear, self.alpha * self.term.value(plan)
 
-    def keep(self, rows: Array | None, columns: Array | None) -> Problem:
+    def keep(self, rows: Mask | None, columns: Mask | None) -> Problem:
         """Leave out points, by masks of those that stay."""
         first = np.ones(len(self.p), dtype=bool) if rows is None else rows
         second = np.ones(len(self.q), dtype=bool) if columns is None else columns
@@ -110,8 +110,8 @@ def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
     p, q, called = problem.p, problem.q, problem.arrays.called
     if abs(p.sum() - q.sum()) > 1e-6 * p.sum():
         raise InvalidInputError(
-            f"`{called('p')}` and `{called('q')}` must have the same sum; got {p.sum():.6g} and {q.sum():.6g}. Use a "
-            "partial or an unbalanced problem."
+            f"`{called('p')}` and `{called('q')}` must have the same sum; got "
+            f"{p.sum():.6g} and {q.sum():.6g}. Use a partial or an unbalanced problem."
         )
     if start is None:
         return product(p, q, float(p.sum()))

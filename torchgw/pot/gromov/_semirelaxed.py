@@ -321,9 +321,8 @@ def read_semirelaxed_start(problem: Problem, start: Any, random_state: Any) -> A
     plan = problem.arrays.read("G0", start, (len(C1), len(C2)))
     tolerance = 1e-8 if problem.arrays.dtype.itemsize == 8 else 1e-6
     if not np.allclose(plan.sum(1), p, atol=tolerance):
-        raise InvalidInputError(
-            f"`{problem.arrays.called('G0')}` must have the marginal `{problem.arrays.called('p')}`."
-        )
+        called = problem.arrays.called
+        raise InvalidInputError(f"`{called('G0')}` must have the first marginal `{called('p')}`.")
     return plan
 
 

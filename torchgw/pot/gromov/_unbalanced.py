@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
@@ -235,7 +234,7 @@ def fused_unbalanced_gromov_wasserstein(
     verbose: bool = False,
     **kwargs_solve: Any,
 ) -> Any:
-    """Align two graphs with penalised weights, as ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
+    """Align with penalised weights, as ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
 
     Returns
     -------
@@ -531,8 +530,14 @@ def fused_unbalanced_across_spaces_cost(
         )
         for weights, linear in zip((tuple_pxy_samp, tuple_pxy_feat), M_linear, strict=True)
     ]
+    rho_x, rho_y, of_samples, of_features = map(float, hyperparams)
     penalties = Penalties(
-        *map(float, hyperparams), cast(Divergence, divergence), cast(Coupling, reg_type)
+        rho_x,
+        rho_y,
+        of_samples,
+        of_features,
+        cast(Divergence, divergence),
+        cast(Coupling, reg_type),
     )
     quadratic = cost_of(transform(*tables, "square_loss"), *plans)
     whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
