@@ -257,10 +257,10 @@ def semirelaxed_start(
         if soft:
             plan = (plan + np.outer(p, plan.sum(0))) / 2
     if M is None:
-        return plan
+        return np.asarray(plan)
     nearest = (M.min(1, keepdims=True) == M).astype(np.float64)
     nearest *= (p / nearest.sum(1))[:, None]
-    return alpha * plan + (1 - alpha) * nearest
+    return np.asarray(alpha * plan + (1 - alpha) * nearest)
 
 
 def _by_partition(
@@ -275,7 +275,7 @@ def _by_partition(
     parts *= p[:, None] if n > m else 1 / m
     q = parts.sum(0)
     if n > m and not use_target:
-        return parts
+        return np.asarray(parts)
     means = parts.T @ larger @ parts / np.outer(q, q)
     matched = transport(q, q if n > m else p)(_gaps(means, smaller)).plan
     plan: Array = parts @ (matched / q[:, None])
