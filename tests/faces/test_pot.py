@@ -65,7 +65,7 @@ def test_signature_is_that_of_pot():
     assert all(ours[name].default == theirs[name].default for name in ours)
 
 
-SLOW = {"exact, partial", "exact, partial, M", "exact, KL"}
+SLOW = {"exact, KL", "reg, KL", "reg, KL, alpha, weights", "reg, KL, M"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,12 @@ def test_value_is_that_of_pot_or_lower(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CALLS if any(kind in name for kind in ("partial", "semi", "KL"))]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in CALLS
+        if any(kind in name for kind in ("partial", "semi", "KL"))
+    ],
 )
 def test_relaxed_problems_started_at_pots_plan_have_pots_value(name):
     expected = solve_by_pot(**CALLS[name])
@@ -122,7 +127,10 @@ def test_started_at_pots_plan_it_is_pots_optimum(name):
         assert np.abs(found.plan - expected.plan).sum() < 1e-3
 
 
-@pytest.mark.parametrize("name", KL_CALLS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if "reg" in name else name for name in KL_CALLS],
+)
 def test_kl_loss(name):
     call = {"loss": "KL", **KL_CALLS[name]}
     expected = ot.solve_gromov(*COSTS, **call)
@@ -151,6 +159,7 @@ def test_value_parts_mean_what_pots_mean():
     )
 
 
+@pytest.mark.slow
 def test_ppa_is_sharper_than_pgd():
     with warnings.catch_warnings():
         # POT says that its last Sinkhorn solves stop early
@@ -187,6 +196,7 @@ def test_what_is_not_solved_is_refused(change, message):
         solve_gromov(*COSTS, **change)
 
 
+@pytest.mark.slow
 def test_a_heavy_kl_penalty_is_balanced():
     strict = solve_gromov(*COSTS, reg=0.05, alpha=1)
     heavy = solve_gromov(*COSTS, reg=0.05, alpha=1, unbalanced=1e5)
