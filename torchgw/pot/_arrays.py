@@ -18,7 +18,7 @@ __all__ = ["Array", "Arrays", "Mask", "is_symmetric", "product", "uniform"]
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Asymmetry of a table that POT takes for rounding. [L373]
+# Asymmetry of a table that POT takes for rounding. [L389]
 _SYMMETRY = 1e-10
 
 

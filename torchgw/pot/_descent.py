@@ -13,7 +13,7 @@ from torchgw.pot._vertices import LinearSolver
 
 __all__ = ["Descent", "descend"]
 
-# Decrease, over the slope, that Armijo's rule asks of a step. [L370]
+# Decrease, over the slope, that Armijo's rule asks of a step. [L386]
 _ARMIJO = 1e-4
 
 

@@ -13,9 +13,9 @@ __all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "t
 
 LOSSES = ("square_loss", "kl_loss")
 
-# What POT adds below a logarithm. [L373]
+# What POT adds below a logarithm. [L389]
 _TINY = 1e-15
-# Negative entries that rounding explains, over the largest. [L373]
+# Negative entries that rounding explains, over the largest. [L389]
 _ROUNDING = 1e-10
 
 

@@ -39,7 +39,7 @@ __all__ = [
 Divergence = Literal["kl", "l2"]
 Coupling = Literal["joint", "independent"]
 
-# What POT adds to divisors. [L373]
+# What POT adds to divisors. [L389]
 _TINY = 1e-16
 
 

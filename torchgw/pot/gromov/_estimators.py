@@ -20,7 +20,7 @@ __all__ = [
     "sampled_gromov_wasserstein",
 ]
 
-# How many steps without a change end the sampled solver, and what counts as one: as in POT. [L373]
+# How many steps without a change end the sampled solver, and what counts as one: as in POT. [L389]
 _QUIET, _CHANGE = 100, 1e-19
 
 

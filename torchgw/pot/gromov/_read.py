@@ -23,7 +23,7 @@ __all__ = [
     "without_gradients",
 ]
 
-# How far a starting plan may miss its marginals, as in POT. [L373]
+# How far a starting plan may miss its marginals, as in POT. [L389]
 _MARGINALS = 1e-8
 
 
