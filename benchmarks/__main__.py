@@ -27,6 +27,7 @@ STUDIES = {
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
+    "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),
     "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),

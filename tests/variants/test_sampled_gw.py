@@ -114,3 +114,22 @@ def test_loss_has_gradients():
 def test_what_has_no_meaning_is_refused(change, error, message):
     with pytest.raises(error, match=message):
         torchgw.sampled_gw(X, Y, **change)
+
+
+def test_tables_weights_and_starts_by_the_names_of_the_design():
+    points = np.random.default_rng(0).normal(size=(40, 2)) * [1, 3]
+    table = np.abs(points[:, None] - points[None]).sum(2)
+    weights = np.full(40, 1 / 40)
+    call = {"M": 200, "epsilon": 0.05, "random_state": 0, "max_iter": 5, "tol": 1e-3}
+    with pytest.warns(torchgw.ConvergenceWarning):
+        found = torchgw.sampled_gw(
+            dist_source=table,
+            dist_target=table,
+            p=weights,
+            q=weights,
+            T_init=np.eye(40) / 40,
+            **call,
+        )
+    assert (found.lazy_plan.argmax().numpy() == np.arange(40)).mean() > 0.9
+    with pytest.raises(torchgw.InvalidInputError, match="go together"):
+        torchgw.sampled_gw(points, points, dist_source=table)

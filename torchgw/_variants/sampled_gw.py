@@ -19,8 +19,8 @@ __all__ = ["sampled_gw"]
 
 @reject_unknown
 def sampled_gw(
-    X_source: Any,  # noqa: N803 - the names of the published design
-    X_target: Any,  # noqa: N803
+    X_source: Any = None,  # noqa: N803 - the names of the published design
+    X_target: Any = None,  # noqa: N803
     *,
     distance_mode: DistanceName = "dijkstra",
     M: int | None = None,  # noqa: N803
@@ -38,6 +38,16 @@ def sampled_gw(
     lambda_ema_beta: float | None = None,
     mixed_precision: bool = False,
     log: bool = False,
+    dist_source: Any = None,
+    dist_target: Any = None,
+    p: Any = None,
+    q: Any = None,
+    T_init: Any = None,  # noqa: N803
+    max_iter: int = 500,
+    tol: float = 1e-5,
+    min_iter_before_converge: int = 40,
+    device: torch.device | str | None = None,
+    verbose: bool = False,
     random_state: int | torch.Generator | None = None,
 ) -> GWResult:
     """Solve with a sampled gradient, by the keyword names of the published sampled design.
@@ -84,6 +94,16 @@ def sampled_gw(
         ``precision="mixed"``: float32 iterations, float64 marginals and values.
     log : bool
         No effect: the result is one object with everything, also ``result.log``, never a tuple.
+    dist_source, dist_target : array-like, shapes (n, n) and (m, m), optional
+        ``D_X`` and ``D_Y``, both or neither, in place of the points.
+    p, q : array-like, shapes (n,) and (m,), optional
+        ``a`` and ``b``.
+    T_init : array-like, shape (n, m), optional
+        ``init``.
+    max_iter, tol, min_iter_before_converge : int, float and int
+        ``max_iter``, ``tol`` and ``min_iter``.
+    device, verbose
+        As in ``solve``.
     random_state : int, torch.Generator or None
         As in ``solve``: reproducible without a global seed.
 
@@ -129,10 +149,25 @@ def sampled_gw(
         raise InvalidInputError(
             f"`fgw_alpha={fgw_alpha}` weighs a linear cost, and none was given. Pass `C_linear`."
         )
+    tables = dist_source is not None
+    if tables != (dist_target is not None):
+        raise InvalidInputError(
+            "`dist_source` and `dist_target` go together: pass both, or points alone."
+        )
     return solve(
-        X_source,
-        X_target,
-        distances=distance_mode,
+        None if tables else X_source,
+        None if tables else X_target,
+        D_X=dist_source,
+        D_Y=dist_target,
+        a=p,
+        b=q,
+        init=T_init,
+        max_iter=max_iter,
+        tol=tol,
+        min_iter=min_iter_before_converge,
+        device=device,
+        verbose=verbose,
+        distances="auto" if tables else distance_mode,
         gradient="sampled",
         n_anchors=M,
         redraw=alpha,

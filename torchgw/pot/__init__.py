@@ -1,8 +1,9 @@
-"""Solve problems of POT, with its argument names and its result."""
+"""Solve problems of POT, with its argument names, return values and logs."""
 
 from __future__ import annotations
 
+from torchgw.pot import gromov as gromov
 from torchgw.pot._solve import OTResult as OTResult
 from torchgw.pot._solve import solve_gromov as solve_gromov
 
-__all__ = ["OTResult", "solve_gromov"]
+__all__ = ["OTResult", "gromov", "solve_gromov"]

@@ -1,97 +1,62 @@
-"""A problem of POT as a call of :func:`torchgw.solve`; what is not solved here is refused."""
+"""Which problem of POT a call of ``solve_gromov`` is; what is not solved here is refused."""
 
 from __future__ import annotations
 
-import math
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._problem import losses
-from torchgw._problem.losses import LossName
-from torchgw._solve.options import Regularization
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 
-__all__ = ["Call", "LOSSES", "call_of", "kind_of", "refuse", "refuse_combination"]
+__all__ = ["LOSSES", "Kind", "kind_of", "refuse"]
 
-# POT's names of losses, and ours.
-LOSSES: dict[str, LossName] = {
-    loss.pot: loss.name for loss in losses.LOSSES.values() if loss.pot is not None
-}
+Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
+
+# The losses of solve_gromov, and those of ot.gromov.
+LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
 
 
-class Call(NamedTuple):
-    """What a problem of POT is for :func:`torchgw.solve`."""
-
-    epsilon: float | Literal["auto"]
-    unbalanced: float | tuple[float, float] | None = None
-    mass: float | None = None
-    regularization: Regularization = "entropic"
-    polish: bool = False
-    unit: float = 1.0  # POT's objective over ours
-
-
-def kind_of(unbalanced: float | None, unbalanced_type: str) -> str:
-    """Say which marginals a plan must have: balanced, KL, semi-relaxed or partial."""
+def kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
+    """Say which marginals a plan must have."""
     name = str(unbalanced_type).lower()
     if name == "semirelaxed":
-        return name
+        return "semirelaxed"
     if unbalanced is None:
+        if name == "partial":
+            warn_user(
+                "`unbalanced=None` is the balanced problem whatever `unbalanced_type` says; pass "
+                "the mass that is to move.",
+                TorchGWWarning,
+            )
         return "balanced"
-    if name not in ("kl", "partial"):
+    if name not in ("kl", "l2", "partial"):
         raise UnsupportedError(
-            f"`unbalanced_type={unbalanced_type!r}` is not solved here: penalties of marginals are "
-            "KL. Use POT, or 'KL', 'semirelaxed' or 'partial'."
+            f"`unbalanced_type={unbalanced_type!r}` is not solved here. Use 'KL', 'L2', "
+            "'semirelaxed' or 'partial'."
         )
-    if not isinstance(unbalanced, Real) or not unbalanced > 0:
+    both = unbalanced if isinstance(unbalanced, (tuple, list)) and name != "partial" else None
+    if not all(isinstance(weight, Real) and float(weight) > 0 for weight in both or (unbalanced,)):
         raise InvalidInputError(
-            f"`unbalanced` must be a positive number, the weight of KL or the mass that a partial "
-            f"plan moves; got {unbalanced!r}."
+            f"`unbalanced` must be a positive number, the weight of a penalty or the mass that a "
+            f"partial plan moves; got {unbalanced!r}."
         )
-    return name
+    return name  # type: ignore[return-value]
 
 
-def call_of(
-    kind: str, unbalanced: float | None, alpha: float, reg: float | None, method: str | None
-) -> Call:
-    """Find the options of :func:`torchgw.solve` for a problem of POT."""
-    epsilon: float | Literal["auto"] = reg or "auto"
-    if kind == "partial":
-        return Call(epsilon, mass=unbalanced, polish=not reg)
-    if kind == "semirelaxed":
-        return Call("auto", (math.inf, 0.0), polish=True)
-    if kind == "kl":
-        assert unbalanced is not None
-        epsilon = reg / alpha if reg else "auto"
-        return Call(epsilon, unbalanced / (2 * alpha), unit=alpha)
-    sharp = not reg or method == "PPA"
-    return Call(epsilon, regularization="proximal" if sharp else "entropic", polish=not reg)
-
-
-def refuse(loss: str, symmetric: bool | None, reg_type: str, n_threads: int) -> None:
+def refuse(
+    kind: Kind, loss: str, reg: float | None, reg_type: str, n_threads: int, method: str | None
+) -> None:
     """Refuse arguments that torchgw has no counterpart for, with the reason."""
     if str(loss).upper() not in LOSSES:
         known = " or ".join(map(repr, LOSSES))
         raise UnsupportedError(f"`loss` must be {known}, as in POT; got {loss!r}.")
-    if symmetric is False:
-        raise UnsupportedError(
-            "`symmetric=False` is not implemented: distances are symmetric. Use POT for directed "
-            "costs, or pass (C + C.T) / 2."
-        )
+    if reg is not None and not (isinstance(reg, Real) and reg >= 0):
+        raise InvalidInputError(f"`reg` must be a number, not negative; got {reg!r}.")
     if str(reg_type).lower() != "entropy":
         raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
     if n_threads != 1:
         raise UnsupportedError(
-            f"`n_threads` must be 1; got {n_threads!r}. Threads are set for all of PyTorch: "
-            "torch.set_num_threads."
+            f"`n_threads` must be 1; got {n_threads!r}: the linear solvers have one thread."
         )
-
-
-def refuse_combination(
-    kind: str, *, linear: bool, alpha: float, reg: float | None, method: str | None
-) -> None:
-    """Refuse arguments that do not go together, with the reason."""
-    if reg is not None and reg < 0:
-        raise InvalidInputError(f"`reg` must not be negative; got {reg!r}.")
     if method not in (None, "PGD", "PPA"):
         raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
     if not reg and method is not None:
@@ -102,19 +67,4 @@ def refuse_combination(
         raise UnsupportedError(
             "method='PPA' keeps to the last plan and so both of its marginals. Drop it, or "
             "`unbalanced`."
-        )
-    if alpha == 0 and kind == "kl":
-        raise UnsupportedError(
-            "`alpha=0` with KL marginals is unbalanced transport without structure: use "
-            "ot.solve(M, a, b, reg, unbalanced=...)."
-        )
-    if alpha == 0 and linear and not reg:
-        raise UnsupportedError(
-            "`alpha=0` without `reg` is a linear program: use ot.solve(M, a, b). Or pass `reg`."
-        )
-    if kind == "kl" and linear and alpha != 1:
-        raise UnsupportedError(
-            "KL marginals with a linear cost are not solved here: M grows with the mass of the "
-            "plan and the quadratic cost with its square, and torchgw iterates on plans of mass "
-            "one. Use POT, or drop `M`."
         )

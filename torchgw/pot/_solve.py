@@ -1,32 +1,43 @@
-"""The call of POT, solved here: ``torchgw.pot.solve_gromov`` in place of ``ot.solve_gromov``.
-
-Only the signature is POT's; POT need not be installed for regularised problems. What torchgw does
-not solve is refused, with the reason.
-"""
+"""The call of POT, solved here: ``torchgw.pot.solve_gromov`` in place of ``ot.solve_gromov``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import scipy
 import torch
-from torch import Tensor
+from scipy.special import xlogy
 
-from torchgw._api import solve
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import reject_unknown
-from torchgw._plans.transport import TransportPlan
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
-from torchgw._results.result import GWResult
 from torchgw._solve.status import Status
-from torchgw.pot._call import LOSSES, call_of, kind_of, refuse, refuse_combination
+from torchgw.pot import _mirror
+from torchgw.pot._arrays import Array, Arrays, product
+from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
+from torchgw.pot._descent import descend
+from torchgw.pot._scaling import scale
+from torchgw.pot._unbalanced import relative_entropy, solve_linear
+from torchgw.pot._vertices import LinearSolver, partial_transport, semirelaxed, transport
+from torchgw.pot.gromov._partial import read_mass, read_partial_start
+from torchgw.pot.gromov._read import (
+    Problem,
+    needs_gradients,
+    read_problem,
+    read_start,
+    value_of,
+)
+from torchgw.pot.gromov._semirelaxed import read_semirelaxed_start
+from torchgw.pot.gromov._unbalanced import Across, pots_backend
 
 __all__ = ["OTResult", "solve_gromov"]
 
-# Tolerance of the plan where POT's default, 1e-9 of the objective, was left. Proximal steps sharpen
-# a plan for ever and settle more slowly; polishing takes over from where they have come. [L319]
-_TOLERANCE = {"entropic": 1e-7, "proximal": 1e-5, "polished": 1e-5}
+# What arguments of ot.gromov are called here.
+_NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -38,42 +49,47 @@ class OTResult(Result):
     Attributes
     ----------
     plan : array of shape (n, m)
-    value : float
-        Objective, with reg * sum P log P if there is a ``reg``, as in POT. It carries no gradients:
-        pass ``differentiable`` to :func:`torchgw.solve` for those.
-    value_linear, value_quad : float
+    value : float or tensor
+        Objective, with reg * sum P log P if there is a ``reg``, as in POT. Of tensors that require
+        gradients it carries them: ``value.backward()``.
+    value_linear, value_quad : float or tensor
         (1 - alpha) <M, P> and alpha <L(P), P>.
     potentials, potential_a, potential_b : tuple of arrays, shapes (n,) and (m,), and each
-        Dual potentials of the linearised cost; with ``reg=None`` those of the last regularised
-        problem.
+        Dual potentials of the last linear problem; None where that has none.
     marginals, marginal_a, marginal_b : tuple of arrays, shapes (n,) and (m,), and each
         Mass that the plan moves.
-    result : GWResult
-        Everything else; ``lazy_plan``, ``sparse_plan``, ``status`` and ``log`` are its own.
+    status : Status
+        How the solve ended; its value is the advice.
+    log : dict
+        ``loss`` or ``err`` of each step.
     """
 
     plan: Any
-    value: float
-    value_linear: float
-    value_quad: float
-    potentials: tuple[Any, Any]
-    marginals: tuple[Any, Any]
+    value: Any
+    value_linear: Any
+    value_quad: Any
+    potentials: tuple[Any, Any] | None
     status: Status
-    result: GWResult
+    log: dict[str, Any]
 
     def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.plan.shape
-        return f"{n} x {m}", {"value": f"{self.value:.6g}"}, self.status.advice
+        return f"{n} x {m}", {"value": f"{float(self.value):.6g}"}, self.status.advice
 
     @property
     def potential_a(self) -> Any:
         """The first of the potentials."""
-        return self.potentials[0]
+        return None if self.potentials is None else self.potentials[0]
 
     @property
     def potential_b(self) -> Any:
         """The second of the potentials."""
-        return self.potentials[1]
+        return None if self.potentials is None else self.potentials[1]
+
+    @property
+    def marginals(self) -> tuple[Any, Any]:
+        """Sums of the plan over columns and over rows."""
+        return self.plan.sum(1), self.plan.sum(0)
 
     @property
     def marginal_a(self) -> Any:
@@ -86,19 +102,31 @@ class OTResult(Result):
         return self.marginals[1]
 
     @property
-    def log(self) -> dict[str, Any]:
-        """The log of the result."""
-        return self.result.log
-
-    @property
-    def lazy_plan(self) -> TransportPlan:
+    def lazy_plan(self) -> StoredPlan:
         """The plan as an operator."""
-        return self.result.lazy_plan
+        return StoredPlan(torch.as_tensor(self.plan))
 
     @property
     def sparse_plan(self) -> scipy.sparse.csr_array:
-        """The entries of the plan that matter."""
-        return self.result.sparse_plan
+        """The entries of the plan that are not zero."""
+        return scipy.sparse.csr_array(to_numpy(self.plan))
+
+    @property
+    def _backend(self) -> Any:
+        """POT's description of the kind of arrays, None where POT is not installed."""
+        return pots_backend(self.plan)
+
+
+class _Found(NamedTuple):
+    """A plan, what it is worth, and how it was found."""
+
+    plan: Array
+    linear: float
+    quadratic: float
+    value: float
+    potentials: tuple[Array, Array] | None
+    converged: bool
+    log: dict[str, Any]
 
 
 @reject_unknown
@@ -110,10 +138,10 @@ def solve_gromov(
     b: Any = None,
     loss: str = "L2",
     symmetric: bool | None = None,
-    alpha: float = 0.5,
+    alpha: Any = 0.5,
     reg: float | None = None,
     reg_type: str = "entropy",
-    unbalanced: float | None = None,
+    unbalanced: Any = None,
     unbalanced_type: str = "KL",
     n_threads: int = 1,
     method: str | None = None,
@@ -122,45 +150,45 @@ def solve_gromov(
     tol: float | None = None,
     verbose: bool = False,
 ) -> OTResult:
-    """Solve (fused) Gromov-Wasserstein with the signature of ``ot.solve_gromov``.
+    """Solve a small dense problem with the signature of ``ot.solve_gromov``.
 
     Parameters
     ----------
     Ca, Cb : array-like, shapes (n, n) and (m, m)
-        Symmetric distances, taken as they are.
+        Costs within each space, taken as they are: distances, similarities, directed ones.
     M : array-like, shape (n, m), optional
         Linear cost.
     a, b : array-like, shapes (n,) and (m,), optional
-        Weights of sum 1; uniform by default.
+        Weights, uniform by default; of the same sum unless marginals are relaxed.
     loss : {"L2", "KL"}
         (x - y)^2 or x log(x / y) - x + y, in any case of letters; ``loss="square"`` and ``"kl"`` of
         :func:`torchgw.solve`.
-    symmetric : bool or None
-        ``False`` is refused: distances must be symmetric.
-    alpha : float
-        Weight of the quadratic term; not used without ``M``.
+    symmetric : bool, optional
+        Whether costs are symmetric; found out by default.
+    alpha : float or tensor
+        Weight of the quadratic term; without ``M`` only KL and L2 penalties use it.
     reg : float, optional
-        Entropic regularisation, ``epsilon`` of :func:`torchgw.solve`. ``None`` or 0 is the problem
-        without regularisation: proximal steps, then conditional gradient steps, for which POT
-        must be installed unless n = m and the weights are uniform.
+        Entropic regularisation. ``None`` or 0 is the problem without: conditional gradient steps.
     reg_type : {"entropy"}
-    unbalanced : float, optional
-        With ``unbalanced_type="KL"`` twice the weight of each marginal's KL(mu x mu | a x a); with
-        "partial" the mass that is moved; not used with "semirelaxed".
-    unbalanced_type : {"KL", "semirelaxed", "partial"}
-        "semirelaxed" holds ``a`` and frees ``b``. With KL a linear cost is refused. "L2" is too.
+    unbalanced : float or pair of float, optional
+        With "KL" and "L2" twice the weight of the penalty of each marginal, of mu x mu from a x a;
+        with "partial" the mass that is moved; not used with "semirelaxed".
+    unbalanced_type : {"KL", "L2", "semirelaxed", "partial"}
+        "semirelaxed" holds ``a`` and frees ``b``.
     n_threads : int
-        1. Threads are PyTorch's: ``torch.set_num_threads``.
+        1.
     method : {"PGD", "PPA"} or None
         With ``reg``: mirror descent (the default), or proximal point steps of weight ``reg``, whose
         plan is sharp.
     max_iter : int, optional
-        Outer iterations; 500 by default.
+        Steps: 10,000 without ``reg``, but 100 turns with penalties; with it 1,000.
     plan_init : array-like, shape (n, m), optional
-        Plan to start from; by default a multi-start of coarse problems, not the product plan alone.
+        Plan to start from, by default the product plan; a name such as "fluid" for "semirelaxed".
     tol : float, optional
-        Relative change of the plan; 1e-7 by default, or 1e-5 for proximal steps.
+        Relative or absolute decrease of the objective without ``reg``, otherwise change of the
+        plan; 1e-9, or 1e-7 for partial plans and penalties.
     verbose : bool
+        Write each step to standard error.
 
     Returns
     -------
@@ -175,16 +203,15 @@ def solve_gromov(
 
     Notes
     -----
-    The problem is not convex. The value is often lower than POT's, which begins at the product
-    plan; where both end in the same optimum they agree.
+    The problem is not convex. Like POT's solver this one ends at an optimum near its start;
+    :func:`torchgw.solve` searches for a better one, and is meant for large problems and GPUs. Plans
+    are stored here, and all is computed in float64 on the CPU.
 
     What POT 0.9.7 does is followed where it is particular. Its KL problem weighs the quadratic term
     by ``alpha`` even without ``M``, and its value counts the entropy, reg / 2 times KL(P x P | Q x
     Q) of Q = a x b. Its regularised semi-relaxed solver takes proximal steps: the plan has no
     entropy in the end, ``reg`` is the size of a step, and only the value counts reg * sum P log P.
-    So ours is the plan of ``reg=None``. Without ``reg`` balanced, semi-relaxed and partial plans
-    are polished by conditional gradient steps; KL plans keep an entropy of 0.0025 of the natural
-    scale of the cost, which the value leaves out.
+    Where ``ot.solve_gromov`` forgets ``reg`` (0.1 is used with ``M``), this one does not.
 
     Examples
     --------
@@ -197,67 +224,271 @@ def solve_gromov(
            [1., 0., 0.]])
     """
     kind = kind_of(unbalanced, unbalanced_type)
-    refuse(loss, symmetric, reg_type, n_threads)
-    refuse_combination(kind, linear=M is not None, alpha=alpha, reg=reg, method=method)
-    call = call_of(kind, unbalanced, alpha, reg, method)
-    if kind == "kl":
-        M = None  # noqa: N806 - alpha is one: it weighs nothing
-    elif kind == "semirelaxed":
-        b = None
-    result = solve(
-        D_X=Ca,
-        D_Y=Cb,
+    refuse(kind, loss, reg, reg_type, n_threads, method)
+    stop = _stop(kind, reg, max_iter, tol, verbose)
+    loss_fun = LOSSES[str(loss).upper()]
+    given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
+    if kind in ("kl", "l2"):
+        return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
+    if _is_one(alpha):
+        # M has no weight
+        M = given["M"] = None  # noqa: N806
+    if kind == "semirelaxed":
+        b = given["q"] = None
+    start = None if isinstance(plan_init, str) else plan_init
+    problem = read_problem(
+        Ca,
+        Cb,
+        a,
+        b,
+        loss_fun,
+        symmetric,
         M=M,
-        loss=LOSSES[str(loss).upper()],
-        a=a,
-        b=b,
-        alpha=None if M is None else alpha,
-        epsilon=call.epsilon,
-        unbalanced=call.unbalanced,
-        mass=call.mass,
-        regularization=call.regularization,
-        polish=call.polish,
-        scale=None,
-        init=plan_init if plan_init is None or kind == "balanced" else _of_mass_one(plan_init),
-        max_iter=500 if max_iter is None else max_iter,
-        tol=_TOLERANCE["polished" if call.polish else call.regularization] if tol is None else tol,
-        # polishing makes marginals exact
-        inner_tol=None if call.polish else 1e-9,
-        # and ends in double precision
-        precision="auto" if call.polish else "float64",
-        random_state=0,
-        verbose=verbose,
+        alpha=1.0 if M is None else alpha,
+        also=(start,),
+        names=_NAMES,
     )
-    plan = result.plan.double()
-    if kind == "kl":
-        entropy = result.epsilon * result.report.kl if reg else 0.0
-        value = call.unit * (result.value + result.report.penalty + entropy)
+    if reg:
+        mirrored = kind == "balanced" and method != "PPA"
+        if not mirrored and needs_gradients(*given.values()):
+            raise UnsupportedError(
+                "The value of this problem is differentiated for method='PGD' with both marginals "
+                "held, or without `reg`. Detach the inputs, or see torchgw.solve(differentiable=)."
+            )
+        found = _regularised(problem, kind, float(reg), method, unbalanced, plan_init, stop)
     else:
-        value = result.value
-        if reg:
-            value += reg * float(torch.special.xlogy(plan, plan).sum())
-    return OTResult(
-        plan=_like(Ca, plan),
-        value=value,
-        value_linear=result.value_linear,
-        value_quad=call.unit * result.value_quad,
-        potentials=(_like(Ca, result.potential_a), _like(Ca, result.potential_b)),
-        marginals=(_like(Ca, result.marginal_a), _like(Ca, result.marginal_b)),
-        status=result.status,
-        result=result,
+        found = _exact(problem, kind, unbalanced, plan_init, stop)
+    weights = found.potentials if kind == "balanced" else None
+    value = value_of(problem, loss_fun, found.plan, found.value, given, weights)
+    return _result(problem.arrays, found, value)
+
+
+def _stop(
+    kind: Kind, reg: float | None, max_iter: int | None, tol: float | None, verbose: bool
+) -> _mirror.Stop:
+    """Take POT's limits where none are given."""
+    if kind in ("kl", "l2"):
+        limits: tuple[int, float] = (1000 if reg else 100, 1e-7)
+    elif kind == "partial":
+        limits = (1000, 1e-7)
+    else:
+        limits = (1000 if reg else 10_000, 1e-9)
+    steps, change = limits
+    return _mirror.Stop(
+        steps if max_iter is None else int(max_iter), change if tol is None else tol, verbose
     )
 
 
-def _of_mass_one(plan: Any) -> Tensor:
-    """Scale a plan to start from to mass one."""
-    table = to_tensor("plan_init", plan).double()
-    return table / table.sum()
+def _is_one(alpha: Any) -> bool:
+    return isinstance(alpha, (int, float)) and alpha == 1
 
 
-def _like(model: Any, tensor: Tensor) -> Any:
-    """Turn a tensor into the kind of array that the input was, float32 if that was."""
-    given = to_tensor("Ca", model)
-    dtype = given.dtype if given.dtype.is_floating_point else tensor.dtype
-    if isinstance(model, Tensor):
-        return tensor.to(given.device, dtype)
-    return tensor.to("cpu", dtype).numpy()
+def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
+    """Take conditional gradient steps."""
+    p, q = problem.p, problem.q
+    solver: LinearSolver
+    if kind == "partial":
+        share = read_mass(problem, mass)
+        first, solver = read_partial_start(problem, start, share), partial_transport(p, q, share)
+    elif kind == "semirelaxed":
+        first, solver = read_semirelaxed_start(problem, start, 0), semirelaxed(p)
+    else:
+        first, solver = read_start(problem, start), transport(p, q)
+    found = descend(
+        problem.term,
+        problem.alpha,
+        problem.linear,
+        first,
+        solver,
+        max_iter=stop.max_iter,
+        tol_rel=stop.tol,
+        tol_abs=0.0 if kind == "partial" else stop.tol,
+        verbose=stop.verbose,
+    )
+    log = {"loss": found.losses}
+    linear, quadratic = problem.parts(found.plan)
+    return _Found(
+        found.plan, linear, quadratic, found.value, found.potentials, found.converged, log
+    )
+
+
+def _regularised(
+    problem: Problem,
+    kind: Kind,
+    reg: float,
+    method: str | None,
+    mass: Any,
+    start: Any,
+    stop: _mirror.Stop,
+) -> _Found:
+    """Take steps with entropy where both weights are positive."""
+    if kind == "partial":
+        share = read_mass(problem, mass)
+        first = read_partial_start(problem, start, share)
+    elif kind == "semirelaxed":
+        first = read_semirelaxed_start(problem, start, 0)
+    else:
+        first = read_start(problem, start, exact=False)
+    rows, columns = problem.p > 0, problem.q > 0
+    part = problem if rows.all() and columns.all() else problem.keep(rows, columns)
+    inside = first[np.ix_(rows, columns)]
+    term = part.term, part.alpha, part.linear, inside
+    if kind == "partial":
+        found = _mirror.partial(*term, part.p, part.q, share, reg, stop)
+    elif kind == "semirelaxed":
+        found = _mirror.semirelaxed(*term, part.p, reg, stop)
+    elif problem.alpha == 0:
+        assert part.M is not None
+        zeros = np.zeros(len(part.p)), np.zeros(len(part.q))
+        limits = {"max_iter": 10 * stop.max_iter, "tol": stop.tol}
+        scaled = scale(part.M, reg, part.p, part.q, zeros, **limits)  # type: ignore[arg-type]
+        found = _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+    else:
+        found = _mirror.balanced(
+            *term,
+            part.p,
+            part.q,
+            reg,
+            stop,
+            proximal=method == "PPA",
+            inner_max_iter=1000,
+            inner_tol=1e-9,
+        )
+    plan = np.zeros_like(first)
+    plan[np.ix_(rows, columns)] = found.plan
+    linear, quadratic = problem.parts(plan)
+    value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
+    potentials = None
+    if found.potentials is not None:
+        # points without weight have none
+        f, g = np.zeros(len(rows)), np.zeros(len(columns))
+        f[rows], g[columns] = found.potentials
+        potentials = f, g
+    return _Found(
+        plan, linear, quadratic, value, potentials, found.converged, {"err": found.errors}
+    )
+
+
+def _penalised(
+    kind: Kind,
+    given: dict[str, Any],
+    loss: str,
+    reg: float,
+    unbalanced: Any,
+    start: Any,
+    stop: _mirror.Stop,
+) -> OTResult:
+    """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
+    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]  # noqa: N806
+    alpha = float(given["alpha"])
+    if needs_gradients(given["alpha"]):
+        raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
+    both = unbalanced if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
+    if alpha == 0:
+        return _without_structure(kind, given, reg, (both[0], both[1]), start, stop)
+    share = 0.0 if M is None else (1 - alpha) / (2 * alpha)
+    problem = Across(
+        "solve_gromov",
+        tables,
+        (a, a, b, b),
+        tuple(weight / (2 * alpha) for weight in both),
+        reg / (2 * alpha),
+        "joint",
+        kind,
+        (share, share),
+        (M, M),
+        {},
+        names={"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"},
+        loss=loss,
+    )
+    starts = (start, start)
+    limits = stop.max_iter, stop.tol, 500, 1e-7, stop.verbose
+    # the steps of "mm" are tiny where penalties are heavy beside the entropy
+    solver = "sinkhorn" if reg and kind == "kl" else "mm"
+    turns = problem.solve(solver, True, starts, None, limits)
+    quadratic, _ = problem.objective(turns)
+    whole = problem.value(turns, (*tables, a, a, b, b), M=M)
+    linear = (
+        0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
+    )
+    converged = turns.errors[-1] < stop.tol
+    found = _Found(
+        turns.samples,
+        linear,
+        alpha * quadratic,
+        alpha * float(whole),
+        None,
+        converged,
+        {"err": turns.errors},
+    )
+    return _result(problem.arrays, found, alpha * whole)
+
+
+def _without_structure(
+    kind: Kind,
+    given: dict[str, Any],
+    reg: float,
+    unbalanced: tuple[float, float],
+    start: Any,
+    stop: _mirror.Stop,
+) -> OTResult:
+    """Solve unbalanced transport: alpha is zero."""
+    if given["M"] is None:
+        raise InvalidInputError("`alpha=0` leaves only the linear cost: pass `M`.")
+    if needs_gradients(*given.values()):
+        raise UnsupportedError("`alpha=0` with penalised marginals has no gradients: use ot.solve.")
+    problem = read_problem(
+        given["C1"],
+        given["C2"],
+        given["p"],
+        given["q"],
+        "square_loss",
+        None,
+        M=given["M"],
+        alpha=0.0,
+        names=_NAMES,
+    )
+    p, q, cost = problem.p, problem.q, problem.M
+    assert cost is not None
+    first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
+    # an entropy is a divergence from ones, up to a constant
+    ones = np.ones_like(cost)
+    plan, _ = solve_linear(
+        cost,
+        (p, q, ones),
+        unbalanced,
+        reg,
+        first,
+        None,
+        divergence="kl" if kind == "kl" else "l2",
+        solver="sinkhorn",
+        max_iter=max(stop.max_iter, 1000),
+        tol=stop.tol,
+    )
+    linear = float(np.vdot(cost, plan))
+    value = linear
+    for weight, marginal, wanted in zip(
+        unbalanced, (plan.sum(1), plan.sum(0)), (p, q), strict=True
+    ):
+        if kind == "kl":
+            value += weight * relative_entropy(marginal, wanted, mass=True)
+        else:
+            value += weight * float(((marginal - wanted) ** 2).sum()) / 2
+    if reg:
+        value += reg * float(xlogy(plan, plan).sum() - plan.sum())
+    found = _Found(plan, linear, 0.0, value, None, True, {})
+    return _result(problem.arrays, found, problem.arrays.give(value))
+
+
+def _result(arrays: Arrays, found: _Found, value: Any) -> OTResult:
+    give = arrays.give
+    pair = found.potentials
+    return OTResult(
+        plan=give(found.plan),
+        value=value,
+        value_linear=give(found.linear),
+        value_quad=give(found.quadratic),
+        potentials=None if pair is None else (give(pair[0]), give(pair[1])),
+        status=Status.CONVERGED if found.converged else Status.OUTER_LIMIT,
+        log=found.log,
+    )

@@ -1,0 +1,228 @@
+"""POT's own tests, on our functions: ``python -m benchmarks pot-tests``.
+
+The source distribution of the installed release comes from the registry into a temporary folder,
+and its tests run there with every function of POT that ``torchgw.pot`` has a namesake for replaced
+by that, wherever POT keeps it. Tests that call none of them are not counted. A test is refused if
+it ends in an error of ours that says that something is not solved here. The distribution has only
+the files at the top of POT's test folder; ``--tests`` takes the whole folder of a checkout.
+NumPy and PyTorch only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = (
+    "test_solvers.py",
+    "test_partial.py",
+    "test_ucoot.py",
+    "test_da.py",
+    "test_gromov.py",
+    "gromov",
+    "unbalanced",
+    "batch",
+)
+_OUTPUT, _REPLACE = "POT_TESTS_OUTPUT", "POT_TESTS_REPLACE"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fetch the tests, run them, print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks pot-tests", description=__doc__)
+    parser.add_argument("--tests", type=Path, help="test folder of a checkout of POT")
+    parser.add_argument("--files", help="names of files or folders, by commas")
+    parser.add_argument("--only", default="", help="pytest's expression -k")
+    parser.add_argument("--pot", action="store_true", help="run POT's functions, to compare")
+    parser.add_argument("--output", type=Path, help="file for one JSON line for each test")
+    options = parser.parse_args(arguments)
+    files = options.files.split(",") if options.files else FILES
+    with tempfile.TemporaryDirectory() as folder:
+        tests = options.tests or fetch(Path(folder))
+        found = [tests / name for name in files if (tests / name).exists()]
+        records = run(found, Path(folder), options.only, replace=not options.pot)
+    if options.output:
+        lines = (json.dumps(record) for record in records)
+        options.output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(table(records))
+    return 0
+
+
+def fetch(folder: Path) -> Path:
+    """Download the source distribution of the installed release; return its test folder."""
+    release = version("pot")
+    pip = [sys.executable, "-m", "pip"]
+    # pip looks into a source distribution, whose setup wants Cython; nothing is built
+    subprocess.run([*pip, "install", "-q", "--target", folder / "tools", "cython"], check=True)
+    subprocess.run(
+        [*pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        + ["-d", folder, f"pot=={release}"],
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(folder / "tools")},
+    )
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.glob("*/test"))
+
+
+def run(files: list[Path], folder: Path, only: str, *, replace: bool) -> list[dict[str, Any]]:
+    """Run the tests in a process of their own; return a record for each."""
+    output = folder / "outcomes.jsonl"
+    settings = folder / "pytest.ini"
+    settings.write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-c", settings, "-p", __name__, "-W", "ignore"]
+    command += ["-p", "no:cacheprovider", "--noconftest", "--tb=no", "-k", only, *files]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    more = {_OUTPUT: str(output), _REPLACE: str(int(replace)), "PYTHONPATH": paths}
+    done = subprocess.run(
+        list(map(str, command)), env=os.environ | more, capture_output=True, text=True, check=False
+    )
+    if not output.exists():
+        raise RuntimeError(done.stdout + done.stderr)
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Return outcomes by file as a Markdown table, and the reasons below."""
+    outcomes = ("passed", "refused", "failed")
+    lines = ["| file | passed | refused | failed |", "|---|---|---|---|"]
+    reached = [record for record in records if record["calls"]]
+    by_file = Counter((record["file"], record["outcome"]) for record in reached)
+    for name in sorted({record["file"] for record in reached}):
+        cells = (str(by_file[name, outcome]) for outcome in outcomes)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    whole = Counter(record["outcome"] for record in reached)
+    lines.append("| all | " + " | ".join(str(whole[outcome]) for outcome in outcomes) + " |")
+    share = whole["passed"] / max(len(reached), 1)
+    lines += ["", f"{share:.1%} passed of {len(reached)} that call functions of ours", ""]
+    for record in reached:
+        if record["outcome"] != "passed":
+            lines.append(f"- {record['outcome']} {record['test']}: {record['reason']}")
+    return "\n".join(lines)
+
+
+class _Calls:
+    """What the functions of ours did in the test that runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.refusals: list[str] = []
+
+    def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that its calls and refusals are counted."""
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            try:
+                return function(*args, **kwargs)
+            except NotImplementedError as error:
+                self.refusals.append(str(error))
+                raise
+
+        return watched
+
+
+_CALLS = _Calls()
+
+
+def _replace(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Put functions of ours where POT keeps its own, whatever the name there."""
+    for name, function in theirs.items():
+        new = _CALLS.watch(ours[name])
+        for path, module in list(sys.modules.items()):
+            if path == "ot" or path.startswith("ot."):
+                for place, value in list(vars(module).items()):
+                    if value is function:
+                        setattr(module, place, new)
+
+
+def _backends() -> list[Any]:
+    import ot
+
+    return [ot.backend.NumpyBackend(), ot.backend.TorchBackend()]
+
+
+def pytest_configure(config: Any) -> None:
+    """Replace the functions before POT's tests import them, and lend them POT's fixtures."""
+    if _OUTPUT not in os.environ:
+        return
+    import numpy as np
+    import ot
+    import ot.batch
+
+    import torchgw.pot
+
+    np.set_printoptions(legacy="1.25")
+    names = [name for name in ot.gromov.__all__ if hasattr(torchgw.pot.gromov, name)]
+    theirs = {name: getattr(ot.gromov, name) for name in names}
+    theirs["solve_gromov"] = ot.solve_gromov
+    ours = {name: getattr(torchgw.pot.gromov, name) for name in names}
+    ours["solve_gromov"] = torchgw.pot.solve_gromov
+    for module, place in ((ot.batch, torchgw.pot), (ot.da, torchgw.pot)):
+        for name in getattr(place, "__all__", ()):
+            if hasattr(module, name) and name not in theirs and callable(getattr(module, name)):
+                theirs[name], ours[name] = getattr(module, name), getattr(place, name)
+    _replace(theirs, ours if os.environ[_REPLACE] == "1" else theirs)
+
+    def skipping(names: Any, values: Any, reason: str = "", getter: Any = str) -> Any:
+        return lambda function: function
+
+    pytest.skip_arg = skipping  # type: ignore[attr-defined]
+    pytest.skip_backend = functools.partial(skipping, "nx")  # type: ignore[attr-defined]
+    config.addinivalue_line("markers", "pot: POT's tests")
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Run tests of POT on NumPy and on PyTorch."""
+    if _OUTPUT in os.environ and "nx" in metafunc.fixturenames:
+        metafunc.parametrize("nx", _backends(), ids=["numpy", "torch"])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+    """Note how a test ended."""
+    if _OUTPUT not in os.environ:
+        yield
+        return
+    _CALLS.__init__()  # type: ignore[misc]
+    outcome = yield
+    error = outcome.excinfo
+    skipped = error is not None and error[0].__name__ == "Skipped"
+    expected = item.get_closest_marker("xfail")
+    raised = None if expected is None else expected.kwargs.get("raises", Exception)
+    reason = "" if error is None else f"{error[0].__name__}: {error[1]}".strip()
+    if error is None or (raised is not None and issubclass(error[0], raised)):
+        ended = "passed"
+    elif skipped or issubclass(error[0], NotImplementedError):
+        ended = "refused" if _CALLS.refusals else "skipped"
+        reason = _CALLS.refusals[-1] if _CALLS.refusals else reason
+    else:
+        ended = "failed"
+    where = Path(item.fspath)
+    record = {
+        "file": f"{where.parent.name}/{where.name}" if where.parent.name != "test" else where.name,
+        "test": item.name,
+        "outcome": ended,
+        "calls": _CALLS.count,
+        "reason": " ".join(reason.split())[:300],
+    }
+    with open(os.environ[_OUTPUT], "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

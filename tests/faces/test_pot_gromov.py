@@ -1,0 +1,219 @@
+"""``torchgw.pot.gromov`` against ``ot.gromov``, function by function."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import numpy as np
+import ot
+import pytest
+import torch
+from problems import distance_matrices, random_weights
+
+import torchgw
+from torchgw.pot import gromov, solve_gromov
+from torchgw.pot._vertices import _by_scipy, transport
+
+N, M = 12, 9
+C1, C2 = distance_matrices(N, M)
+P, Q = random_weights(N), random_weights(M, 1)
+LINEAR = np.random.default_rng(0).uniform(size=(N, M))
+RANDOM = np.random.default_rng(1)
+# directed, with negative entries
+D1, D2 = RANDOM.normal(size=(N, N)), RANDOM.normal(size=(M, M))
+
+CALLS = {
+    "gromov_wasserstein2": {"p": P, "q": Q},
+    "fused_gromov_wasserstein2": {"M": LINEAR, "p": P, "q": Q, "alpha": 0.3},
+    "semirelaxed_gromov_wasserstein2": {"p": P},
+    "semirelaxed_fused_gromov_wasserstein2": {"M": LINEAR, "p": P},
+    "partial_gromov_wasserstein2": {"p": P, "q": Q, "m": 0.6},
+    "partial_fused_gromov_wasserstein2": {"M": LINEAR, "p": P, "q": Q, "m": 0.6},
+    "entropic_gromov_wasserstein2": {"p": P, "q": Q, "epsilon": 0.1},
+    "entropic_fused_gromov_wasserstein2": {"M": LINEAR, "p": P, "q": Q, "epsilon": 0.05},
+    "BAPG_gromov_wasserstein2": {"p": P, "q": Q, "epsilon": 1.0},
+    "BAPG_fused_gromov_wasserstein2": {"M": LINEAR, "p": P, "q": Q, "epsilon": 1.0},
+    "entropic_semirelaxed_gromov_wasserstein2": {"p": P, "epsilon": 1.0, "max_iter": 50},
+    "entropic_partial_gromov_wasserstein2": {"p": P, "q": Q, "m": 0.6, "reg": 0.5},
+}
+
+
+def test_names_and_signatures_are_pots():
+    assert sorted(gromov.__all__) == sorted(ot.gromov.__all__)
+    for name in set(gromov.__all__) - set(gromov.REFUSED):
+        ours, theirs = (
+            inspect.signature(getattr(module, name)).parameters for module in (gromov, ot.gromov)
+        )
+        assert list(ours) == list(theirs), name
+        assert all(ours[key].default == theirs[key].default for key in ours), name
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("directed", [False, True])
+def test_values_plans_and_logs_are_pots(name, directed):
+    tables = (D1, D2) if directed else (C1, C2)
+    call = dict(zip(("C1", "C2"), tables, strict=True)) | CALLS[name]
+    if directed and ("BAPG" in name or "entropic" in name):
+        # noise has many optima: a large step stays at one
+        call = {**call, "reg" if "partial" in name else "epsilon": 50.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, theirs = getattr(ot.gromov, name)(**call, log=True)
+    found, ours = getattr(gromov, name)(**call, log=True)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert np.abs(ours["T"] - theirs["T"]).sum() < 1e-3
+    # POT's linear solver has more to say, and u and v only where it is used
+    assert set(theirs) - {"cost", "result_code", "u", "v", "warning"} <= set(ours)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if not ("entropic" in name or "BAPG" in name)]
+)
+@pytest.mark.parametrize("loss", ["square_loss", "kl_loss"])
+def test_gradients_are_those_of_differences(name, loss):
+    call = {"C1": C1 + 0.1, "C2": C2 + 0.1, **CALLS[name], "loss_fun": loss}
+    plan = getattr(gromov, name)(**call, log=True)[1]["T"]
+    tensors = {key: torch.tensor(call[key], requires_grad=True) for key in ("C1", "C2")}
+    if "M" in call:
+        tensors["M"] = torch.tensor(LINEAR, requires_grad=True)
+    given = {key: torch.as_tensor(value) for key, value in call.items() if key in ("p", "q")}
+    value = getattr(gromov, name)(**{**call, **given, **tensors})
+    (3 * value).backward()
+    for key, tensor in tensors.items():
+        move = RANDOM.normal(size=tensor.shape)
+        move = move + move.T if key != "M" else move
+        # from the plan found, which stays optimal for a small move
+        ends = [
+            getattr(gromov, name)(**{**call, key: call[key] + step * move, "G0": plan})
+            for step in (1e-5, -1e-5)
+        ]
+        slope = float((tensor.grad * torch.as_tensor(move)).sum())
+        assert slope == pytest.approx(3 * (ends[0] - ends[1]) / 2e-5, rel=2e-3, abs=1e-6)
+
+
+def test_gradients_by_weights_and_alpha():
+    p, alpha = torch.tensor(P, requires_grad=True), torch.tensor(0.3, requires_grad=True)
+    value = gromov.fused_gromov_wasserstein2(LINEAR, C1, C2, p, torch.as_tensor(Q), alpha=alpha)
+    value.backward()
+    _, log = ot.gromov.fused_gromov_wasserstein2(LINEAR, C1, C2, P, Q, alpha=0.3, log=True)
+    expected = log["u"] - log["u"].mean()
+    assert np.allclose(p.grad.numpy(), expected, atol=1e-8)
+    assert float(alpha.grad) == pytest.approx(log["quad_loss"] / 0.3 - log["lin_loss"] / 0.7)
+
+
+@pytest.mark.parametrize(
+    ("solver", "divergence"),
+    [("mm", "kl"), ("sinkhorn", "kl"), ("lbfgsb", "kl"), ("mm", "l2"), ("lbfgsb", "l2")],
+)
+def test_unbalanced_problems_are_pots(solver, divergence):
+    call = {
+        "Cx": C1,
+        "Cy": C2,
+        "wx": 2 * P,
+        "wy": Q,
+        "reg_marginals": (20.0, 10.0),
+        "epsilon": 0.5,
+        "divergence": divergence,
+        "unbalanced_solver": solver,
+        "max_iter": 20,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan, _, theirs = ot.gromov.fused_unbalanced_gromov_wasserstein(**call, log=True)
+    found, _, ours = gromov.fused_unbalanced_gromov_wasserstein(**call, log=True)
+    assert ours["fugw_cost"] == pytest.approx(theirs["fugw_cost"], rel=1e-4)
+    assert np.abs(found - plan).sum() < 1e-2 * plan.sum()
+
+
+def test_gradients_of_unbalanced_values():
+    weight = torch.tensor(P, requires_grad=True)
+    table = torch.tensor(C1, requires_grad=True)
+    call = {"reg_marginals": 5.0, "epsilon": 0.5, "unbalanced_solver": "sinkhorn", "max_iter": 1000}
+    value = gromov.fused_unbalanced_gromov_wasserstein2(
+        table, C2, weight, torch.as_tensor(Q), **call
+    )
+    value.backward()
+    move = RANDOM.uniform(size=N)
+    ends = [
+        gromov.fused_unbalanced_gromov_wasserstein2(C1, C2, P + step * move, Q, **call)
+        for step in (1e-5, -1e-5)
+    ]
+    slope = float((weight.grad * torch.as_tensor(move)).sum())
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-3)
+    assert table.grad.abs().sum() > 0
+
+
+def test_barycenters_are_pots():
+    for names, features in (
+        ("gromov_barycenters", ()),
+        ("fgw_barycenters", ([LINEAR, LINEAR[:9]],)),
+    ):
+        call = {"max_iter": 5, "random_state": 0}
+        expected = getattr(ot.gromov, names)(5, *features, [C1, C2], **call)
+        found = getattr(gromov, names)(5, *features, [C1, C2], **call)
+        for ours, theirs in zip(np.atleast_3d(found[-1]), np.atleast_3d(expected[-1]), strict=True):
+            assert np.allclose(ours, theirs, atol=1e-6)
+
+
+def test_kinds_of_arrays():
+    single = gromov.gromov_wasserstein(C1.astype(np.float32), C2.astype(np.float32))
+    assert single.dtype == np.float32
+    tensor = gromov.gromov_wasserstein(torch.as_tensor(C1).float(), torch.as_tensor(C2).float())
+    assert tensor.dtype == torch.float32
+    # POT turns plans of whole numbers into zeros
+    whole = gromov.gromov_wasserstein(np.ceil(3 * C1).astype(int), np.ceil(3 * C2).astype(int))
+    assert whole.sum() == pytest.approx(1)
+
+
+def test_polished_plans_have_zeros_that_are_zero():
+    plan = gromov.gromov_wasserstein(C1, C1[::-1, ::-1])
+    assert (plan == 0).sum() >= N * N - 2 * N
+
+
+def test_signs_have_a_tolerance():
+    points = RANDOM.normal(size=(8, 3))
+    squares = (points**2).sum(1)
+    table = squares + squares[:, None] - 2 * points @ points.T
+    np.fill_diagonal(table, -1.4e-14)
+    assert np.isfinite(solve_gromov(table, table, loss="KL").value)
+    with pytest.raises(torchgw.InvalidInputError, match="must not be negative"):
+        solve_gromov(table - 1, table, loss="KL")
+
+
+@pytest.mark.parametrize("name", gromov.REFUSED)
+def test_what_is_not_solved_says_so(name):
+    with pytest.raises(NotImplementedError, match=f"ot.gromov.{name}"):
+        getattr(gromov, name)(C1, C2)
+
+
+def test_messages_name_the_arguments_of_the_call():
+    with pytest.raises(torchgw.InvalidInputError, match="`plan_init` must have the marginals `a`"):
+        solve_gromov(C1, C2, plan_init=np.ones((N, M)))
+    with pytest.raises(torchgw.InvalidInputError, match="`Ca` must be a square"):
+        solve_gromov(LINEAR, C2)
+    with pytest.raises(torchgw.InvalidInputError, match="same sum"):
+        gromov.gromov_wasserstein(C1, C2, 2 * P, Q)
+    with pytest.raises(NotImplementedError, match="implicit"):
+        gromov.entropic_gromov_wasserstein2(torch.tensor(C1, requires_grad=True), C2)
+    with pytest.warns(torchgw.TorchGWWarning, match="'n_dummies'"):
+        gromov.partial_gromov_wasserstein(C1, C2, m=0.5, n_dummies=3)
+
+
+def test_linear_problems_without_pot():
+    cost = RANDOM.normal(size=(N, M))
+    ours, scipys = transport(P, Q)(cost), _by_scipy(P, Q, cost)
+    assert (ours.plan * cost).sum() == pytest.approx((scipys.plan * cost).sum())
+    for found in (ours, scipys):
+        f, g = found.potentials()
+        assert (f[:, None] + g <= cost + 1e-9).all()
+        assert f @ P + g @ Q == pytest.approx((found.plan * cost).sum())
+
+
+def test_prices_of_an_assignment():
+    cost = RANDOM.normal(size=(N, N))
+    weights = np.full(N, 1 / N)
+    found = transport(weights, weights)(cost)
+    f, g = found.potentials()
+    assert (f[:, None] + g <= cost + 1e-9).all()
+    assert (f.sum() + g.sum()) / N == pytest.approx((found.plan * cost).sum())

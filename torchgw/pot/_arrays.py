@@ -1,0 +1,133 @@
+"""Arrays of a call of POT: NumPy or PyTorch come in, and the same kind goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._boundary.arrays import to_tensor
+from torchgw._errors import InvalidInputError
+
+__all__ = ["Array", "Arrays", "Mask", "is_symmetric", "product", "uniform"]
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Asymmetry of a table that POT takes for rounding. [L389]
+_SYMMETRY = 1e-10
+
+
+class Arrays:
+    """The kind of arrays that a call was given: all is computed in NumPy float64 between.
+
+    The first floating-point array decides the dtype of what is handed back, and any tensor among
+    them makes it a tensor, on the device of the first.
+    """
+
+    def __init__(self, *given: Any, names: dict[str, str] | None = None) -> None:
+        self.names = names or {}
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        self.device = tensors[0].device if tensors else None
+        self.dtype = torch.float64
+        for value in given:
+            if isinstance(value, (Tensor, np.ndarray)):
+                dtype = value.dtype if isinstance(value, Tensor) else _torch_dtype(value)
+                if dtype.is_floating_point:
+                    self.dtype = dtype
+                    break
+
+    def called(self, name: str) -> str:
+        """Find what the caller calls an argument, for messages."""
+        return self.names.get(name, name)
+
+    def read(self, name: str, value: Any, shape: tuple[int, ...] | None = None) -> Array:
+        """Convert to NumPy float64; refuse other shapes, and entries that are not finite."""
+        name = self.called(name)
+        if isinstance(value, np.ndarray) and value.dtype == np.float64:
+            array = value
+        else:
+            array = to_tensor(name, value).to("cpu", torch.float64).numpy()
+        if shape is not None and array.shape != shape:
+            raise InvalidInputError(f"`{name}` must have shape {shape}; got {array.shape}.")
+        if not np.isfinite(array).all():
+            raise InvalidInputError(f"`{name}` must be finite; got NaN or infinity.")
+        return array
+
+    def table(self, name: str, value: Any) -> Array:
+        """Read the costs of one space, a square table."""
+        array = self.read(name, value)
+        if array.ndim != 2 or array.shape[0] != array.shape[1]:
+            raise InvalidInputError(
+                f"`{self.called(name)}` must be a square matrix; got shape {array.shape}."
+            )
+        return array
+
+    def weights(self, name: str, value: Any, n: int) -> Array:
+        """Read weights of points, uniform by default; they need not sum to one."""
+        if value is None:
+            return uniform(n)
+        array = self.read(name, value, (n,))
+        if (array < 0).any() or not array.sum() > 0:
+            raise InvalidInputError(
+                f"`{self.called(name)}` must be nonnegative, and not zero throughout."
+            )
+        return array
+
+    def give(self, array: Any) -> Any:
+        """Hand an array, or a number, back as the kind of array that came in."""
+        if self.device is not None:
+            return torch.as_tensor(array).to(self.device, self.dtype)
+        given = np.asarray(array)
+        return given.astype(_NUMPY[self.dtype], copy=False)[()]
+
+    def give_all(self, log: dict[str, Any], *keep: str) -> dict[str, Any]:
+        """Hand the arrays of a log back."""
+        numbers = (np.ndarray, np.floating)
+        return {
+            key: self.give(value) if isinstance(value, numbers) and key not in keep else value
+            for key, value in log.items()
+        }
+
+    def value(self, number: float, gradients: Iterable[tuple[Any, Any]]) -> Any:
+        """Hand a number back with its derivatives by those inputs that require them."""
+        result = self.give(np.float64(number))
+        for given, gradient in gradients:
+            if isinstance(given, Tensor) and given.requires_grad:
+                slope = torch.as_tensor(gradient).to(given)
+                moved = ((given - given.detach()) * slope).sum()
+                result = result + moved.to(result.device, result.dtype)
+        return result
+
+
+_NUMPY = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.float32,
+}
+
+
+def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
+    names = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
+    return names.get(array.dtype.name, torch.int64)
+
+
+def uniform(n: int) -> Array:
+    """Compute equal weights of sum one."""
+    return np.full(n, 1 / n)
+
+
+def product(p: Array, q: Array, mass: float | None = None) -> Array:
+    """Compute the product plan, scaled to a mass if one is given."""
+    plan = np.outer(p, q)
+    return plan if mass is None else plan * (mass / (p.sum() * q.sum()))
+
+
+def is_symmetric(*tables: Array) -> bool:
+    """Say whether tables are symmetric, to the tolerance of POT."""
+    return all(np.allclose(table, table.T, atol=_SYMMETRY) for table in tables)

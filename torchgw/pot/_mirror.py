@@ -1,0 +1,180 @@
+"""Mirror descent with entropy on dense problems, from the start that is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from torchgw.pot._arrays import Array
+from torchgw.pot._quadratic import Quadratic
+from torchgw.pot._scaling import scale, scale_partial
+
+__all__ = ["Mirrored", "Stop", "alternate", "balanced", "partial", "semirelaxed"]
+
+# Error of marginals, over the last change of the plan, to which a linear problem is solved. [L388]
+_INEXACT = 1e-3
+
+
+class Stop(NamedTuple):
+    """When a loop over plans ends: by the Frobenius norm of a change, or after some iterations."""
+
+    max_iter: int
+    tol: float
+    verbose: bool = False
+
+
+class Mirrored(NamedTuple):
+    """Where mirror descent ended."""
+
+    plan: Array  # (n, m)
+    errors: list[float]  # change of the plan by each iteration
+    potentials: tuple[Array, Array] | None
+    converged: bool
+
+
+def balanced(
+    term: Quadratic,
+    weight: float,
+    linear: Array | float,
+    start: Array,
+    p: Array,
+    q: Array,
+    epsilon: float,
+    stop: Stop,
+    *,
+    proximal: bool,
+    inner_max_iter: int,
+    inner_tol: float,
+) -> Mirrored:
+    """Alternate the gradient of <M, T> + weight * quadratic(T) and Sinkhorn's iterations [1]_.
+
+    Proximal steps measure the entropy from the last plan rather than from none.
+
+    References
+    ----------
+    .. [1] G. Peyre, M. Cuturi, J. Solomon. Gromov-Wasserstein averaging of kernel and distance
+       matrices. ICML 2016.
+    """
+    potentials = np.zeros(len(p)), np.zeros(len(q))
+    logarithm = _log(start)
+
+    def step(plan: Array, error: float) -> Array:
+        nonlocal logarithm, potentials
+        cost = linear + weight * term.gradient(plan)
+        if proximal:
+            cost = cost - epsilon * logarithm
+        found = scale(
+            cost,
+            epsilon,
+            p,
+            q,
+            potentials,
+            max_iter=inner_max_iter,
+            tol=max(inner_tol, _INEXACT * error),
+        )
+        potentials = found.f, found.g
+        if proximal:
+            logarithm = (found.f[:, None] + found.g - cost) / epsilon
+            potentials = np.zeros(len(p)), np.zeros(len(q))
+        return found.plan
+
+    result = _iterate(step, start, stop)
+    return result._replace(potentials=potentials)
+
+
+def partial(
+    term: Quadratic,
+    weight: float,
+    linear: Array | float,
+    start: Array,
+    p: Array,
+    q: Array,
+    mass: float,
+    epsilon: float,
+    stop: Stop,
+) -> Mirrored:
+    """Alternate the gradient and the linear problem with bounds in place of marginals."""
+    potentials = np.zeros(len(p)), np.zeros(len(q))
+
+    def step(plan: Array, error: float) -> Array:
+        nonlocal potentials
+        cost = linear + weight * term.gradient(plan)
+        found = scale_partial(cost, epsilon, p, q, mass, potentials, max_iter=1000, tol=1e-10)
+        potentials = found.f, found.g
+        return found.plan
+
+    return _iterate(step, start, stop)
+
+
+def semirelaxed(
+    term: Quadratic,
+    weight: float,
+    linear: Array | float,
+    start: Array,
+    p: Array,
+    epsilon: float,
+    stop: Stop,
+) -> Mirrored:
+    """Take proximal steps with free columns, each in closed form."""
+    logarithm, log_p = _log(start), np.log(p)
+
+    def step(plan: Array, error: float) -> Array:
+        nonlocal logarithm
+        logarithm = logarithm - (linear + weight * term.gradient(plan)) / epsilon
+        logarithm += (log_p - logsumexp(logarithm, axis=1))[:, None]
+        return np.exp(logarithm)
+
+    return _iterate(step, start, stop)
+
+
+def alternate(
+    slope: Callable[[Array], Array], start: Array, p: Array, q: Array, epsilon: float, stop: Stop
+) -> Mirrored:
+    """Take Bregman steps onto rows and columns by turns (BAPG) [1]_.
+
+    References
+    ----------
+    .. [1] J. Li et al. A convergent single-loop algorithm for relaxation of Gromov-Wasserstein in
+       graph data. ICLR 2023.
+    """
+    logarithm = _log(start)
+    log_p, log_q = np.log(p), np.log(q)
+
+    def step(plan: Array, error: float) -> Array:
+        nonlocal logarithm
+        logarithm = logarithm - slope(plan) / epsilon
+        logarithm += (log_p - logsumexp(logarithm, axis=1))[:, None]
+        logarithm = logarithm - slope(np.exp(logarithm)) / epsilon
+        logarithm += log_q - logsumexp(logarithm, axis=0)
+        return np.exp(logarithm)
+
+    return _iterate(step, start, stop)
+
+
+def _iterate(
+    step: Callable[[Array, float], Array],
+    plan: Array,
+    stop: Stop,
+) -> Mirrored:
+    """Repeat a step until the plan stays; it is told the last change, at first zero."""
+    errors: list[float] = []
+    converged = False
+    for turn in range(int(stop.max_iter)):
+        before, plan = plan, step(plan, errors[-1] if errors else 0.0)
+        errors.append(float(np.linalg.norm(plan - before)))
+        if stop.verbose:
+            sys.stderr.write(f"{turn:5d}|{errors[-1]:8e}\n")
+        converged = errors[-1] <= stop.tol
+        if converged:
+            break
+    return Mirrored(plan, errors, None, converged)
+
+
+def _log(plan: Array) -> Array:
+    """Take the logarithm of a plan, of which entries may be zero."""
+    with np.errstate(divide="ignore"):
+        return np.log(plan)

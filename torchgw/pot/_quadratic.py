@@ -1,0 +1,115 @@
+"""The quadratic term of a dense problem: sum L(C1_ik, C2_jl) T_ij T_kl for any plan T."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from torchgw._errors import InvalidInputError
+from torchgw.pot._arrays import Array, is_symmetric
+
+__all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "transform"]
+
+LOSSES = ("square_loss", "kl_loss")
+
+# What POT adds below a logarithm. [L389]
+_TINY = 1e-15
+# Negative entries that rounding explains, over the largest. [L389]
+_ROUNDING = 1e-10
+
+
+class Transformed(NamedTuple):
+    """The parts of a loss L(x, y) = f1(x) + f2(y) - h1(x) h2(y), of tables."""
+
+    f1: Array  # (n, n)
+    f2: Array  # (m, m)
+    h1: Array  # (n, n)
+    h2: Array  # (m, m)
+
+
+def transform(C1: Array, C2: Array, loss: str) -> Transformed:  # noqa: N803 - the names of POT
+    """Apply the parts of a loss to two tables."""
+    if loss not in LOSSES:
+        raise InvalidInputError(f"Unknown `loss_fun='{loss}'`. Use one of: {LOSSES}.")
+    if loss == "square_loss":
+        return Transformed(C1**2, C2**2, C1, 2 * C2)
+    for table in (C1, C2):
+        if table.min() < -_ROUNDING * abs(table).max():
+            raise InvalidInputError(
+                "`loss_fun='kl_loss'` takes a logarithm: costs must not be negative. Use "
+                "'square_loss'."
+            )
+    C1, C2 = np.maximum(C1, 0), np.maximum(C2, 0)  # noqa: N806
+    return Transformed(C1 * np.log(C1 + _TINY) - C1, C2, C1, np.log(C2 + _TINY))
+
+
+class Quadratic(NamedTuple):
+    """The quadratic term, with the terms of the marginals that the plan itself has."""
+
+    parts: Transformed
+    symmetric: bool
+
+    def cross(self, plan: Array) -> Array:
+        """Compute h1 T h2', (n, m)."""
+        result: Array = self.parts.h1 @ plan @ self.parts.h2.T
+        return result
+
+    def cross_transposed(self, plan: Array) -> Array:
+        """Compute h1' T h2, (n, m)."""
+        result: Array = self.parts.h1.T @ plan @ self.parts.h2
+        return result
+
+    def value(self, plan: Array) -> float:
+        """Compute the term."""
+        f1, f2, _, _ = self.parts
+        rows, columns = plan.sum(1), plan.sum(0)
+        sides = rows @ f1 @ rows + columns @ f2 @ columns
+        return float(sides * 1.0 - np.vdot(self.cross(plan), plan))
+
+    def gradient(self, plan: Array) -> Array:
+        """Compute its derivative by the plan, which is linear in the plan."""
+        f1, f2, _, _ = self.parts
+        rows, columns = plan.sum(1), plan.sum(0)
+        if self.symmetric:
+            table = self.cross(plan)
+            table *= -2
+            rows, columns = 2 * (f1 @ rows), 2 * (f2 @ columns)
+        else:
+            table = -self.cross(plan) - self.cross_transposed(plan)
+            rows, columns = f1 @ rows + f1.T @ rows, f2 @ columns + f2.T @ columns
+        table += rows[:, None]
+        table += columns
+        return table
+
+
+def quadratic(
+    C1: Array,  # noqa: N803
+    C2: Array,  # noqa: N803
+    loss: str,
+    symmetric: bool | None,
+) -> Quadratic:
+    """Build the quadratic term of two tables; without a word both are tested for symmetry."""
+    if symmetric is None:
+        symmetric = is_symmetric(C1, C2)
+    return Quadratic(transform(C1, C2, loss), bool(symmetric))
+
+
+def table_slopes(
+    C1: Array,  # noqa: N803
+    C2: Array,  # noqa: N803
+    loss: str,
+    plan: Array,
+    other: Array,
+) -> tuple[Array, Array]:
+    """Differentiate sum L(C1_ik, C2_jl) P_ij Q_kl by the two tables, at fixed plans."""
+    first, second = np.outer(plan.sum(1), other.sum(1)), np.outer(plan.sum(0), other.sum(0))
+    if loss == "square_loss":
+        return (
+            2 * (C1 * first - plan @ C2 @ other.T),
+            2 * (C2 * second - plan.T @ C1 @ other),
+        )
+    return (
+        np.log(C1 + _TINY) * first - plan @ np.log(C2 + _TINY) @ other.T,
+        second - plan.T @ C1 @ other / (C2 + _TINY),
+    )

@@ -1,0 +1,248 @@
+"""Estimates for any loss, from pairs of points that are drawn from plans."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+
+from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._scaling import scale
+from torchgw.pot._vertices import transport
+from torchgw.pot.gromov._read import without_gradients
+
+__all__ = [
+    "GW_distance_estimation",
+    "pointwise_gromov_wasserstein",
+    "sampled_gromov_wasserstein",
+]
+
+# How many steps without a change end the sampled solver, and what counts as one: as in POT. [L389]
+_QUIET, _CHANGE = 100, 1e-19
+
+
+def GW_distance_estimation(  # noqa: N802 - the name of POT
+    C1: Any,
+    C2: Any,
+    p: Any,
+    q: Any,
+    loss_fun: Callable[[Any, Any], Any],
+    T: Any,
+    nb_samples_p: int | None = None,
+    nb_samples_q: int | None = None,
+    std: bool = True,
+    random_state: Any = None,
+) -> Any:
+    """Estimate the loss of a plan, as ``ot.gromov.GW_distance_estimation``.
+
+    Returns
+    -------
+    gw : float
+    std : float, only with ``std=True``
+        Standard deviation of the estimate.
+    """
+    spaces = _read(C1, C2, p, q, loss_fun)
+    plan = T if scipy.sparse.issparse(T) else spaces.arrays.read("T", T)
+    mean, deviation = _estimate(
+        spaces, plan, nb_samples_p, nb_samples_q, std, _generator(random_state)
+    )
+    give = spaces.arrays.give
+    return (give(mean), give(deviation)) if std else give(mean)
+
+
+def pointwise_gromov_wasserstein(
+    C1: Any,
+    C2: Any,
+    p: Any,
+    q: Any,
+    loss_fun: Callable[[Any, Any], Any],
+    alpha: float = 1,
+    max_iter: int = 100,
+    threshold_plan: float = 0,
+    log: bool = False,
+    verbose: bool = False,
+    random_state: Any = None,
+) -> Any:
+    """Match the distances of drawn pairs, as ``ot.gromov.pointwise_gromov_wasserstein``.
+
+    Returns
+    -------
+    T : sparse array of shape (n, m), or sparse tensor
+    log : dict, only with ``log=True``
+        ``gw_dist_estimated`` and ``gw_dist_std``.
+    """
+    spaces = _read(C1, C2, p, q, loss_fun)
+    random = _generator(random_state)
+    n, m = len(spaces.p), len(spaces.q)
+
+    def matched(i: int, j: int) -> Any:
+        return _in_order(spaces.C1[i], spaces.C2[j], spaces.p, spaces.q)
+
+    plan = matched(int(random.choice(n, p=spaces.p)), int(random.choice(m, p=spaces.q)))
+    best, least = plan, np.inf
+    for turn in range(max_iter):
+        i = int(random.choice(n, p=spaces.p))
+        row = plan[[i], :].toarray().ravel()
+        new = matched(i, int(random.choice(m, p=row / row.sum())))
+        if alpha == 1:
+            plan = new
+        else:
+            plan = ((1 - alpha) * plan + alpha * new).tocsr()
+            plan.data[plan.data <= threshold_plan] = 0
+            plan.eliminate_zeros()
+        if turn % 10 == 0 or turn == max_iter - 1:
+            value, _ = _estimate(spaces, plan, None, None, False, random)
+            if value < least:
+                best, least = plan, value
+            if verbose:
+                sys.stderr.write(f"{turn:5d}|{least:8e}|\n")
+    return _answer(spaces, best, log, random)
+
+
+def sampled_gromov_wasserstein(
+    C1: Any,
+    C2: Any,
+    p: Any,
+    q: Any,
+    loss_fun: Callable[[Any, Any], Any],
+    nb_samples_grad: Any = 100,
+    epsilon: float = 1,
+    max_iter: int = 500,
+    log: bool = False,
+    verbose: bool = False,
+    random_state: Any = None,
+) -> Any:
+    """Follow sampled gradients, as ``ot.gromov.sampled_gromov_wasserstein``.
+
+    Returns
+    -------
+    T : array of shape (n, m)
+    log : dict, only with ``log=True``
+        ``gw_dist_estimated`` and ``gw_dist_std``.
+    """
+    spaces = _read(C1, C2, p, q, loss_fun)
+    random = _generator(random_state)
+    n, m = len(spaces.p), len(spaces.q)
+    if isinstance(nb_samples_grad, int):
+        rows = min(nb_samples_grad, n)
+        columns = max(nb_samples_grad // n, 1) if nb_samples_grad > n else 1
+    else:
+        rows, columns = nb_samples_grad
+    symmetric = all(np.allclose(C, C.T, rtol=1e-10, atol=1e-10) for C in (spaces.C1, spaces.C2))
+    plan, solver, quiet = np.outer(spaces.p, spaces.q), transport(spaces.p, spaces.q), 0
+    for turn in range(max_iter):
+        cost = np.zeros((n, m))
+        for i in random.choice(n, size=rows, p=spaces.p, replace=False):
+            drawn = random.choice(m, size=columns, p=plan[i] / plan[i].sum(), replace=False)
+            turned = not symmetric and random.rand() > 0.5
+            ours, theirs = spaces.C1[i], spaces.C2[drawn]
+            if turned:
+                ours, theirs = spaces.C1[:, i], spaces.C2[:, drawn].T
+            cost += spaces.loss(ours[None, :, None], theirs[:, None, :]).mean(0)
+        largest = cost.max()
+        if largest == 0:
+            continue
+        cost /= largest
+        if epsilon > 0:
+            cost -= epsilon * np.log(np.clip(plan, 1e-87, 1))
+            zeros = np.zeros(n), np.zeros(m)
+            limits: dict[str, Any] = {"max_iter": 1000, "tol": 1e-9}
+            new = scale(cost, epsilon, spaces.p, spaces.q, zeros, **limits).plan
+        else:
+            new = solver(cost).plan
+        change = float(((plan - new) ** 2).mean())
+        quiet = quiet + 1 if change <= _CHANGE else 0
+        if verbose and turn % 10 == 0:
+            sys.stderr.write(f"{turn:5d}|{change:8e}|\n")
+        plan = new
+        if quiet > _QUIET:
+            break
+    return _answer(spaces, plan, log, random)
+
+
+class _Spaces(NamedTuple):
+    """Two tables with weights, and a loss."""
+
+    arrays: Arrays
+    C1: Array
+    C2: Array
+    p: Array
+    q: Array
+    given: Callable[[Any, Any], Any]
+
+    def loss(self, x: Array, y: Array) -> Array:
+        """Call the loss with the kind of arrays that the tables were."""
+        return np.asarray(self.arrays.read("loss_fun", self.given(*map(self.arrays.give, (x, y)))))
+
+
+def _read(C1: Any, C2: Any, p: Any, q: Any, loss: Callable[[Any, Any], Any]) -> _Spaces:
+    without_gradients("sampled_gromov_wasserstein", C1, C2, p, q)
+    arrays = Arrays(C1, C2, p, q)
+    first, second = arrays.table("C1", C1), arrays.table("C2", C2)
+    weights = arrays.weights("p", p, len(first)), arrays.weights("q", q, len(second))
+    return _Spaces(arrays, first, second, *weights, loss)
+
+
+def _generator(random_state: Any) -> Any:
+    """Make the generator of POT, so that a seed means the same there and here."""
+    if isinstance(random_state, np.random.RandomState):
+        return random_state
+    return np.random.RandomState(random_state)  # noqa: NPY002
+
+
+def _estimate(
+    spaces: _Spaces, plan: Any, rows: int | None, columns: int | None, std: bool, random: Any
+) -> tuple[float, float]:
+    _, C1, C2, p, q, _ = spaces
+    if len(p) < len(q):
+        C1, C2, p, q, plan = C2, C1, q, p, plan.T
+    n, sparse = len(p), scipy.sparse.issparse(plan)
+    if rows is None:
+        rows = min(int(5 * (n * np.log(n)) ** 0.5), n) if sparse else n
+    rows, columns = min(rows, n), max(columns or 1, 2 if std else 1)
+    if sparse:
+        plan = plan.tocsr()
+    first, second = (random.choice(n, size=rows, p=p, replace=False) for _ in range(2))
+    partners = np.zeros((2, rows, columns), dtype=int)
+    for place in range(rows):
+        for side, points in enumerate((first, second)):
+            row = plan[[points[place]], :].toarray().ravel() if sparse else plan[points[place]]
+            partners[side, place] = random.choice(len(q), size=columns, p=row / row.sum())
+    values = np.stack(
+        [
+            spaces.loss(C1[np.ix_(first, second)], C2[np.ix_(partners[0][:, k], partners[1][:, k])])
+            for k in range(columns)
+        ],
+        axis=2,
+    )
+    deviation = float(np.sqrt((values.std(2) ** 2).sum())) / rows**2
+    return float(values.mean()), deviation
+
+
+def _in_order(x: Array, y: Array, p: Array, q: Array) -> Any:
+    """Match sorted numbers to sorted numbers: the optimal plan on a line, sparse."""
+    first, second = x.argsort(), y.argsort()
+    ends = np.cumsum(p[first]), np.cumsum(q[second])
+    cuts = np.union1d(*ends)
+    mass = np.diff(cuts, prepend=0.0)
+    middle = cuts - mass / 2
+    rows = np.minimum(np.searchsorted(ends[0], middle), len(x) - 1)
+    columns = np.minimum(np.searchsorted(ends[1], middle), len(y) - 1)
+    plan = scipy.sparse.coo_array((mass, (first[rows], second[columns])), (len(x), len(y)))
+    return plan.tocsr()
+
+
+def _answer(spaces: _Spaces, plan: Any, log: bool, random: Any) -> Any:
+    give = spaces.arrays.give
+    result = plan
+    if not scipy.sparse.issparse(plan):
+        result = give(plan)
+    elif spaces.arrays.device is not None:
+        result = give(plan.toarray()).to_sparse_csr()
+    if not log:
+        return result
+    mean, deviation = _estimate(spaces, plan, None, None, True, random)
+    return result, {"gw_dist_estimated": give(mean), "gw_dist_std": give(deviation)}

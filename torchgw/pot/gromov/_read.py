@@ -1,0 +1,194 @@
+"""The arguments that functions of ``ot.gromov`` share, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
+from torchgw.pot._arrays import Array, Arrays, Mask, product
+from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
+
+__all__ = [
+    "Problem",
+    "check_known",
+    "needs_gradients",
+    "read_problem",
+    "read_start",
+    "value_of",
+    "without_gradients",
+]
+
+# How far a starting plan may miss its marginals, as in POT. [L389]
+_MARGINALS = 1e-8
+
+
+class Problem(NamedTuple):
+    """Minimise (1 - alpha) <M, T> + alpha sum L(C1_ik, C2_jl) T_ij T_kl."""
+
+    arrays: Arrays
+    term: Quadratic
+    C1: Array
+    C2: Array
+    p: Array
+    q: Array
+    M: Array | None
+    alpha: float
+
+    @property
+    def linear(self) -> Array | float:
+        """The linear cost with its weight."""
+        return 0.0 if self.M is None else (1 - self.alpha) * self.M
+
+    def parts(self, plan: Array) -> tuple[float, float]:
+        """Compute the linear and the quadratic part of the objective, with their weights."""
+        linear = 0.0 if self.M is None else (1 - self.alpha) * float(np.vdot(self.M, plan))
+        return linear, self.alpha * self.term.value(plan)
+
+    def keep(self, rows: Mask | None, columns: Mask | None) -> Problem:
+        """Leave out points, by masks of those that stay."""
+        first = np.ones(len(self.p), dtype=bool) if rows is None else rows
+        second = np.ones(len(self.q), dtype=bool) if columns is None else columns
+        f1, f2, h1, h2 = self.term.parts
+        of_rows, of_columns = np.ix_(first, first), np.ix_(second, second)
+        parts = Transformed(f1[of_rows], f2[of_columns], h1[of_rows], h2[of_columns])
+        return Problem(
+            self.arrays,
+            self.term._replace(parts=parts),
+            self.C1[of_rows],
+            self.C2[of_columns],
+            self.p[first],
+            self.q[second],
+            None if self.M is None else self.M[np.ix_(first, second)],
+            self.alpha,
+        )
+
+
+def read_problem(
+    C1: Any,  # noqa: N803 - the names of POT
+    C2: Any,  # noqa: N803
+    p: Any,
+    q: Any,
+    loss: str,
+    symmetric: bool | None,
+    *,
+    M: Any = None,  # noqa: N803
+    alpha: Any = 1.0,
+    also: tuple[Any, ...] = (),
+    names: dict[str, str] | None = None,
+) -> Problem:
+    """Read tables, weights and the linear cost of a problem."""
+    arrays = Arrays(*((C1, C2) if M is None else (C1, C2, M)), p, q, *also, names=names)
+    first, second = arrays.table("C1", C1), arrays.table("C2", C2)
+    n, m = len(first), len(second)
+    linear = None if M is None else arrays.read("M", M, (n, m))
+    if isinstance(alpha, Tensor):
+        alpha = alpha.item()
+    if not isinstance(alpha, Real) or not np.isfinite(float(alpha)):
+        raise InvalidInputError(f"`alpha` must be a number; got {alpha!r}.")
+    return Problem(
+        arrays,
+        quadratic(first, second, loss, symmetric),
+        first,
+        second,
+        arrays.weights("p", p, n),
+        arrays.weights("q", q, m),
+        linear,
+        float(alpha),
+    )
+
+
+def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
+    """Read a starting plan, the product plan by default.
+
+    One that is moved along lines must have the marginals of the problem to begin with.
+    """
+    p, q, called = problem.p, problem.q, problem.arrays.called
+    if abs(p.sum() - q.sum()) > 1e-6 * p.sum():
+        raise InvalidInputError(
+            f"`{called('p')}` and `{called('q')}` must have the same sum; got "
+            f"{p.sum():.6g} and {q.sum():.6g}. Use a partial or an unbalanced problem."
+        )
+    if start is None:
+        return product(p, q, float(p.sum()))
+    plan = problem.arrays.read("G0", start, (len(p), len(q)))
+    if not exact:
+        return plan
+    rtol, atol = (1e-7, _MARGINALS) if problem.arrays.dtype.itemsize == 8 else (1e-4, 1e-6)
+    met = (
+        np.allclose(sums, weights, rtol, atol)
+        for sums, weights in ((plan.sum(1), p), (plan.sum(0), q))
+    )
+    if not all(met):
+        raise InvalidInputError(
+            f"`{called('G0')}` must have the marginals `{called('p')}` and `{called('q')}`."
+        )
+    return plan
+
+
+def _slopes(problem: Problem, loss: str, plan: Array) -> tuple[Array, Array]:
+    """Differentiate the quadratic term at a fixed plan by the two tables."""
+    first, second = table_slopes(problem.C1, problem.C2, loss, plan, plan)
+    return problem.alpha * first, problem.alpha * second
+
+
+def value_of(
+    problem: Problem,
+    loss: str,
+    plan: Array,
+    value: float,
+    given: dict[str, Any],
+    potentials: tuple[Array, Array] | None = None,
+) -> Any:
+    """Hand out a value with its derivatives at a stationary plan by those inputs that need them.
+
+    Those by the weights are the dual potentials of the linear problem, up to a constant.
+    """
+    derivatives: list[tuple[Any, Any]] = []
+    if needs_gradients(*given.values()):
+        derivatives += zip((given["C1"], given["C2"]), _slopes(problem, loss, plan), strict=True)
+        if potentials is not None:
+            f, g = potentials
+            derivatives += [(given["p"], f - f.mean()), (given["q"], g - g.mean())]
+        if problem.M is not None:
+            by_alpha = problem.term.value(plan) - np.vdot(problem.M, plan)
+            derivatives += [(given["M"], (1 - problem.alpha) * plan), (given["alpha"], by_alpha)]
+    return problem.arrays.value(value, derivatives)
+
+
+def check_known(function: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Warn of keyword arguments that nothing here reads; POT takes any and is silent."""
+    for name in given:
+        if name not in known:
+            warn_user(
+                f"torchgw.pot.gromov.{function} does not read the argument {name!r}; further ones "
+                f"are {', '.join(known) or 'none'}.",
+                TorchGWWarning,
+            )
+
+
+def without_gradients(function: str, *given: Any) -> None:
+    """Refuse inputs that require gradients where the value would have none."""
+    if needs_gradients(*given):
+        raise UnsupportedError(
+            f"torchgw.pot.gromov.{function} does not differentiate its plan, as "
+            f"ot.gromov.{function} does by unrolling. Use "
+            "torchgw.solve(..., differentiable='implicit'), or detach the inputs."
+        )
+
+
+def needs_gradients(*given: Any) -> bool:
+    """Say whether any input, or any in a list of them, requires gradients."""
+    return any(isinstance(value, Tensor) and value.requires_grad for value in _flat(given))
+
+
+def _flat(given: Any) -> Iterator[Any]:
+    for value in given:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

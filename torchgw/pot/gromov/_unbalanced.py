@@ -1,0 +1,596 @@
+"""Unbalanced problems across spaces: FUGW and unbalanced co-optimal transport."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
+from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._quadratic import table_slopes, transform
+from torchgw.pot._unbalanced import (
+    Coupling,
+    Divergence,
+    Penalties,
+    Side,
+    Unbalanced,
+    across_spaces,
+    cost_of,
+    local_cost,
+    local_parameters,
+    slopes_of,
+    total_cost,
+)
+from torchgw.pot.gromov._read import check_known
+
+__all__ = [
+    "Across",
+    "fused_unbalanced_across_spaces_cost",
+    "fused_unbalanced_across_spaces_divergence",
+    "fused_unbalanced_gromov_wasserstein",
+    "fused_unbalanced_gromov_wasserstein2",
+    "pots_backend",
+    "unbalanced_co_optimal_transport",
+    "unbalanced_co_optimal_transport2",
+    "uot_cost_matrix",
+    "uot_parameters_and_measures",
+]
+
+_SOLVERS = ("sinkhorn", "sinkhorn_log", "mm", "lbfgsb")
+
+
+def fused_unbalanced_across_spaces_divergence(
+    X: Any,
+    Y: Any,
+    wx_samp: Any = None,
+    wx_feat: Any = None,
+    wy_samp: Any = None,
+    wy_feat: Any = None,
+    reg_marginals: Any = 10,
+    epsilon: Any = 0,
+    reg_type: str = "joint",
+    divergence: str = "kl",
+    unbalanced_solver: str = "sinkhorn",
+    alpha: Any = 0,
+    M_samp: Any = None,
+    M_feat: Any = None,
+    rescale_plan: bool = True,
+    init_pi: Any = None,
+    init_duals: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+    **kwargs_solver: Any,
+) -> Any:
+    """Find two plans, as ``ot.gromov.fused_unbalanced_across_spaces_divergence``.
+
+    With two entropies that differ each plan has its own; POT 0.9.7 gives both that of the features.
+
+    Returns
+    -------
+    pi_samp, pi_feat : arrays of shapes (n, m) and (d, d')
+    log : dict, only with ``log=True``
+        ``error`` of each turn, ``duals_sample``, ``duals_feature``, ``linear_cost``,
+        ``ucoot_cost``, and ``backend``, POT's if it is installed.
+    """
+    problem = Across(
+        "fused_unbalanced_across_spaces_divergence",
+        (X, Y),
+        (wx_samp, wx_feat, wy_samp, wy_feat),
+        reg_marginals,
+        epsilon,
+        reg_type,
+        divergence,
+        alpha,
+        (M_samp, M_feat),
+        kwargs_solver,
+    )
+    found = problem.solve(
+        unbalanced_solver,
+        rescale_plan,
+        init_pi,
+        init_duals,
+        (max_iter, tol, max_iter_ot, tol_ot, verbose),
+    )
+    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
+    return (*plans, problem.log(found)) if log else plans
+
+
+def unbalanced_co_optimal_transport(
+    X: Any,
+    Y: Any,
+    wx_samp: Any = None,
+    wx_feat: Any = None,
+    wy_samp: Any = None,
+    wy_feat: Any = None,
+    reg_marginals: Any = 10,
+    epsilon: Any = 0,
+    divergence: str = "kl",
+    unbalanced_solver: str = "mm",
+    alpha: Any = 0,
+    M_samp: Any = None,
+    M_feat: Any = None,
+    rescale_plan: bool = True,
+    init_pi: Any = None,
+    init_duals: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+    **kwargs_solve: Any,
+) -> Any:
+    """Align samples and features of two tables, as ``ot.gromov.unbalanced_co_optimal_transport``.
+
+    Returns
+    -------
+    pi_samp, pi_feat : arrays of shapes (n, m) and (d, d')
+    log : dict, only with ``log=True``
+        That of :func:`fused_unbalanced_across_spaces_divergence`.
+    """
+    return fused_unbalanced_across_spaces_divergence(
+        X,
+        Y,
+        wx_samp,
+        wx_feat,
+        wy_samp,
+        wy_feat,
+        reg_marginals,
+        epsilon,
+        "independent",
+        divergence,
+        unbalanced_solver,
+        alpha,
+        M_samp,
+        M_feat,
+        rescale_plan,
+        init_pi,
+        init_duals,
+        max_iter,
+        tol,
+        max_iter_ot,
+        tol_ot,
+        log,
+        verbose,
+        **kwargs_solve,
+    )
+
+
+def unbalanced_co_optimal_transport2(
+    X: Any,
+    Y: Any,
+    wx_samp: Any = None,
+    wx_feat: Any = None,
+    wy_samp: Any = None,
+    wy_feat: Any = None,
+    reg_marginals: Any = 10,
+    epsilon: Any = 0,
+    divergence: str = "kl",
+    unbalanced_solver: str = "sinkhorn",
+    alpha: Any = 0,
+    M_samp: Any = None,
+    M_feat: Any = None,
+    rescale_plan: bool = True,
+    init_pi: Any = None,
+    init_duals: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+    **kwargs_solve: Any,
+) -> Any:
+    """Compute the objective there, as ``ot.gromov.unbalanced_co_optimal_transport2``.
+
+    Returns
+    -------
+    ucoot : float, or tensor with gradients to tables and weights with KL penalties
+    log : dict, only with ``log=True``
+        That of :func:`fused_unbalanced_across_spaces_divergence`.
+    """
+    weights = (wx_samp, wx_feat, wy_samp, wy_feat)
+    problem = Across(
+        "unbalanced_co_optimal_transport2",
+        (X, Y),
+        weights,
+        reg_marginals,
+        epsilon,
+        "independent",
+        divergence,
+        alpha,
+        (M_samp, M_feat),
+        kwargs_solve,
+    )
+    stop = (max_iter, tol, max_iter_ot, tol_ot, verbose)
+    found = problem.solve(unbalanced_solver, rescale_plan, init_pi, init_duals, stop)
+    value = problem.value(found, (X, Y, *weights))
+    return (value, problem.log(found)) if log else value
+
+
+def fused_unbalanced_gromov_wasserstein(
+    Cx: Any,
+    Cy: Any,
+    wx: Any = None,
+    wy: Any = None,
+    reg_marginals: Any = 10,
+    epsilon: float = 0,
+    divergence: str = "kl",
+    unbalanced_solver: str = "mm",
+    alpha: float = 0,
+    M: Any = None,
+    init_duals: Any = None,
+    init_pi: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+    **kwargs_solve: Any,
+) -> Any:
+    """Align with penalised weights, as ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
+
+    Returns
+    -------
+    pi_samp, pi_feat : arrays of shape (n, m), equal up to the tolerance
+    log : dict, only with ``log=True``
+        ``error``, ``duals``, ``linear_cost``, ``fugw_cost`` and ``backend``.
+    """
+    problem, found = _fugw(
+        (Cx, Cy, wx, wy, M),
+        (reg_marginals, epsilon, divergence, alpha),
+        unbalanced_solver,
+        (init_pi, init_duals),
+        (max_iter, tol, max_iter_ot, tol_ot, verbose),
+        kwargs_solve,
+    )
+    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
+    return (*plans, _fugw_log(problem, found)) if log else plans
+
+
+def fused_unbalanced_gromov_wasserstein2(
+    Cx: Any,
+    Cy: Any,
+    wx: Any = None,
+    wy: Any = None,
+    reg_marginals: Any = 10,
+    epsilon: float = 0,
+    divergence: str = "kl",
+    unbalanced_solver: str = "mm",
+    alpha: float = 0,
+    M: Any = None,
+    init_duals: Any = None,
+    init_pi: Any = None,
+    max_iter: int = 100,
+    tol: float = 1e-7,
+    max_iter_ot: int = 500,
+    tol_ot: float = 1e-7,
+    log: bool = False,
+    verbose: bool = False,
+    **kwargs_solve: Any,
+) -> Any:
+    """Compute the objective there, as ``ot.gromov.fused_unbalanced_gromov_wasserstein2``.
+
+    Returns
+    -------
+    fugw : float, or tensor with gradients to Cx, Cy, M, wx and wy with KL penalties
+    log : dict, only with ``log=True``
+        That of :func:`fused_unbalanced_gromov_wasserstein`.
+    """
+    problem, found = _fugw(
+        (Cx, Cy, wx, wy, M),
+        (reg_marginals, epsilon, divergence, alpha),
+        unbalanced_solver,
+        (init_pi, init_duals),
+        (max_iter, tol, max_iter_ot, tol_ot, verbose),
+        kwargs_solve,
+    )
+    value = problem.value(found, (Cx, Cy, wx, wx, wy, wy), M=M)
+    return (value, _fugw_log(problem, found)) if log else value
+
+
+class Across:
+    """A problem of two plans, read and checked."""
+
+    def __init__(
+        self,
+        function: str,
+        tables: tuple[Any, Any],
+        weights: tuple[Any, Any, Any, Any],
+        reg_marginals: Any,
+        epsilon: Any,
+        reg_type: str,
+        divergence: str,
+        alpha: Any,
+        linear: tuple[Any, Any],
+        more: dict[str, Any],
+        names: dict[str, str] | None = None,
+        loss: str = "square_loss",
+    ) -> None:
+        check_known(function, more, ())
+        for name, value, known in (
+            ("reg_type", reg_type, ("joint", "independent")),
+            ("divergence", divergence, ("kl", "l2")),
+        ):
+            if value not in known:
+                raise UnsupportedError(f"`{name}` must be one of {known}; got {value!r}.")
+        self.arrays = Arrays(*tables, *weights, *linear, names=names)
+        self.X = self.arrays.read("X", tables[0])
+        self.Y = self.arrays.read("Y", tables[1])
+        self.loss, self.parts = loss, transform(self.X, self.Y, loss)
+        (n, d), (m, e) = self.X.shape, self.Y.shape
+        read = [
+            self.arrays.weights(name, value, size)
+            for name, value, size in zip(
+                ("wx_samp", "wx_feat", "wy_samp", "wy_feat"), weights, (n, d, m, e), strict=True
+            )
+        ]
+        self.alpha = _pair("alpha", alpha)
+        costs = []
+        for name, value, shape, share in zip(
+            ("M_samp", "M_feat"), linear, ((n, m), (d, e)), self.alpha, strict=True
+        ):
+            if value is None and share > 0:
+                warn_user(f"`{name}` is None, so its weight `alpha` has no effect.", TorchGWWarning)
+            costs.append(None if value is None else share * self.arrays.read(name, value, shape))
+        self.samples = Side(read[0], read[2], costs[0])
+        self.features = Side(read[1], read[3], costs[1])
+        self.penalties = Penalties(
+            *_pair("reg_marginals", reg_marginals),
+            *_pair("epsilon", epsilon),
+            cast(Divergence, divergence),
+            cast(Coupling, reg_type),
+        )
+
+    def solve(
+        self,
+        solver: str,
+        rescale: bool,
+        starts: Any,
+        duals: Any,
+        stop: tuple[int, float, int, float, bool],
+    ) -> Unbalanced:
+        """Run the turns."""
+        if solver not in _SOLVERS:
+            raise UnsupportedError(f"`unbalanced_solver` must be one of {_SOLVERS}; got {solver!r}")
+        epsilons = self.penalties.epsilon_samples, self.penalties.epsilon_features
+        if solver.startswith("sinkhorn") and 0 in epsilons:
+            warn_user("Sinkhorn's iterations need `epsilon` > 0; 'mm' is used.", TorchGWWarning)
+            solver = "mm"
+        max_iter, tol, inner_max_iter, inner_tol, verbose = stop
+        plans = starts if starts is not None else (None, None)
+        sides = self.samples, self.features
+        first, second = (
+            side.reference
+            if plan is None
+            else self.arrays.read("init_pi", plan, side.reference.shape)
+            for plan, side in zip(plans, sides, strict=True)
+        )
+        of_samples, of_features = duals if duals is not None else (None, None)
+        return across_spaces(
+            self.parts,
+            *sides,
+            self.penalties,
+            (first, second),
+            (self._duals(of_samples), self._duals(of_features)),
+            solver=solver,
+            rescale=rescale,
+            max_iter=max_iter,
+            tol=tol,
+            inner_max_iter=inner_max_iter,
+            inner_tol=inner_tol,
+            verbose=verbose,
+        )
+
+    def _duals(self, given: Any) -> tuple[Array, Array] | None:
+        if given is None or given[0] is None:
+            return None
+        return self.arrays.read("init_duals", given[0]), self.arrays.read("init_duals", given[1])
+
+    def objective(self, found: Unbalanced) -> tuple[float, float]:
+        """Compute the quadratic term and the objective."""
+        quadratic = cost_of(self.parts, found.samples, found.features)
+        sides = self.samples, self.features
+        whole = total_cost(quadratic, *sides, found.samples, found.features, self.penalties)
+        return quadratic, whole
+
+    def value(self, found: Unbalanced, given: tuple[Any, ...], M: Any = None) -> Any:
+        """Hand out the objective with its derivatives."""
+        _, whole = self.objective(found)
+        if not any(isinstance(part, Tensor) and part.requires_grad for part in (*given, M)):
+            return self.arrays.give(whole)
+        if self.penalties.divergence != "kl":
+            raise UnsupportedError(
+                "Gradients of values with L2 penalties are not implemented; detach the inputs, or "
+                "use divergence='kl'."
+            )
+        plans = found.samples, found.features
+        samples_x, samples_y, features_x, features_y = slopes_of(
+            self.samples, self.features, *plans, self.penalties
+        )
+        by_tables = table_slopes(self.X, self.Y, self.loss, *plans)
+        x, y, wx_samp, wx_feat, wy_samp, wy_feat = given
+        pairs = list(zip((x, y), by_tables, strict=True))
+        pairs += [(wx_samp, samples_x), (wy_samp, samples_y)]
+        pairs += [(wx_feat, features_x), (wy_feat, features_y)]
+        if M is not None:
+            pairs += [(M, self.alpha[0] * plans[0] + self.alpha[1] * plans[1])]
+        return self.arrays.value(whole, pairs)
+
+    def log(self, found: Unbalanced) -> dict[str, Any]:
+        """Collect what POT puts into its log."""
+        quadratic, whole = self.objective(found)
+        give = self.arrays.give
+        return {
+            "error": [give(error) for error in found.errors],
+            "duals_sample": _given(give, found.duals_samples),
+            "duals_feature": _given(give, found.duals_features),
+            "linear_cost": give(quadratic),
+            "ucoot_cost": give(whole),
+            "backend": pots_backend(give(self.X)),
+        }
+
+
+def pots_backend(like: Any) -> Any:
+    """Find POT's own description of a kind of arrays, if POT is installed."""
+    try:
+        from ot.backend import get_backend
+    except ImportError:
+        return None
+    return get_backend(like)
+
+
+def _given(give: Any, duals: tuple[Array, Array] | None) -> Any:
+    return None if duals is None else (give(duals[0]), give(duals[1]))
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    """Read a number, or one for each side."""
+    both = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) == 1:
+        both = (both[0], both[0])
+    numbers = [float(part) for part in both]
+    if len(numbers) != 2 or not all(number >= 0 for number in numbers):
+        raise InvalidInputError(
+            f"`{name}` must be a nonnegative number, or a pair of them; got {value!r}."
+        )
+    return numbers[0], numbers[1]
+
+
+def _fugw(
+    given: tuple[Any, ...],
+    weights: tuple[Any, float, str, float],
+    solver: str,
+    starts: tuple[Any, Any],
+    stop: tuple[int, float, int, float, bool],
+    more: dict[str, Any],
+) -> tuple[Across, Unbalanced]:
+    Cx, Cy, wx, wy, M = given
+    reg_marginals, epsilon, divergence, alpha = weights
+    problem = Across(
+        "fused_unbalanced_gromov_wasserstein",
+        (Cx, Cy),
+        (wx, wx, wy, wy),
+        reg_marginals,
+        epsilon,
+        "joint",
+        divergence,
+        (alpha / 2, alpha / 2),
+        (M, M),
+        more,
+    )
+    plan, duals = starts
+    return problem, problem.solve(solver, True, (plan, plan), (duals, duals), stop)
+
+
+def _fugw_log(problem: Across, found: Unbalanced) -> dict[str, Any]:
+    log = problem.log(found)
+    return {
+        "error": log["error"],
+        "duals": log["duals_sample"],
+        "linear_cost": log["linear_cost"],
+        "fugw_cost": log["ucoot_cost"],
+        "backend": log["backend"],
+    }
+
+
+def fused_unbalanced_across_spaces_cost(
+    M_linear: Any,
+    data: Any,
+    tuple_pxy_samp: Any,
+    tuple_pxy_feat: Any,
+    pi_samp: Any,
+    pi_feat: Any,
+    hyperparams: Any,
+    divergence: str,
+    reg_type: str,
+    nx: Any,
+) -> tuple[Any, Any]:
+    """Compute the objective, as ``ot.gromov.fused_unbalanced_across_spaces_cost``.
+
+    Returns
+    -------
+    linear_cost, ucoot_cost : float, float
+    """
+    _, _, X, Y = data
+    arrays = Arrays(X, Y, pi_samp, pi_feat)
+    tables = arrays.read("X", X), arrays.read("Y", Y)
+    plans = arrays.read("pi_samp", pi_samp), arrays.read("pi_feat", pi_feat)
+    sides = [
+        Side(
+            arrays.read("weights", weights[0]),
+            arrays.read("weights", weights[1]),
+            None if linear is None else arrays.read("M_linear", linear),
+        )
+        for weights, linear in zip((tuple_pxy_samp, tuple_pxy_feat), M_linear, strict=True)
+    ]
+    rho_x, rho_y, of_samples, of_features = map(float, hyperparams)
+    penalties = Penalties(
+        rho_x,
+        rho_y,
+        of_samples,
+        of_features,
+        cast(Divergence, divergence),
+        cast(Coupling, reg_type),
+    )
+    quadratic = cost_of(transform(*tables, "square_loss"), *plans)
+    whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
+    return arrays.give(quadratic), arrays.give(whole)
+
+
+def uot_cost_matrix(
+    data: Any,
+    pi: Any,
+    tuple_p: Any,
+    hyperparams: Any,
+    divergence: str,
+    reg_type: str,
+    nx: Any = None,
+) -> Any:
+    """Compute the cost of one plan at the other, as ``ot.gromov.uot_cost_matrix``."""
+    _, _, X, Y, M = data
+    arrays = Arrays(X, Y, pi)
+    rho_x, rho_y, epsilon = map(float, hyperparams)
+    penalties = Penalties(
+        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
+    )
+    side = Side(arrays.read("a", tuple_p[0]), arrays.read("b", tuple_p[1]), None)
+    linear = None if M is None else arrays.read("M", M)
+    tables = arrays.read("X", X), arrays.read("Y", Y)
+    return arrays.give(
+        local_cost(
+            transform(*tables, "square_loss"),
+            arrays.read("pi", pi),
+            side,
+            linear,
+            penalties,
+            epsilon,
+        )
+    )
+
+
+def uot_parameters_and_measures(
+    pi: Any, tuple_weights: Any, hyperparams: Any, reg_type: str, divergence: str, nx: Any
+) -> tuple[Any, Any, Any]:
+    """Compute weights and penalties, as ``ot.gromov.uot_parameters_and_measures``.
+
+    Returns
+    -------
+    weights : tuple of arrays, shapes (n,), (m,) and (n, m)
+    reg_marginals : tuple of float
+    epsilon : float
+    """
+    arrays = Arrays(pi, *tuple_weights)
+    rho_x, rho_y, epsilon = map(float, hyperparams)
+    penalties = Penalties(
+        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
+    )
+    side = Side(arrays.read("wx", tuple_weights[0]), arrays.read("wy", tuple_weights[1]), None)
+    weights, rho, own = local_parameters(arrays.read("pi", pi), side, penalties, epsilon)
+    return tuple(map(arrays.give, weights)), tuple(map(arrays.give, rho)), arrays.give(own)
