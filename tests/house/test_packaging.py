@@ -54,7 +54,13 @@ RANKS = {
 # A required name at the top that belongs to a room.
 LODGERS = {"_triton_sinkhorn": "_sinkhorn"}
 # Where Triton is imported: kernels, and what launches them over kept tiles.
-TRITON = ("_sinkhorn.kernels.*", "_sinkhorn.tiles.triton", "distances.*_triton", "_triton_sinkhorn")
+TRITON = (
+    "_sinkhorn.kernels.*",
+    "_sinkhorn.tiles.triton",
+    "_batch.*_triton",
+    "distances.*_triton",
+    "_triton_sinkhorn",
+)
 
 
 def module_name(path: Path) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+from torchgw._batch.warm import Warm, may_begin
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
 
@@ -28,6 +29,8 @@ _AUTO_EPSILON = 0.0025
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L370]
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
+# Entries of the plans that begin in Triton together. [L376]
+_ROUGH_ENTRIES = 2**28
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L370] [L374]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L370]
@@ -157,78 +160,120 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
     counts = torch.zeros(3, count, dtype=torch.int64, device=device)
     if not count:
         return Solved(*numbers, *counts)
-    width = max(_FEWEST, min(count, _POOL_ENTRIES[device.type] // (n * m)))
+
+    def store(found: _Found, out: Ended) -> None:
+        numbers[:, out.number], counts[:, out.number] = found.numbers, found.counts
+        if keep is not None:
+            keep(out)
+
     queue = torch.arange(count, device=device)
-    pool = _enter(problems, queue[:width])
+    if not may_begin(problems.shape, device, chosen=problems.begin is not None):
+        _run_queue(problems, rules, queue, None, store)
+        return Solved(*numbers, *counts)
+    for chunk in queue.split(max(1, _ROUGH_ENTRIES // (n * m))):
+        _run_queue(problems, rules, chunk, _begin_roughly(problems, chunk), store)
+    return Solved(*numbers, *counts)
+
+
+def _run_queue(
+    problems: Packed,
+    rules: Rules,
+    queue: Tensor,
+    warm: Warm | None,
+    store: Callable[[_Found, Ended], None],
+) -> None:
+    """Solve the problems of a queue, consecutive numbers, from where they stand."""
+    (n, m), origin = problems.shape, int(queue[0])
+    width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
+
+    def enter(chosen: Tensor) -> _Pool:
+        return _enter(problems, chosen, None if warm is None else warm.at(chosen - origin))
+
+    pool = enter(queue[:width])
     if len(pool.number) < _FEWEST:
         # a twin, whose numbers nobody reads
-        pool = _enter(problems, queue[:1].expand(_FEWEST))
+        pool = enter(queue[:1].expand(_FEWEST))
         pool.number[1:] = -1
     queue = queue[width:]
     while True:
-        due = _tick(pool, rules)
-        places = due.nonzero()[:, 0]
-        if len(places):
-            ended = _advance(problems, pool, places, rules)
-            if ended is not None:
-                found, out = ended
-                numbers[:, out.number], counts[:, out.number] = found.numbers, found.counts
-                if keep is not None:
-                    keep(out)
+        places = _tick(pool).nonzero()[:, 0]
+        ended = _advance(pool, places, rules) if len(places) else None
+        if ended is not None:
+            store(*ended)
         idle = (pool.number < 0).nonzero()[:, 0]
         if len(queue) and len(idle) >= _IDLE * width:
             new, queue = queue[: len(idle)], queue[len(idle) :]
-            pool.put(idle[: len(new)], _enter(problems, new))
+            pool.put(idle[: len(new)], enter(new))
         elif not len(queue):
             busy = (pool.number >= 0).nonzero()[:, 0]
             if not len(busy):
-                return Solved(*numbers, *counts)
+                return
             if len(pool.number) > _FEWEST and len(busy) <= (1 - 4 * _IDLE) * len(pool.number):
                 missing = max(0, _FEWEST - len(busy))
                 pool.cut(torch.cat([busy, busy[:1].expand(missing)]))
                 pool.number[len(busy) :] = -1
 
 
-def _enter(problems: Packed, numbers: Tensor) -> _Pool:
-    """Begin some problems: linearise at a x b, or as told."""
+def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Compute (1 - alpha) M of some problems, and their epsilons: the target and the first."""
+    linear = None
+    if problems.linear is not None:
+        share = 1 - problems.alpha[numbers]
+        linear = share[:, None, None] * problems.linear(numbers)
+    scale = natural_scale(problems, numbers, linear)
+    target = problems.epsilon[numbers]
+    target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
+    return linear, target, (problems.first[numbers] * scale).maximum(target)
+
+
+def _begin_roughly(problems: Packed, numbers: Tensor) -> Warm:
+    """Make the first iterations of some problems in Triton."""
+    from torchgw._batch.rough_triton import rough
+
+    linear, target, first = _units(problems, numbers)
+    return rough(problems, numbers, linear, target, first, _noise(problems.shape, problems.device))
+
+
+def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
+    """Begin some problems: linearise at a x b, or as told, or at the plans that they have."""
     i, j = problems.i[numbers], problems.j[numbers]
     x, y = problems.x.tables[i], problems.y.tables[j]
     a, b = problems.x.weights[i], problems.y.weights[j]
-    alpha, target = problems.alpha[numbers], problems.epsilon[numbers]
-    linear = None
-    if problems.linear is not None:
-        linear = (1 - alpha)[:, None, None] * problems.linear(numbers)
-    point = a[:, :, None] * b[:, None, :]
-    scale = natural_scale(problems, numbers, linear)
-    target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
-    cost = _cross(x, y, _perturbed(point)).mul_(-4 * alpha[:, None, None])
+    alpha = problems.alpha[numbers]
+    linear, target, epsilon = _units(problems, numbers)
+    zero, whole = torch.zeros_like(alpha), torch.zeros_like(i)
+    g, done = torch.zeros_like(b), whole
+    if warm is None:
+        point = a[:, :, None] * b[:, None, :]
+        cost = _cross(x, y, point * _noise(problems.shape, problems.device))
+    else:
+        point, g, done, epsilon = warm.plan.double(), warm.g.double(), warm.done, target
+        cost = _cross(x, y, point)
+    cost.mul_(-4 * alpha[:, None, None])
     if problems.begin is not None:
         given, chosen = problems.begin(numbers)
         cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
     if linear is not None:
         cost += linear
-    zero, whole = torch.zeros_like(alpha), torch.zeros_like(i)
-    epsilon = (problems.first[numbers] * scale).maximum(target)
-    g = torch.zeros_like(b)
     return _Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
         x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=row_shift(cost, b, g), g=g,
-        alpha=alpha, target=target,
-        epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE, budget=whole + _BUDGET,
-        spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1, restarts=whole.clone(),
-        last_error=zero + math.inf, stuck=whole.clone(), done=whole.clone(), inner=whole.clone(),
-        settling=whole - 1, linear=linear, descent=Descent(len(numbers), alpha),
+        alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
+        budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
+        restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
+        done=done.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
+        descent=Descent(len(numbers), alpha),
     )  # fmt: skip
 
 
-def _perturbed(plan: Tensor) -> Tensor:
-    """Multiply plans (k, n, m) by noise that depends on the place of an entry alone.
+def _noise(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Make factors next to one, (n, m), which depend on the place of an entry alone.
 
     The product plan of two spaces whose points all look alike is a saddle point.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    noise = torch.randn(plan.shape[1:], dtype=plan.dtype, generator=generator)
-    return plan * (1 + _START_NOISE * noise.to(plan.device))
+    noise = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return (1 + _START_NOISE * noise).to(device)
 
 
 def _cross(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
@@ -238,7 +283,7 @@ def _cross(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
     return torch.bmm(torch.bmm(x, plan), y)
 
 
-def _tick(pool: _Pool, rules: Rules) -> Tensor:
+def _tick(pool: _Pool) -> Tensor:
     """Iterate all problems; tell whose linear problems are done, (A,) bool."""
     made = sweep(
         pool.cost,
@@ -265,9 +310,7 @@ class _Found(NamedTuple):
     counts: Tensor  # (3, k) int64
 
 
-def _advance(
-    problems: Packed, pool: _Pool, places: Tensor, rules: Rules
-) -> tuple[_Found, Ended] | None:
+def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] | None:
     """Linearise some problems again; return those that have ended, with their plans."""
     x, y, plan = pool.x[places], pool.y[places], pool.plan[places]
     alpha, target, epsilon = pool.alpha[places], pool.target[places], pool.epsilon[places]
