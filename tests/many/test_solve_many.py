@@ -108,6 +108,39 @@ def test_stacks_are_lists_and_padding_is_not_read():
     listed = torchgw.solve_many(XS, YS, a=A, b=B, epsilon=0.02)
     torch.testing.assert_close(stacked.value, listed.value, rtol=1e-6, atol=0)
     assert stacked.shapes.tolist() == [list(size) for size in SIZES]
+    # the same numbers give the same bits, however they come
+    uniform = torchgw.solve_batch(stack, other, sizes_x=rows, sizes_y=columns, epsilon=0.05)
+    tables = [stack[k, :n, :n] for k, (n, _) in enumerate(SIZES)]
+    others = [other[k, :m, :m] for k, (_, m) in enumerate(SIZES)]
+    again = torchgw.solve_many(D_X=tables, D_Y=others, epsilon=0.05)
+    assert torch.equal(again.value, uniform.value)
+    assert all(map(torch.equal, again.plans(), uniform.plans()))
+
+
+def test_stacks_of_fused_problems_and_their_gradients():
+    rng = np.random.default_rng(4)
+    points = torch.from_numpy(rng.normal(size=(3, 18, 2)))
+    x, y = torch.cdist(points, points), torch.cdist(points[:, :12], points[:, :12])
+    cost = torch.from_numpy(rng.uniform(size=(3, 18, 12)))
+    rows, columns = [18, 9, 17], [7, 12, 12]
+    stacked = torchgw.solve_batch(
+        x, y, cost.requires_grad_(), sizes_x=rows, sizes_y=columns, alpha=0.4, epsilon=0.1,
+        scale="max", differentiable=False,
+    )  # fmt: skip
+    for k, (n, m) in enumerate(zip(rows, columns, strict=True)):
+        one = torchgw.solve(
+            D_X=x[k, :n, :n], D_Y=y[k, :m, :m], M=cost[k, :n, :m].detach(), alpha=0.4, epsilon=0.1,
+            scale="max", n_init=1, random_state=0,
+        )  # fmt: skip
+        assert float(stacked.objective[k]) == pytest.approx(one.report.objective, rel=1e-5)
+    batch = torchgw.solve_batch(
+        x, y, cost, sizes_x=rows, sizes_y=columns, alpha=0.4, epsilon=0.1, differentiable=True
+    )
+    batch.loss.sum().backward()
+    for k, (n, m) in enumerate(zip(rows, columns, strict=True)):
+        # the derivative by M is the share of the plan, and nothing in the padding
+        torch.testing.assert_close(cost.grad[k, :n, :m], 0.6 * batch.plan(k))
+        assert float(cost.grad[k].sum()) == pytest.approx(0.6, rel=1e-5)
 
 
 def test_kinds_of_spaces():

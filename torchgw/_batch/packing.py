@@ -13,7 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST", "Packed", "Stack", "natural_scale", "pack", "padded_size"]
+__all__ = [
+    "LARGEST",
+    "Packed",
+    "Stack",
+    "make_stack",
+    "natural_scale",
+    "pack",
+    "padded_size",
+    "repad",
+]
 
 # Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L370]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -72,16 +81,29 @@ def padded_size(n: int) -> int:
 
 def pack(tables: Sequence[Tensor], weights: Sequence[Tensor]) -> Stack:
     """Pack spaces, (n, n) and (n,), all of one padded size."""
-    sizes = [len(table) for table in tables]
-    size = padded_size(sizes[0])
+    counts = torch.tensor([len(table) for table in tables], device=tables[0].device)
+    size = padded_size(len(tables[0]))
     stacked = tables[0].new_zeros(len(tables), size, size, dtype=torch.float64)
     masses = stacked.new_zeros(len(tables), size)
     for place, (table, weight) in enumerate(zip(tables, weights, strict=True)):
         n = len(table)
         stacked[place, :n, :n] = table
         masses[place, :n] = weight
-    counts = torch.tensor(sizes, device=stacked.device)
-    return Stack(stacked, masses, counts, _spreads(stacked, masses, counts))
+    return make_stack(stacked, masses, counts)
+
+
+def make_stack(tables: Tensor, weights: Tensor, sizes: Tensor) -> Stack:
+    """Make a stack of padded spaces (S, n, n), (S, n), of which the first points (S,) are used."""
+    return Stack(tables, weights, sizes, _spreads(tables, weights, sizes))
+
+
+def repad(tables: Tensor, size: int, sizes: Tensor) -> Tensor:
+    """Copy the used part of tables (S, n, ...), padded by zeros to another size along axis 1."""
+    least = min(size, tables.shape[1])
+    inside = _inside(least, sizes).view(len(tables), least, *[1] * (tables.ndim - 2))
+    copied = tables.new_zeros(len(tables), size, *tables.shape[2:])
+    copied[:, :least] = torch.where(inside, tables[:, :least], 0.0)
+    return copied
 
 
 def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.engine import Rules
-from torchgw._boundary.arrays import check_linear_cost, resolve_device, to_tensor
+from torchgw._boundary.arrays import (
+    check_finite,
+    check_linear_cost,
+    check_magnitude,
+    resolve_device,
+    to_tensor,
+)
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import (
     ConvergenceWarning,
@@ -43,6 +49,11 @@ __all__ = [
     "warn_of_failures",
     "weights_of_terms",
 ]
+
+
+# Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
+# [L370]
+_SYMMETRY, _MASS = 1e-5, 1e-4
 
 
 @reject_unknown
@@ -260,39 +271,117 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    stacks = {"D_X": to_tensor("D_X", D_X), "D_Y": to_tensor("D_Y", D_Y)}
-    for name, stack in stacks.items():
-        if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
-            raise InvalidInputError(
-                f"`{name}` must be a stack of square matrices, (B, n, n); got "
-                f"{tuple(stack.shape)}. Lists of matrices are for torchgw.solve_many."
-            )
-    x, y = stacks.values()
+    refuse_relaxed(unbalanced, mass)
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    check_choice("scale", scale, ("auto", "max", "mean"), none=True)
+    if differentiable:
+        scale = _check_differentiable(epsilon, scale, None)
+    where = resolve_device(device, D_X, D_Y)
+    x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)
+    y, columns = _stack("D_Y", D_Y, "sizes_y", sizes_y, where)
     count = len(x)
     if len(y) != count:
         raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
-    rows = _sizes("sizes_x", sizes_x, count, x.shape[1])
-    columns = _sizes("sizes_y", sizes_y, count, y.shape[1])
     costs = None
     if M is not None:
-        stack = to_tensor("M", M)
-        if tuple(stack.shape) != (count, x.shape[1], y.shape[1]):
+        costs = to_tensor("M", M).detach().to(where, torch.float64)
+        if tuple(costs.shape) != (count, x.shape[1], y.shape[1]):
             raise InvalidInputError(
-                f"`M` must have shape {(count, x.shape[1], y.shape[1])}; got {tuple(stack.shape)}."
+                f"`M` must have shape {(count, x.shape[1], y.shape[1])}; got {tuple(costs.shape)}."
             )
-        costs = [part[:n, :m] for part, n, m in zip(stack, rows, columns, strict=True)]
-    weights = [
-        None if given is None else [part[:n] for part, n in zip(given, sizes, strict=True)]
-        for given, sizes in ((_stacked("a", a, count), rows), (_stacked("b", b, count), columns))
-    ]
-    return solve_many(
-        D_X=[table[:n, :n] for table, n in zip(x, rows, strict=True)],
-        D_Y=[table[:n, :n] for table, n in zip(y, columns, strict=True)],
-        M=costs, a=weights[0], b=weights[1], alpha=alpha, scale=scale, epsilon=epsilon,
-        n_init=n_init, max_iter=max_iter, tol=tol, objective_tol=objective_tol,
-        inner_max_iter=inner_max_iter, inner_tol=inner_tol, unbalanced=unbalanced, mass=mass,
-        plans=plans, differentiable=differentiable, device=device,
-    )  # fmt: skip
+        inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
+        costs = torch.where(inside, costs, 0.0)
+        check_finite("M", costs)
+        check_magnitude("M", costs, smallest=0.0)
+    masses = _masses("a", a, rows, x), _masses("b", b, columns, y)
+    if scale in ("max", "mean"):
+        x, y = (
+            _scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
+        )
+    asked = Questions(
+        Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
+        range(count),
+        range(count, 2 * count),
+        weights_of_terms(alpha, count, fused=costs is not None),
+        _epsilons(epsilon, count),
+        costs,
+        n_init=n_init,
+        rules=rules,
+    )
+    result, kept = _solve(asked, where, plans=plans or differentiable)
+    if not differentiable:
+        return result
+    sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
+    inputs: dict[str, Any] = {
+        "X": (True, [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]),
+        "Y": (True, [torch.as_tensor(D_Y[k])[:m, :m] for k, (_, m) in enumerate(sizes)]),
+        "M": None if M is None else [M[k][:n, :m] for k, (n, m) in enumerate(sizes)],
+        "a": None if a is None else [a[k][:n] for k, (n, _) in enumerate(sizes)],
+        "b": None if b is None else [b[k][:m] for k, (_, m) in enumerate(sizes)],
+    }
+    loss = attach_losses(asked, kept, result.objective, inputs, None)
+    return replace(result, loss=loss, entries=result.entries if plans else None)
+
+
+def _used(sizes: Tensor, most: int) -> Tensor:
+    """Tell which places of a padded stack are points, (B, most)."""
+    return torch.arange(most, device=sizes.device) < sizes[:, None]
+
+
+def _stack(
+    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
+    stack = to_tensor(name, value).detach()
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
+        raise InvalidInputError(
+            f"`{name}` must be a stack of square matrices, (B, n, n); got {tuple(stack.shape)}. "
+            "Lists of matrices are for torchgw.solve_many."
+        )
+    count, most = stack.shape[:2]
+    used = torch.tensor(_sizes(sizes_name, sizes, count, most), dtype=torch.int64, device=device)
+    inside = _used(used, most)
+    stack = stack.to(device, torch.float64)
+    stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
+    check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
+    largest = check_magnitude(name, stack)
+    if count and float((stack - stack.mT).abs().max()) > _SYMMETRY * largest:
+        raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
+    if count and float(stack.min()) < 0:
+        raise InvalidInputError(f"`{name}` must be non-negative.")
+    return stack, used
+
+
+def _masses(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
+    """Read weights (B, n), each row of sum one, zero beyond the points in use."""
+    inside = _used(sizes, like.shape[1])
+    if value is None:
+        return inside.to(like) / sizes[:, None]
+    weights = to_tensor(name, value).detach().to(like)
+    if weights.shape != inside.shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape {tuple(inside.shape)}; got {tuple(weights.shape)}."
+        )
+    weights = torch.where(inside, weights, 0.0)
+    check_finite(name, weights)
+    total = weights.sum(1, keepdim=True)
+    off = float((total - 1).abs().max()) if len(total) else 0.0
+    if off > _MASS or bool((weights < 0).any()):
+        raise InvalidInputError(
+            f"`{name}` must have non-negative rows of sum 1; sums are off by up to {off:.3g}."
+        )
+    return weights / total
+
+
+def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
+    """Divide each matrix by its largest or its mean distance among points of positive weight."""
+    used = (weights > 0).to(stack)
+    if scale == "max":
+        size = (stack * used[:, :, None] * used[:, None, :]).amax((1, 2))
+    else:
+        share = used / used.sum(1, keepdim=True)
+        size = ((stack * share[:, None, :]).sum(2) * share).sum(1)
+    return stack / torch.where(size > 0, size, 1.0)[:, None, None]
 
 
 def refuse_relaxed(unbalanced: Any, mass: Any) -> None:
@@ -396,15 +485,6 @@ def _sizes(name: str, sizes: Any, count: int, most: int) -> list[int]:
             f"`{name}` must be {count} integers between 1 and {most}; got {str(found)[:60]}."
         )
     return found
-
-
-def _stacked(name: str, value: Any, count: int) -> Tensor | None:
-    if value is None:
-        return None
-    stack = to_tensor(name, value)
-    if stack.ndim != 2 or len(stack) != count:
-        raise InvalidInputError(f"`{name}` must have {count} rows; got {tuple(stack.shape)}.")
-    return stack
 
 
 def _check_differentiable(

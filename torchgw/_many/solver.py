@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
-from torchgw._batch.packing import LARGEST, Packed, Stack, pack, padded_size
+from torchgw._batch.packing import LARGEST, Packed, Stack, make_stack, pack, padded_size, repad
 from torchgw._errors import ConvergenceWarning
 from torchgw._many.spaces import Space
 from torchgw._search.starts import GUESS_EPSILON, distance_quantiles
@@ -66,7 +66,7 @@ class Shelves:
     """Spaces packed by size, and what starts of their problems are made from."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
-        self.spaces = spaces
+        self.spaces: Sequence[Space] = spaces
         self.sizes = [len(space.table) for space in spaces]
         self.padded = [padded_size(n) if n <= LARGEST else 0 for n in self.sizes]
         self.place = [0] * len(spaces)
@@ -84,6 +84,32 @@ class Shelves:
             if features[0] is not None:
                 self.features[size] = _padded(features, size)
 
+    @classmethod
+    def stacked(cls, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Shelves:
+        """Shelve padded stacks, each (S, n, n), (S, n) and the points used (S,), one after another.
+
+        Nothing is done space by space.
+        """
+        shelves = cls(())
+        shelves.spaces = _Slices(sides)
+        shelves.sizes = [n for _, _, sizes in sides for n in sizes.tolist()]
+        shelves.padded = [padded_size(n) if n <= LARGEST else 0 for n in shelves.sizes]
+        shelves.place = [0] * len(shelves.sizes)
+        for size in sorted(set(shelves.padded) - {0}):
+            parts, place, origin = [], 0, 0
+            for tables, weights, sizes in sides:
+                mine = [k for k in range(len(tables)) if shelves.padded[origin + k] == size]
+                for k in mine:
+                    shelves.place[origin + k] = place
+                    place += 1
+                origin += len(tables)
+                index = torch.tensor(mine, dtype=torch.int64, device=tables.device)
+                used = sizes[index]
+                rows = repad(tables[index], size, used).mT
+                parts.append((repad(rows, size, used), repad(weights[index], size, used), used))
+            shelves.stacks[size] = make_stack(*map(torch.cat, zip(*parts, strict=True)))
+        return shelves
+
     def signatures(self, size: int) -> Tensor:
         """Compute quantiles of the distances of each point, (S, n, q)."""
         if size not in self._signatures:
@@ -94,6 +120,24 @@ class Shelves:
             ]
             self._signatures[size] = _padded(found, size)
         return self._signatures[size]
+
+
+class _Slices(Sequence[Space]):
+    """Spaces of stacks, cut out when they are asked for."""
+
+    def __init__(self, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        self._sides = sides
+
+    def __len__(self) -> int:
+        return sum(len(tables) for tables, _, _ in self._sides)
+
+    def __getitem__(self, place: Any) -> Any:
+        for tables, weights, sizes in self._sides:
+            if place < len(tables):
+                n = int(sizes[place])
+                return Space(tables[place, :n, :n], weights[place, :n])
+            place -= len(tables)
+        raise IndexError(place)
 
 
 def _padded(parts: Sequence[Any], size: int) -> Tensor:
@@ -113,7 +157,8 @@ class Questions:
     j: Sequence[int]
     alpha: Sequence[float]
     epsilon: Sequence[float]  # NaN for "auto"
-    tables: Sequence[Tensor] | None = None  # M of each problem, (n, m) float64
+    # M of each problem, (n, m) float64; of a stack the parts in use
+    tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int = 1
     rules: Rules = field(default_factory=Rules)
@@ -126,6 +171,8 @@ class Questions:
         """Make the arguments of one problem for :func:`torchgw.solve`."""
         source, target = (self.shelves.spaces[side[number]] for side in (self.i, self.j))
         linear = None if self.tables is None else self.tables[number]
+        if linear is not None:
+            linear = linear[: len(source.table), : len(target.table)]
         if source.features is not None and target.features is not None:
             linear = self.feature_costs(source.features, target.features)
         tables = {
@@ -182,6 +229,17 @@ def _solve_group(
 
     def table_costs(entries: Tensor) -> Tensor:
         assert asked.tables is not None
+        if isinstance(asked.tables, Tensor):
+            chosen = torch.tensor(numbers, device=device)[entries // starts]
+            taken, swapped = asked.tables[chosen], torch.tensor(turned, device=device)
+            swapped = swapped[entries // starts]
+            cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
+            used = stacks[0].sizes[i[entries]], stacks[1].sizes[j[entries]]
+            for way, part in ((False, taken), (True, taken.mT)):
+                here = (swapped == way).nonzero()[:, 0]
+                rows = repad(part[here], sizes[0], used[0][here]).mT
+                cost[here] = repad(rows, sizes[1], used[1][here]).mT
+            return cost
         cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
         for place, entry in enumerate((entries // starts).tolist()):
             table = asked.tables[numbers[entry]]
