@@ -23,41 +23,41 @@ from torchgw._batch.warm import Warm, may_begin
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
 
-# epsilon="auto" as a share of the natural scale. [L370]
+# epsilon="auto" as a share of the natural scale. [L391]
 _AUTO_EPSILON = 0.0025
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
-# what keeps a GPU busy. [L370]
+# what keeps a GPU busy. [L391]
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
-# Entries of the plans that begin in Triton together. [L376]
+# Entries of the plans that begin in Triton together. [L397]
 _ROUGH_ENTRIES = 2**28
-# Problems of a pool at least: a product of matrices with a single one has other bits. [L370] [L374]
+# Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
-# Share of a pool that stands empty before it is filled again, or cut down. [L370]
+# Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
-# Decay of epsilon per outer iteration, as in a single solve. [L370]
+# Decay of epsilon per outer iteration, as in a single solve. [L391]
 _DECAY = 0.6
 # Column error at which a linear problem ends while epsilon falls, the share of ``tol`` that it has
-# to reach then, and the error up to which a plan has its marginals. [L370]
+# to reach then, and the error up to which a plan has its marginals. [L391]
 _ANNEALING_TOLERANCE = 1e-2
 _INNER_SHARE = 0.1
 _MET = 3e-3
-# Sinkhorn iterations of the first linear problems. [L370]
+# Sinkhorn iterations of the first linear problems. [L391]
 _BUDGET = 48
-# What a linear problem at the target takes over of the excess of the last one's relaxation. [L371]
+# What a linear problem at the target takes over of the excess of the last one's relaxation. [L392]
 _KEPT_EXCESS = 0.9
 # Increases of the error after which the rest is rounding, and errors above which it is not.
-# [L370]
+# [L391]
 _MOST_RESTARTS = 5
 _MOST_ROUNDING = 1e-6
-# Linear problems in a row that leave more than a share of the error. [L370]
+# Linear problems in a row that leave more than a share of the error. [L391]
 _STUCK, _STUCK_SHARE = 10, 0.99
-# Multiple of the column error asked for that a plan may have. [L370]
+# Multiple of the column error asked for that a plan may have. [L391]
 _CONTRADICTION = 10
-# What rounding and a marginal error may add to a value, as shares of its squares. [L370]
+# What rounding and a marginal error may add to a value, as shares of its squares. [L391]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
-# Relative size of the noise on the first plan. [L370]
+# Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
 # How a problem ends: names of the status, as codes.

@@ -24,13 +24,13 @@ __all__ = [
     "repad",
 ]
 
-# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L370]
+# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-# Points of the largest space that is packed; larger problems are solved one by one. [L370]
+# Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
-# Share of the mean square below which a variance is rounding, in machine epsilons. [L370]
+# Share of the mean square below which a variance is rounding, in machine epsilons. [L391]
 _ROUNDING = 64
-# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L370]
+# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L391]
 _LEAST_WEIGHT = 1e-3
 
 

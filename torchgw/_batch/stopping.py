@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["Descent"]
 
 # Iterations over which the decrease of the objective is averaged, and over which the changes of a
-# settling plan have halved. [L173, L178, L370]
+# settling plan have halved. [L173, L178, L391]
 _WINDOW = 5
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
 

@@ -9,15 +9,15 @@ from torch import Tensor
 
 __all__ = ["TICK", "Sweep", "next_relaxation", "row_shift", "sweep"]
 
-# Full iterations of a sweep; three square roots take its root. [L370]
+# Full iterations of a sweep; three square roots take its root. [L391]
 TICK = 8
 # What exponents are kept within: no row or column of a kernel is empty, and those of weight zero,
-# which nothing bounds, are finite. [L370]
+# which nothing bounds, are finite. [L391]
 _LARGEST_EXPONENT = 300.0
-# Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L370]
+# Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L391]
 _RELAXED = 0.5, 2.0
 # Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
-# excess over one after a sweep that shows it to be too large. [L370]
+# excess over one after a sweep that shows it to be too large. [L391]
 _SMALLEST_GAP = 1e-6
 _BACK_OFF = 0.97
 

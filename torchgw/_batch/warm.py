@@ -11,7 +11,7 @@ from torchgw._sinkhorn.choose import unavailable_backends
 
 __all__ = ["LARGEST_ROUGH", "Warm", "may_begin"]
 
-# Points of a side up to which a problem fits the registers of a multiprocessor. [L376]
+# Points of a side up to which a problem fits the registers of a multiprocessor. [L397]
 LARGEST_ROUGH = 128
 
 

@@ -40,10 +40,10 @@ __all__ = ["Output", "pairwise"]
 Output = Literal["value", "value_quad", "value_linear", "objective"]
 
 # Seconds of a chunk, and problems of the first one and of any. What is solved in a chunk is lost
-# when the process is killed; short ones leave the engine waiting for their last problems. [L375]
+# when the process is killed; short ones leave the engine waiting for their last problems. [L396]
 _CHUNK_SECONDS = 15.0
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
-# Seconds between two writes of the file that a matrix is resumed from. [L375]
+# Seconds between two writes of the file that a matrix is resumed from. [L396]
 _WRITE_SECONDS = 20.0
 
 

@@ -52,7 +52,7 @@ __all__ = [
 
 
 # Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
-# [L370]
+# [L391]
 _SYMMETRY, _MASS = 1e-5, 1e-4
 
 
