@@ -21,6 +21,7 @@ from benchmarks.quality.tables import quality_table
 
 # Commands that are modules of their own, with options of their own.
 STUDIES = {
+    "batch": ("batch.many", "many small problems a second, beside POT"),
     "coldstart": ("solves.coldstart", "first calls of fresh processes, and what they compile"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),

@@ -8,6 +8,7 @@ from pathlib import Path
 ORDER = (
     "spiral",
     "digits",
+    "many_digits",
     "cells",
     "snare",
     "graphs",

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torchgw._errors import TorchGWError as TorchGWError
     from torchgw._errors import TorchGWWarning as TorchGWWarning
     from torchgw._errors import UnsupportedError as UnsupportedError
+    from torchgw._many.pairwise import pairwise as pairwise
+    from torchgw._many.result import BatchResult as BatchResult
+    from torchgw._many.solve_many import solve_batch as solve_batch
+    from torchgw._many.solve_many import solve_many as solve_many
     from torchgw._plans.transport import TransportPlan as TransportPlan
     from torchgw._results.matching import Matching as Matching
     from torchgw._results.report import Report as Report
@@ -78,6 +82,10 @@ _HOMES = {
     "TorchGWError": "torchgw._errors",
     "TorchGWWarning": "torchgw._errors",
     "UnsupportedError": "torchgw._errors",
+    "pairwise": "torchgw._many.pairwise",
+    "BatchResult": "torchgw._many.result",
+    "solve_batch": "torchgw._many.solve_many",
+    "solve_many": "torchgw._many.solve_many",
     "TransportPlan": "torchgw._plans.transport",
     "Matching": "torchgw._results.matching",
     "Report": "torchgw._results.report",

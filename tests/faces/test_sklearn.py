@@ -22,7 +22,13 @@ from sklearn.utils import estimator_checks as checks  # noqa: E402
 
 import torchgw  # noqa: E402
 from torchgw import InvalidInputError  # noqa: E402
-from torchgw.sklearn import GWAligner, GWTransport, agreement_score  # noqa: E402
+from torchgw.sklearn import (  # noqa: E402
+    GWAligner,
+    GWDistance,
+    GWKernel,
+    GWTransport,
+    agreement_score,
+)
 
 # What a solve takes as data rather than as an option, and gradients, which arrays do not have.
 DATA = {"X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init", "differentiable"}
@@ -250,3 +256,25 @@ def test_parameter_errors_do_not_count_self(estimator):
     assert "self" not in str(caught.value)
     with pytest.raises(torchgw.InvalidTypeError, match=r"solve\(\) takes 2 arguments .* got 3"):
         torchgw.solve(1, 2, 3)
+
+
+def test_spaces_are_samples_of_distances_and_kernels():
+    rng = np.random.default_rng(0)
+    spaces = [
+        rng.normal(size=(n, 2)) * [1, 0.1 if k < 3 else 1] for k, n in enumerate(range(6, 12))
+    ]
+    distance, kernel = GWDistance(epsilon=0.05), GWKernel(epsilon=0.05)
+    among = distance.fit_transform(spaces)
+    assert among.shape == (6, 6)
+    np.testing.assert_array_equal(among, among.T)
+    values = torchgw.pairwise(spaces, epsilon=0.05, progress=False).numpy()
+    np.testing.assert_array_equal(among**2 == 0, values <= 0)
+    np.testing.assert_allclose(among**2, values)
+    again = kernel.fit_transform(spaces)
+    others = values[~np.eye(6, dtype=bool)]
+    assert kernel.gamma_ == pytest.approx(1 / np.median(others))
+    np.testing.assert_allclose(again, np.exp(-values * kernel.gamma_))
+    np.testing.assert_allclose(kernel.fit(spaces).transform(spaces[:1]), again[:1], rtol=1e-4)
+    assert clone(GWKernel(gamma=2.0)).get_params()["gamma"] == 2.0
+    with pytest.raises(NotFittedError):
+        GWDistance().transform(spaces)

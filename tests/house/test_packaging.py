@@ -33,12 +33,14 @@ RANKS = {
     "datasets": 2,
     "_plans": 3,
     "_problem": 3,
+    "_batch": 4,
     "_gradients": 4,
     "_search": 5,
     "_solve": 6,
     "_results": 7,
     "_derivatives": 8,
     "_api": 9,
+    "_many": 10,
     "_variants": 10,
     "torchgw": 11,
     "pot": 12,
@@ -52,7 +54,13 @@ RANKS = {
 # A required name at the top that belongs to a room.
 LODGERS = {"_triton_sinkhorn": "_sinkhorn"}
 # Where Triton is imported: kernels, and what launches them over kept tiles.
-TRITON = ("_sinkhorn.kernels.*", "_sinkhorn.tiles.triton", "distances.*_triton", "_triton_sinkhorn")
+TRITON = (
+    "_sinkhorn.kernels.*",
+    "_sinkhorn.tiles.triton",
+    "_batch.*_triton",
+    "distances.*_triton",
+    "_triton_sinkhorn",
+)
 
 
 def module_name(path: Path) -> str:

@@ -74,7 +74,7 @@ _RECORDS: dict[str, Any] = {
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
 # Classes of modules that are not imported with torchgw, and where they are.
-_ELSEWHERE = {"OTResult": "torchgw.pot"}
+_ELSEWHERE = {"BatchResult": "torchgw._many.result", "OTResult": "torchgw.pot"}
 # What files written before a part was renamed call it.
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
@@ -117,7 +117,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
     Returns
     -------
-    GWResult, BarycenterResult, JointEmbedding, LowRankResult or torchgw.pot.OTResult
+    GWResult, BatchResult, BarycenterResult, JointEmbedding, LowRankResult or torchgw.pot.OTResult
         Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
         before, on the entries kept if the plan was stored by its largest entries.
 

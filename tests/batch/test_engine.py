@@ -1,0 +1,164 @@
+"""The engine of many small problems, against definitions in NumPy and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import scipy.special
+import torch
+from problems import distance_matrices, random_weights
+
+from torchgw._batch.engine import ENDINGS, Ended, Rules, run
+from torchgw._batch.packing import Packed, pack, padded_size
+from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+
+SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]
+
+
+RULES = Rules()
+
+
+def packed_problems(sizes=SIZES, epsilon=0.02, zero=False):
+    tables, weights = [], []
+    for seed, (n, m) in enumerate(sizes):
+        tables += map(torch.from_numpy, distance_matrices(n, m, seed))
+        weights += [torch.from_numpy(random_weights(k, seed)) for k in (n, m)]
+    if zero:
+        weights[0][2] = 0
+        weights[0] /= weights[0].sum()
+    stack, count = pack(tables, weights), len(sizes)
+    index = torch.arange(count)
+    ones = torch.ones(count, dtype=torch.float64)
+    return Packed(stack, stack, 2 * index, 2 * index + 1, ones, epsilon * ones, ones)
+
+
+def some(problems, index):
+    index = torch.tensor(index)
+    parts = (problems.i, problems.j, problems.alpha, problems.epsilon, problems.first)
+    return Packed(problems.x, problems.y, *(part[index] for part in parts))
+
+
+def solved(problems, rules=RULES):
+    plans = {}
+
+    def keep(ended: Ended):
+        plans.update(zip(ended.number.tolist(), ended.plan, strict=True))
+
+    return run(problems, rules, keep), plans
+
+
+def test_padded_sizes_hold_their_spaces():
+    assert [padded_size(n) for n in (1, 16, 17, 100, 512)] == [16, 16, 32, 128, 512]
+
+
+def test_a_sweep_is_sinkhorns_iteration():
+    rng = np.random.default_rng(0)
+    cost, epsilon = rng.normal(size=(2, 9, 7)), np.array([0.5, 0.2])
+    a, b = random_weights(9), random_weights(7)
+    given = torch.from_numpy(cost)
+    weights = tuple(torch.from_numpy(np.stack([part, part])) for part in (a, b))
+    g = torch.zeros(2, 7, dtype=torch.float64)
+    f = row_shift(given, weights[1], g)
+    made = sweep(
+        given, weights, (f, g), torch.from_numpy(epsilon), torch.ones(2).double(),
+        torch.empty_like(given),
+    )  # fmt: skip
+    for k in range(2):
+        # columns come first here
+        _, g_ref, _ = reference.sinkhorn(cost[k].T, b, a, epsilon[k], TICK, g=f[k].numpy())
+        f_ref = reference.softmin(cost[k], b, made.g[k].numpy(), epsilon[k], 1)
+        plan = reference.plan(cost[k], a, b, f_ref, made.g[k].numpy(), epsilon[k])
+        np.testing.assert_allclose(made.plan[k], plan, rtol=1e-10)
+        np.testing.assert_allclose(made.plan[k].sum(1), a, rtol=1e-12)
+        assert made.error[k] == pytest.approx(np.abs(plan.sum(0) - b).sum(), abs=1e-13)
+        assert g_ref.shape == (9,)
+
+
+def test_over_relaxation_takes_fewer_sweeps_to_the_same_plan():
+    rng = np.random.default_rng(1)
+    given = torch.from_numpy(rng.uniform(size=(2, 12, 12)))
+    given[1] = given[0]
+    weight = torch.full((2, 12), 1 / 12, dtype=torch.float64)
+    g = torch.zeros(2, 12, dtype=torch.float64)
+    f, epsilon = row_shift(given, weight, g), torch.full((2,), 0.004, dtype=torch.float64)
+    factor, error = torch.ones(2).double(), torch.full((2,), torch.inf, dtype=torch.float64)
+    for _ in range(20):
+        made = sweep(given, (weight, weight), (f, g), epsilon, factor, torch.empty_like(given))
+        f, g = made.f_next, made.g
+        # the second problem is left at plain iterations
+        factor = next_relaxation(factor, made.error / error)
+        factor[1], error = 1.0, made.error
+    assert 1 < float(factor[0]) < 2
+    assert float(made.error[0]) < 0.1 * float(made.error[1])
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_plans_are_fixed_points_of_the_definition(zero):
+    epsilon = 0.05
+    problems = packed_problems(epsilon=epsilon, zero=zero)
+    found, plans = solved(problems, Rules(objective_tol=0))
+    assert {ENDINGS[code] for code in found.ending.tolist()} == {"CONVERGED"}
+    for k, (n, m) in enumerate(SIZES):
+        x, y = (
+            stack.tables[i[k]][:size, :size].numpy()
+            for stack, i, size in zip(
+                (problems.x, problems.y), (problems.i, problems.j), (n, m), strict=True
+            )
+        )
+        plan = plans[k].numpy()
+        # nothing lies in the padding
+        assert plan[n:].sum() == plan[:, m:].sum() == 0
+        plan = plan[:n, :m]
+        a, b = (problems.x.weights[side[k]].numpy() for side in (problems.i, problems.j))
+        cost = 2 * reference.gw_cost(x, y, plan)
+        f, g, _ = reference.sinkhorn(cost, a[:n], b[:m], epsilon, 200)
+        np.testing.assert_allclose(
+            reference.plan(cost, a[:n], b[:m], f, g, epsilon), plan, atol=1e-5
+        )
+        value = reference.gw_value(x, y, plan)
+        assert float(found.value_quad[k]) == pytest.approx(value, rel=1e-9)
+        kl = scipy.special.rel_entr(plan, np.outer(a[:n], b[:m])).sum()
+        assert float(found.objective[k]) == pytest.approx(value + epsilon * kl, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [[3], [4, 0], [2, 1, 4, 3, 0], [0, 1, 1, 1, 3, 2, 4] * 5])
+def test_bits_do_not_depend_on_neighbours(order):
+    problems = packed_problems()
+    whole, plans = solved(problems)
+    part, others = solved(some(problems, order))
+    for mine, its in zip(part, whole, strict=True):
+        assert torch.equal(mine, its[torch.tensor(order)])
+    for place, number in enumerate(order):
+        assert torch.equal(others[place], plans[number])
+
+
+def test_a_queue_longer_than_the_pool_has_the_same_bits(monkeypatch):
+    from torchgw._batch import engine
+
+    problems = some(packed_problems(), [0, 1, 2, 3, 4] * 4)
+    whole = run(problems, Rules())
+    monkeypatch.setitem(engine._POOL_ENTRIES, "cpu", 3 * 256)
+    for mine, its in zip(run(problems, Rules()), whole, strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_limits_are_told():
+    problems = packed_problems(epsilon=1e-3)
+    found = run(problems, Rules(max_iter=3))
+    assert {ENDINGS[code] for code in found.ending.tolist()} == {"OUTER_LIMIT"}
+    assert found.n_iter.tolist() == [3] * len(SIZES)
+    found = run(problems, Rules(inner_max_iter=10))
+    assert {ENDINGS[code] for code in found.ending.tolist()} <= {"INNER_LIMIT", "BOTH_LIMITS"}
+
+
+def test_spaces_alike_everywhere_are_left_from_the_saddle():
+    """The product plan of two circles is stationary: without noise it would be the answer."""
+    angle = 2 * np.pi * np.arange(12) / 12
+    circle = torch.from_numpy(np.abs(np.exp(1j * angle[:, None]) - np.exp(1j * angle)))
+    weight = torch.full((12,), 1 / 12, dtype=torch.float64)
+    stack, one = pack([circle], [weight]), torch.ones(1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.int64)
+    found = run(Packed(stack, stack, zero, zero, one, 0.01 * one, one), Rules())
+    product = reference.gw_value(circle.numpy(), circle.numpy(), np.full((12, 12), 1 / 144))
+    assert float(found.value_quad) < 0.2 * product

@@ -1,0 +1,128 @@
+"""Matrices of values: symmetry, resuming, processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+
+RNG = np.random.default_rng(0)
+XS = [RNG.normal(size=(n, 2)) for n in (8, 18, 11, 17, 9)]
+QUIET = {"epsilon": 0.05, "progress": False}
+
+# A slow job, in a process that is to be killed.
+JOB = """
+import sys
+import numpy as np, torch, torchgw
+from torchgw._many import pairwise as module
+module._WRITE_SECONDS, module._CHUNK_SECONDS, module._FIRST_CHUNK = 0.0, 0.05, 4
+rng = np.random.default_rng(1)
+Xs = [rng.normal(size=(n, 3)) for n in rng.integers(8, 16, 16)]
+print("begin", flush=True)
+values = torchgw.pairwise(Xs, resume=sys.argv[1], epsilon=0.02, progress=False)
+torch.save(values, sys.argv[2])
+"""
+
+
+def test_entries_are_those_of_solve_many():
+    matrix = torchgw.pairwise(XS, **QUIET)
+    rows, columns = np.divmod(np.arange(25), 5)
+    half = rows <= columns
+    batch = torchgw.solve_many(
+        [XS[i] for i in rows[half]], [XS[j] for j in columns[half]], epsilon=0.05
+    )
+    assert torch.equal(matrix[rows[half], columns[half]], batch.value)
+    assert torch.equal(matrix, matrix.T)
+    whole = torchgw.pairwise(XS, symmetric=False, **QUIET)
+    torch.testing.assert_close(whole, matrix, rtol=1e-4, atol=1e-7)
+    rest = torchgw.pairwise(XS[:2], XS[2:], **QUIET)
+    assert torch.equal(rest, matrix[:2, 2:])
+    objective = torchgw.pairwise(XS, output="objective", **QUIET)
+    assert torch.equal(objective[rows[half], columns[half]], batch.objective)
+
+
+def test_pairs_are_computed_once_and_put_in_their_order():
+    matrix = torchgw.pairwise(XS, **QUIET)
+    pairs = [(3, 1), (1, 3), (0, 0), (3, 1), (4, 2)]
+    found = torchgw.pairwise(XS, pairs=pairs, **QUIET)
+    assert torch.equal(found, torch.stack([matrix[i, j] for i, j in pairs]))
+    table = torchgw.pairwise(XS[:2], XS[2:], pairs=[(1, 2), (0, 0)], **QUIET)
+    assert torch.equal(table, torch.stack([matrix[1, 4], matrix[0, 2]]))
+
+
+def test_features_and_weights_belong_to_spaces():
+    features = [RNG.normal(size=(len(x), 3)) for x in XS]
+    weights = [RNG.dirichlet(np.ones(len(x))) for x in XS]
+    matrix = torchgw.pairwise(XS, a=weights, features=features, alpha=0.4, **QUIET)
+    batch = torchgw.solve_many(
+        XS[:1], XS[1:2], a=weights[:1], b=weights[1:2], features=(features[:1], features[1:2]),
+        alpha=0.4, epsilon=0.05,
+    )  # fmt: skip
+    assert float(matrix[0, 1]) == float(batch.value)
+
+
+def test_a_file_is_used_again_and_only_for_the_same_job(tmp_path):
+    path = tmp_path / "values.npz"
+    matrix = torchgw.pairwise(XS, resume=path, **QUIET)
+    written = path.stat().st_mtime_ns
+    assert torch.equal(torchgw.pairwise(XS, resume=path, **QUIET), matrix)
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(torchgw.InvalidInputError, match="other spaces"):
+        torchgw.pairwise(XS[:4], resume=path, **QUIET)
+    with pytest.raises(torchgw.InvalidInputError, match="other spaces"):
+        torchgw.pairwise(XS, resume=path, epsilon=0.04, progress=False)
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_with_the_same_bits(tmp_path):
+    resume, whole, part = (tmp_path / name for name in ("a.npz", "whole.pt", "part.pt"))
+    root = str(Path(torchgw.__file__).parents[1])
+    command = [sys.executable, "-W", "ignore", "-c", JOB]
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen([*command, str(resume), str(part)], env=environment)
+    deadline = time.monotonic() + 60
+    while not resume.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    job.send_signal(signal.SIGKILL)
+    assert job.wait() == -signal.SIGKILL
+    assert not part.exists()
+    with np.load(resume) as stored:
+        done = int(np.isfinite(stored["numbers"][0]).sum())
+    assert 0 < done < 136
+    subprocess.run([*command, str(resume), str(part)], env=environment, check=True)
+    subprocess.run([*command, str(tmp_path / "b.npz"), str(whole)], env=environment, check=True)
+    assert torch.equal(torch.load(part), torch.load(whole))
+    assert torch.isfinite(torch.load(part)).all()
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits():
+    assert torch.equal(torchgw.pairwise(XS, n_jobs=2, **QUIET), torchgw.pairwise(XS, **QUIET))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"symmetric": True, "Ys": XS}, "another list"),
+        ({"pairs": [(0, 5)]}, "places in lists"),
+        ({"pairs": [0.5]}, "shape"),
+        ({"output": "plan"}, "`output` must be"),
+        ({"b": [None] * 5}, "second list"),
+        ({"mass": 0.5}, "Loop over"),
+        ({"n_jobs": 0}, "`n_jobs`"),
+        ({"resume": "/nowhere/file"}, "cannot write"),
+        ({"epsilon": "small"}, "`epsilon`"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(torchgw.TorchGWError, match=message):
+        torchgw.pairwise(XS, **options)

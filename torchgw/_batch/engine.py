@@ -1,0 +1,453 @@
+"""The outer loop of many problems: each goes at its own pace, and makes room when it is done.
+
+A tick is eight Sinkhorn iterations of every problem in the pool. Those whose linear problem is
+solved linearise again, and those that have settled leave; their places go to the next in the queue.
+Every number of a problem is computed from its own, by operations whose bits do not depend on how
+many others there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.stopping import Descent
+from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+from torchgw._batch.warm import Warm, may_begin
+
+__all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
+
+# epsilon="auto" as a share of the natural scale. [L391]
+_AUTO_EPSILON = 0.0025
+
+# Entries of a plan times problems that are solved together: about what a core's cache holds, or
+# what keeps a GPU busy. [L391]
+_POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
+# Entries of the plans that begin in Triton together. [L397]
+_ROUGH_ENTRIES = 2**28
+# Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
+_FEWEST = 2
+# Share of a pool that stands empty before it is filled again, or cut down. [L391]
+_IDLE = 1 / 16
+# Decay of epsilon per outer iteration, as in a single solve. [L391]
+_DECAY = 0.6
+# Column error at which a linear problem ends while epsilon falls, the share of ``tol`` that it has
+# to reach then, and the error up to which a plan has its marginals. [L391]
+_ANNEALING_TOLERANCE = 1e-2
+_INNER_SHARE = 0.1
+_MET = 3e-3
+# Sinkhorn iterations of the first linear problems. [L391]
+_BUDGET = 48
+# What a linear problem at the target takes over of the excess of the last one's relaxation. [L392]
+_KEPT_EXCESS = 0.9
+# Increases of the error after which the rest is rounding, and errors above which it is not.
+# [L391]
+_MOST_RESTARTS = 5
+_MOST_ROUNDING = 1e-6
+# Linear problems in a row that leave more than a share of the error. [L391]
+_STUCK, _STUCK_SHARE = 10, 0.99
+# Multiple of the column error asked for that a plan may have. [L391]
+_CONTRADICTION = 10
+# What rounding and a marginal error may add to a value, as shares of its squares. [L391]
+_VALUE_ROUNDING = 1e-6
+_VALUE_PER_MARGINAL = 4.0
+# Relative size of the noise on the first plan. [L391]
+_START_NOISE = 1e-6
+
+# How a problem ends: names of the status, as codes.
+ENDINGS = (
+    "CONVERGED", "FLAT", "OUTER_LIMIT", "INNER_LIMIT", "BOTH_LIMITS", "IMPLAUSIBLE",
+)  # fmt: skip
+_CONVERGED, _FLAT, _OUTER, _INNER, _BOTH, _IMPLAUSIBLE = range(len(ENDINGS))
+
+
+class Rules(NamedTuple):
+    """When problems end; the options of a single solve."""
+
+    max_iter: int = 500
+    tol: float = 1e-5
+    objective_tol: float = 1e-4
+    inner_max_iter: int = 2000
+    inner_tol: float = 5e-7
+
+
+class Solved(NamedTuple):
+    """Numbers of B problems, on their device."""
+
+    value_quad: Tensor  # (B,) float64, alpha <L(P), P>
+    value_linear: Tensor  # (B,) float64, (1 - alpha) <M, P>
+    objective: Tensor  # (B,) float64, with the entropy
+    marginal_error: Tensor  # (B,) float64
+    epsilon: Tensor  # (B,) float64
+    ending: Tensor  # (B,) int64, places in ENDINGS
+    n_iter: Tensor  # (B,) int64, outer iterations
+    inner_iterations: Tensor  # (B,) int64
+
+
+class Ended(NamedTuple):
+    """Plans of some problems that have ended."""
+
+    number: Tensor  # (k,) int64, which problems
+    plan: Tensor  # (k, n, m)
+    f: Tensor  # (k, n) potentials of its cost without the terms of rows and columns alone
+    g: Tensor  # (k, m)
+    objective: Tensor  # (k,)
+
+
+@dataclass
+class _Pool:
+    """Problems under way; every tensor has a row for each."""
+
+    number: Tensor  # int64, which problem; -1 where there is none
+    cost: Tensor  # (A, n, m) where it was linearised
+    point: Tensor  # (A, n, m) the plan that it was linearised at
+    plan: Tensor  # (A, n, m) that the last iterations have led to
+    x: Tensor  # (A, n, n)
+    y: Tensor  # (A, m, m)
+    a: Tensor
+    b: Tensor
+    f: Tensor  # of the plan
+    f_next: Tensor  # where Sinkhorn goes on
+    g: Tensor
+    alpha: Tensor
+    target: Tensor  # epsilon to reach
+    epsilon: Tensor  # of the linear problem
+    tol: Tensor  # of the linear problem
+    budget: Tensor  # its iterations
+    spent: Tensor  # of them
+    error: Tensor
+    relaxation: Tensor
+    restarts: Tensor
+    last_error: Tensor  # that the linear problem before ended with
+    stuck: Tensor
+    done: Tensor  # outer iterations
+    inner: Tensor  # Sinkhorn iterations in all
+    settling: Tensor  # -1 in the loop, then how it has ended
+    linear: Tensor | None
+    descent: Descent
+
+    def names(self) -> list[str]:
+        """List the tensors that belong to problems."""
+        names = [name for name, part in vars(self).items() if isinstance(part, Tensor)]
+        return [name for name in names if name != "plan"]
+
+    def put(self, places: Tensor, other: _Pool) -> None:
+        """Replace some problems by others."""
+        for name in self.names():
+            getattr(self, name)[places] = getattr(other, name)
+        for mine, its in zip(self.descent.parts(), other.descent.parts(), strict=True):
+            mine[places] = its
+
+    def cut(self, places: Tensor) -> None:
+        """Keep some problems only."""
+        for name in self.names():
+            setattr(self, name, getattr(self, name)[places])
+        for name, part in vars(self.descent).items():
+            setattr(self.descent, name, part[places])
+        self.plan = torch.empty_like(self.cost)
+
+
+def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = None) -> Solved:
+    """Solve all problems; ``keep`` is handed plans as they end."""
+    count, (n, m), device = len(problems), problems.shape, problems.device
+    numbers = torch.zeros(5, count, dtype=torch.float64, device=device)
+    counts = torch.zeros(3, count, dtype=torch.int64, device=device)
+    if not count:
+        return Solved(*numbers, *counts)
+
+    def store(found: _Found, out: Ended) -> None:
+        numbers[:, out.number], counts[:, out.number] = found.numbers, found.counts
+        if keep is not None:
+            keep(out)
+
+    queue = torch.arange(count, device=device)
+    if not may_begin(problems.shape, device, chosen=problems.begin is not None):
+        _run_queue(problems, rules, queue, None, store)
+        return Solved(*numbers, *counts)
+    for chunk in queue.split(max(1, _ROUGH_ENTRIES // (n * m))):
+        _run_queue(problems, rules, chunk, _begin_roughly(problems, chunk), store)
+    return Solved(*numbers, *counts)
+
+
+def _run_queue(
+    problems: Packed,
+    rules: Rules,
+    queue: Tensor,
+    warm: Warm | None,
+    store: Callable[[_Found, Ended], None],
+) -> None:
+    """Solve the problems of a queue, consecutive numbers, from where they stand."""
+    (n, m), origin = problems.shape, int(queue[0])
+    width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
+
+    def enter(chosen: Tensor) -> _Pool:
+        return _enter(problems, chosen, None if warm is None else warm.at(chosen - origin))
+
+    pool = enter(queue[:width])
+    if len(pool.number) < _FEWEST:
+        # a twin, whose numbers nobody reads
+        pool = enter(queue[:1].expand(_FEWEST))
+        pool.number[1:] = -1
+    queue = queue[width:]
+    while True:
+        places = _tick(pool).nonzero()[:, 0]
+        ended = _advance(pool, places, rules) if len(places) else None
+        if ended is not None:
+            store(*ended)
+        idle = (pool.number < 0).nonzero()[:, 0]
+        if len(queue) and len(idle) >= _IDLE * width:
+            new, queue = queue[: len(idle)], queue[len(idle) :]
+            pool.put(idle[: len(new)], enter(new))
+        elif not len(queue):
+            busy = (pool.number >= 0).nonzero()[:, 0]
+            if not len(busy):
+                return
+            if len(pool.number) > _FEWEST and len(busy) <= (1 - 4 * _IDLE) * len(pool.number):
+                missing = max(0, _FEWEST - len(busy))
+                pool.cut(torch.cat([busy, busy[:1].expand(missing)]))
+                pool.number[len(busy) :] = -1
+
+
+def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Compute (1 - alpha) M of some problems, and their epsilons: the target and the first."""
+    linear = None
+    if problems.linear is not None:
+        share = 1 - problems.alpha[numbers]
+        linear = share[:, None, None] * problems.linear(numbers)
+    scale = natural_scale(problems, numbers, linear)
+    target = problems.epsilon[numbers]
+    target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
+    return linear, target, (problems.first[numbers] * scale).maximum(target)
+
+
+def _begin_roughly(problems: Packed, numbers: Tensor) -> Warm:
+    """Make the first iterations of some problems in Triton."""
+    from torchgw._batch.rough_triton import rough
+
+    linear, target, first = _units(problems, numbers)
+    return rough(problems, numbers, linear, target, first, _noise(problems.shape, problems.device))
+
+
+def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
+    """Begin some problems: linearise at a x b, or as told, or at the plans that they have."""
+    i, j = problems.i[numbers], problems.j[numbers]
+    x, y = problems.x.tables[i], problems.y.tables[j]
+    a, b = problems.x.weights[i], problems.y.weights[j]
+    alpha = problems.alpha[numbers]
+    linear, target, epsilon = _units(problems, numbers)
+    zero, whole = torch.zeros_like(alpha), torch.zeros_like(i)
+    g, done = torch.zeros_like(b), whole
+    if warm is None:
+        point = a[:, :, None] * b[:, None, :]
+        cost = _cross(x, y, point * _noise(problems.shape, problems.device))
+    else:
+        point, g, done, epsilon = warm.plan.double(), warm.g.double(), warm.done, target
+        cost = _cross(x, y, point)
+    cost.mul_(-4 * alpha[:, None, None])
+    if problems.begin is not None:
+        given, chosen = problems.begin(numbers)
+        cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
+    if linear is not None:
+        cost += linear
+    return _Pool(
+        number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
+        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=row_shift(cost, b, g), g=g,
+        alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
+        budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
+        restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
+        done=done.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
+        descent=Descent(len(numbers), alpha),
+    )  # fmt: skip
+
+
+def _noise(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Make factors next to one, (n, m), which depend on the place of an entry alone.
+
+    The product plan of two spaces whose points all look alike is a saddle point.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    noise = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return (1 + _START_NOISE * noise).to(device)
+
+
+def _cross(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    """Compute X P Y of some problems; one alone is taken twice, for its bits."""
+    if len(plan) < _FEWEST:
+        return _cross(*(part.expand(_FEWEST, -1, -1) for part in (x, y, plan)))[:1]
+    return torch.bmm(torch.bmm(x, plan), y)
+
+
+def _tick(pool: _Pool) -> Tensor:
+    """Iterate all problems; tell whose linear problems are done, (A,) bool."""
+    made = sweep(
+        pool.cost,
+        (pool.a, pool.b),
+        (pool.f_next, pool.g),
+        pool.epsilon,
+        pool.relaxation,
+        pool.plan,
+    )
+    pool.f, pool.f_next, pool.g = made.f, made.f_next, made.g
+    previous, pool.error = pool.error, made.error
+    pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
+    pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
+    pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
+    solved = (made.error <= pool.tol) | (pool.restarts >= _MOST_RESTARTS)
+    busy = pool.number >= 0
+    return busy & (solved | (pool.spent >= pool.budget) | ~made.error.isfinite())
+
+
+class _Found(NamedTuple):
+    """Numbers of problems that have ended, by their kind."""
+
+    numbers: Tensor  # (5, k) float64
+    counts: Tensor  # (3, k) int64
+
+
+def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] | None:
+    """Linearise some problems again; return those that have ended, with their plans."""
+    x, y, plan = pool.x[places], pool.y[places], pool.plan[places]
+    alpha, target, epsilon = pool.alpha[places], pool.target[places], pool.epsilon[places]
+    linear = None if pool.linear is None else pool.linear[places]
+    error, settling = pool.error[places], pool.settling[places]
+    cross = _cross(x, y, plan)
+    a, b = pool.a[places], pool.b[places]
+    terms = _Terms.of(x, y, plan, cross, alpha, linear)
+    exponent = (pool.f[places][:, :, None] + pool.g[places][:, None, :] - pool.cost[places]).div_(
+        epsilon[:, None, None]
+    )
+    entropy = (plan * exponent).sum((1, 2))
+    objective = terms.quadratic + terms.linear + epsilon * entropy
+
+    # how the loop goes on
+    change = (plan - pool.point[places]).abs_().sum((1, 2))
+    at_target = epsilon <= target
+    met = ~at_target | (error <= _MET)
+    done = pool.done[places] + (settling < 0)
+    solved = error <= pool.tol[places]
+    settled = at_target & (change <= rules.tol)
+    flat = torch.zeros_like(at_target)
+    falling = (at_target & (settling < 0)).nonzero()[:, 0]
+    if len(falling) and rules.objective_tol > 0:
+        flat[falling] = pool.descent.update(
+            places[falling], objective[falling], change[falling], met[falling], rules.objective_tol
+        )
+    last = pool.last_error[places]
+    spent = settled & (pool.budget[places] == rules.inner_max_iter) & ~solved
+    stuck = torch.where(spent & (error > _STUCK_SHARE * last), pool.stuck[places] + 1, 0)
+    ending = torch.full_like(settling, -1)
+    ending[done >= rules.max_iter] = _OUTER
+    ending[stuck >= _STUCK] = _INNER
+    ending[flat] = _FLAT
+    ending[settled & (error <= rules.tol)] = _CONVERGED
+    ending[~error.isfinite()] = _INNER
+    finished = settling >= 0
+    settle = ~finished & (ending >= 0)
+
+    # where it linearises next
+    following = (epsilon * _DECAY).maximum(target)
+    pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
+    near = following <= target
+    tol = torch.full_like(epsilon, _ANNEALING_TOLERANCE)
+    tol[near] = _INNER_SHARE * rules.tol
+    tol[settle] = rules.inner_tol
+    pool.tol[places] = tol
+    budget = pool.budget[places]
+    behind = (error > _ANNEALING_TOLERANCE) | (at_target & (error > change))
+    budget = torch.where(behind, 2 * budget, budget)
+    budget = torch.where(settled | settle, rules.inner_max_iter, budget)
+    pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
+    cost = cross.mul_(-4 * alpha[:, None, None])
+    pool.cost[places] = cost if linear is None else cost.add_(linear)
+    f, g = pool.f[places], pool.g[places]
+    pool.f_next[places] = row_shift(cost, b, g)
+    pool.point[places] = plan
+    for name, value in {
+        "spent": 0, "error": math.inf, "relaxation": torch.where(
+            near, 1 + _KEPT_EXCESS * (pool.relaxation[places] - 1), 1.0
+        ), "restarts": 0,
+        "last_error": error, "stuck": stuck, "done": done,
+        "settling": torch.where(settle, ending, settling),
+    }.items():  # fmt: skip
+        getattr(pool, name)[places] = value
+    if not bool(finished.any()):
+        return None
+    over = finished.nonzero()[:, 0]
+    p, q = plan[over].sum(2), plan[over].sum(1)
+    missing = (p - a[over]).abs().sum(1).maximum((q - b[over]).abs().sum(1))
+    ended = _judge(
+        settling[over], solved[over], missing, terms.of_places(over),
+        _Terms.product(x[over], y[over], a[over], b[over], alpha[over],
+                       None if linear is None else linear[over]), rules,
+    )  # fmt: skip
+    ended = torch.where(error[over].isfinite(), ended, _INNER)
+    where = places[over]
+    out = pool.number[where]
+    pool.number[where] = -1
+    numbers = torch.stack(
+        [terms.quadratic[over], terms.linear[over], objective[over], missing, epsilon[over]]
+    )
+    counts = torch.stack([ended, done[over], pool.inner[where]])
+    return _Found(numbers, counts), Ended(out, plan[over], f[over], g[over], objective[over])
+
+
+class _Terms(NamedTuple):
+    """What plans are worth, (k,) each."""
+
+    quadratic: Tensor  # alpha <L(P), P>
+    linear: Tensor  # (1 - alpha) <M, P>
+    squares: Tensor  # what cancels in the quadratic term
+
+    @classmethod
+    def of(
+        cls, x: Tensor, y: Tensor, plan: Tensor, cross: Tensor, alpha: Tensor, linear: Tensor | None
+    ) -> _Terms:
+        """Evaluate plans (k, n, m), given X P Y."""
+        p, q = plan.sum(2), plan.sum(1)
+        squares = alpha * (_own(x, p) + _own(y, q))
+        mixed = 2 * alpha * (cross * plan).sum((1, 2))
+        costs = torch.zeros_like(alpha) if linear is None else (linear * plan).sum((1, 2))
+        return cls(squares - mixed, costs, squares)
+
+    @classmethod
+    def product(
+        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, alpha: Tensor, linear: Tensor | None
+    ) -> _Terms:
+        """Evaluate a x b."""
+        squares = alpha * (_own(x, a) + _own(y, b))
+        means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
+        costs = torch.zeros_like(alpha)
+        if linear is not None:
+            costs = (linear * a[:, :, None] * b[:, None, :]).sum((1, 2))
+        return cls(squares - 2 * alpha * means, costs, squares)
+
+    def of_places(self, places: Tensor) -> _Terms:
+        """Take some of them."""
+        return _Terms(*(part[places] for part in self))
+
+
+def _own(table: Tensor, mass: Tensor) -> Tensor:
+    """Compute sum_ij D_ij^2 p_i p_j."""
+    return ((table.square() * mass[:, None, :]).sum(2) * mass).sum(1)
+
+
+def _judge(
+    ending: Tensor, solved: Tensor, missing: Tensor, found: _Terms, product: _Terms, rules: Rules
+) -> Tensor:
+    """Choose the endings that plans deserve: met marginals, no more than a x b costs."""
+    failed = torch.where(ending == _OUTER, _BOTH, _INNER)
+    ending = torch.where(solved, ending, failed)
+    converged = ending <= _FLAT
+    ending = torch.where(converged & (missing > _CONTRADICTION * rules.inner_tol), _INNER, ending)
+    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
+    value = found.quadratic + found.linear
+    most = product.quadratic + product.linear
+    most = most + slack + _VALUE_ROUNDING * product.linear.abs()
+    bad = (found.quadratic < -slack) | (value > most)
+    return torch.where((ending <= _FLAT) & bad, _IMPLAUSIBLE, ending)

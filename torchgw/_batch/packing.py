@@ -1,0 +1,144 @@
+"""Small spaces packed by size: padded to the least size of a list that holds them, and no further.
+
+What a problem is padded to depends on its own size alone, so that its bits do not depend on what is
+solved beside it. Padding is points of weight zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "LARGEST",
+    "Packed",
+    "Stack",
+    "make_stack",
+    "natural_scale",
+    "pack",
+    "padded_size",
+    "repad",
+]
+
+# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
+_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# Points of the largest space that is packed; larger problems are solved one by one. [L391]
+LARGEST = 512
+# Share of the mean square below which a variance is rounding, in machine epsilons. [L391]
+_ROUNDING = 64
+# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L391]
+_LEAST_WEIGHT = 1e-3
+
+
+class Stack(NamedTuple):
+    """Spaces of one padded size."""
+
+    tables: Tensor  # (S, n, n) float64
+    weights: Tensor  # (S, n) float64, zero beyond the points of a space
+    sizes: Tensor  # (S,) int64, points of each
+    spreads: Tensor  # (S,) float64, standard deviation of the distances of each
+
+
+@dataclass(frozen=True)
+class Packed:
+    """B problems between the spaces of two stacks."""
+
+    x: Stack
+    y: Stack
+    i: Tensor  # (B,) int64, which space of x
+    j: Tensor  # (B,) int64, which space of y
+    alpha: Tensor  # (B,) float64
+    epsilon: Tensor  # (B,) float64, to reach; NaN for a share of the natural scale
+    first: Tensor  # (B,) float64, epsilon to begin at, as a share of the natural scale
+    # M of some problems, (k, n, m) float64, zero beyond their sizes
+    linear: Callable[[Tensor], Tensor] | None = None
+    # costs that some problems begin with, and which of them; the others begin at a x b
+    begin: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the problems are."""
+        return self.x.tables.device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Padded sizes (n, m)."""
+        return self.x.tables.shape[1], self.y.tables.shape[1]
+
+    def __len__(self) -> int:
+        """Count the problems."""
+        return len(self.i)
+
+
+def padded_size(n: int) -> int:
+    """Find what a space of n points is padded to."""
+    return next(size for size in _SIZES if size >= n)
+
+
+def pack(tables: Sequence[Tensor], weights: Sequence[Tensor]) -> Stack:
+    """Pack spaces, (n, n) and (n,), all of one padded size."""
+    counts = torch.tensor([len(table) for table in tables], device=tables[0].device)
+    size = padded_size(len(tables[0]))
+    stacked = tables[0].new_zeros(len(tables), size, size, dtype=torch.float64)
+    masses = stacked.new_zeros(len(tables), size)
+    for place, (table, weight) in enumerate(zip(tables, weights, strict=True)):
+        n = len(table)
+        stacked[place, :n, :n] = table
+        masses[place, :n] = weight
+    return make_stack(stacked, masses, counts)
+
+
+def make_stack(tables: Tensor, weights: Tensor, sizes: Tensor) -> Stack:
+    """Make a stack of padded spaces (S, n, n), (S, n), of which the first points (S,) are used."""
+    return Stack(tables, weights, sizes, _spreads(tables, weights, sizes))
+
+
+def repad(tables: Tensor, size: int, sizes: Tensor) -> Tensor:
+    """Copy the used part of tables (S, n, ...), padded by zeros to another size along axis 1."""
+    least = min(size, tables.shape[1])
+    inside = _inside(least, sizes).view(len(tables), least, *[1] * (tables.ndim - 2))
+    copied = tables.new_zeros(len(tables), size, *tables.shape[2:])
+    copied[:, :least] = torch.where(inside, tables[:, :least], 0.0)
+    return copied
+
+
+def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
+    """Compute the standard deviation of the distances of each space by weight, (S,)."""
+    least = _LEAST_WEIGHT / sizes.to(weights.dtype)
+    raised = torch.where(weights > 0, weights.maximum(least[:, None]), 0.0)
+    raised = raised / raised.sum(1, keepdim=True)
+    mean, square = (
+        ((part * raised[:, None, :]).sum(2) * raised).sum(1) for part in (tables, tables.square())
+    )
+    variance = square - mean.square()
+    real = (variance > _ROUNDING * torch.finfo(variance.dtype).eps * square) & (
+        (weights > 0).sum(1) > 1
+    )
+    return torch.where(real, variance, 0.0).sqrt()
+
+
+def natural_scale(problems: Packed, numbers: Tensor, linear: Tensor | None) -> Tensor:
+    """Compute the spread of the cost of some problems at a concentrated plan, (k,).
+
+    4 alpha std(DX) std(DY) + (1 - alpha) std(M), given the last factor times M; one where all plans
+    cost the same and any epsilon will do.
+    """
+    i, j = problems.i[numbers], problems.j[numbers]
+    scale = 4 * problems.alpha[numbers] * problems.x.spreads[i] * problems.y.spreads[j]
+    if linear is not None:
+        count = (problems.x.sizes[i] * problems.y.sizes[j]).to(scale.dtype)
+        mean = linear.sum((1, 2)) / count
+        inside = _inside(linear.shape[1], problems.x.sizes[i])[:, :, None]
+        inside = inside & _inside(linear.shape[2], problems.y.sizes[j])[:, None, :]
+        centred = torch.where(inside, linear - mean[:, None, None], 0.0)
+        scale = scale + (centred.square().sum((1, 2)) / count).sqrt()
+    return torch.where(scale > 0, scale, 1.0)
+
+
+def _inside(size: int, counts: Tensor) -> Tensor:
+    """Tell which places (k, size) belong to points."""
+    return torch.arange(size, device=counts.device) < counts[:, None]

@@ -1,0 +1,47 @@
+"""When each of many outer loops stops, by what its iterations tell."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Descent"]
+
+# Iterations over which the decrease of the objective is averaged, and over which the changes of a
+# settling plan have halved. [L173, L178, L391]
+_WINDOW = 5
+_SETTLING_WINDOW, _SETTLING = 10, 0.5
+
+
+class Descent:
+    """Objectives that no longer fall: the rule of ``_solve/stopping.py``, for many problems.
+
+    Every tensor has a row for each problem.
+    """
+
+    def __init__(self, count: int, like: Tensor) -> None:
+        self.values = like.new_full((count, _WINDOW + 1), torch.inf)  # the newest last
+        self.changes = like.new_full((count, _SETTLING_WINDOW), torch.inf)
+        self.earlier = like.new_full((count,), torch.inf)  # least change before those
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """List the tensors, to be moved with their problems."""
+        return self.values, self.changes, self.earlier
+
+    def update(
+        self, rows: Tensor, value: Tensor, change: Tensor, met: Tensor, tol: float
+    ) -> Tensor:
+        """Take an iteration of some problems; say which of them no longer fall, (k,) bool.
+
+        Plans whose marginals are not ``met`` are not compared: their objective may be anything.
+        """
+        dropped = self.changes[rows, 0]
+        earlier = self.earlier[rows].minimum(dropped)
+        changes = torch.cat([self.changes[rows, 1:], change[:, None]], 1)
+        values = torch.cat([self.values[rows, 1:], value[:, None]], 1)
+        values = torch.where(met[:, None], values, torch.inf)
+        self.earlier[rows], self.changes[rows], self.values[rows] = earlier, changes, values
+        fall = (values[:, 0] - value) / _WINDOW
+        settling = changes.amin(1) <= _SETTLING * earlier
+        # an infinite value is one that is not known yet
+        return met & values[:, 0].isfinite() & (fall <= tol * value.abs()) & ~settling

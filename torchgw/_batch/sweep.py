@@ -1,0 +1,90 @@
+"""Sinkhorn's iteration on many problems at once, each at its own cost, epsilon and relaxation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["TICK", "Sweep", "next_relaxation", "row_shift", "sweep"]
+
+# Full iterations of a sweep; three square roots take its root. [L391]
+TICK = 8
+# What exponents are kept within: no row or column of a kernel is empty, and those of weight zero,
+# which nothing bounds, are finite. [L391]
+_LARGEST_EXPONENT = 300.0
+# Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L391]
+_RELAXED = 0.5, 2.0
+# Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
+# excess over one after a sweep that shows it to be too large. [L391]
+_SMALLEST_GAP = 1e-6
+_BACK_OFF = 0.97
+
+
+class Sweep(NamedTuple):
+    """Where some iterations have led, and the plan there."""
+
+    plan: Tensor  # (A, n, m), rows have mass a
+    f: Tensor  # (A, n) potential of its rows
+    f_next: Tensor  # (A, n) from which iterations go on
+    g: Tensor  # (A, m) potential of its columns, likewise
+    error: Tensor  # (A,) L1 distance of its columns to b
+
+
+def row_shift(cost: Tensor, b: Tensor, g: Tensor) -> Tensor:
+    """Choose potentials of rows (A, n) by which the largest exponent of each is zero."""
+    return (cost - torch.where(b > 0, g, -torch.inf)[:, None, :]).amin(2)
+
+
+def sweep(
+    cost: Tensor,
+    weights: tuple[Tensor, Tensor],
+    potentials: tuple[Tensor, Tensor],
+    epsilon: Tensor,
+    relaxation: Tensor,
+    out: Tensor,
+) -> Sweep:
+    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m).
+
+    At least two problems: a product with a single one takes another way through the library, and
+    gets other bits. ``out`` (A, n, m) becomes the plan. Points of zero weight keep their
+    potentials.
+    """
+    (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
+    plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
+    plan.add_((g / unit)[:, None, :]).clamp_(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp_()
+    plan.mul_(a[:, :, None]).mul_(b[:, None, :])
+    turned, excess = plan.mT, (relaxation - 1)[:, None, None]
+    # where there is no weight, one over one leaves the scaling at one
+    rows, columns = (part[:, None, :] for part in (a, b))
+    no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
+    rows, columns = rows + no_rows, columns + no_columns
+    one = torch.ones_like(unit)[:, :, None]
+    s, t = torch.ones_like(rows), torch.ones_like(columns)
+    for _ in range(TICK):
+        new = columns / torch.baddbmm(no_columns, s, plan)
+        t = torch.lerp(one, (new / t).clamp_(*_RELAXED), excess).mul_(new)
+        new = rows / torch.baddbmm(no_rows, t, turned)
+        s = torch.lerp(one, (new / s).clamp_(*_RELAXED), excess).mul_(new)
+    # the relaxed scalings are where iterations go on; plain rows have their masses
+    plain = rows / torch.baddbmm(no_rows, t, turned)
+    found = torch.baddbmm(no_columns, plain, plan).mul_(t)
+    error = (found - columns).abs_().sum((1, 2))
+    plan.mul_(plain.mT).mul_(t)
+    after, exact = (f + unit * part[:, 0].log() for part in (s, plain))
+    return Sweep(plan, exact, after, g + unit * t[:, 0].log(), error)
+
+
+def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
+    """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations.
+
+    By Young's relation, as in ``_sinkhorn/loop.py``; a share of zero leaves a factor as it is.
+    Roots are rounded alike wherever a number stands in a vector, and other powers are not.
+    """
+    rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
+    plain = (rate + factor - 1).square() / (rate * factor.square())
+    fitted = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())
+    fitted = torch.where(rate <= factor - 1, 1 + _BACK_OFF * (factor - 1), fitted)
+    fitted = torch.where(reduction >= 1, 1.0, fitted)
+    return torch.where(reduction == 0, factor, fitted)

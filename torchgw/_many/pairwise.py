@@ -1,0 +1,426 @@
+"""Matrices of values between many spaces: in chunks, resumable, on all cores."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._batch.engine import Rules
+from torchgw._boundary.archive import check_writable, read_archive, write_archive
+from torchgw._boundary.arrays import resolve_device
+from torchgw._boundary.cache import content_key
+from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
+from torchgw._errors import InvalidInputError
+from torchgw._many.solve_many import (
+    check_rules,
+    refuse_relaxed,
+    warn_of_failures,
+    weights_of_terms,
+)
+from torchgw._many.solver import Numbers, Questions, Shelves, solve_questions
+from torchgw._many.spaces import Measure, Space, check_columns, listed_spaces, read_spaces
+from torchgw._problem.linear_term import FeatureMetric
+from torchgw._problem.named import DistanceName
+from torchgw._problem.providers import ScaleName
+
+__all__ = ["Output", "pairwise"]
+
+Output = Literal["value", "value_quad", "value_linear", "objective"]
+
+# Seconds of a chunk, and problems of the first one and of any. What is solved in a chunk is lost
+# when the process is killed; short ones leave the engine waiting for their last problems. [L396]
+_CHUNK_SECONDS = 15.0
+_FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
+# Seconds between two writes of the file that a matrix is resumed from. [L396]
+_WRITE_SECONDS = 20.0
+
+
+class _Job(NamedTuple):
+    """What a worker needs to know of all spaces, as arrays that can be mapped into memory."""
+
+    key: str
+    numbers: NDArray[np.float64]  # tables, weights and features, one space after the other
+    shape: NDArray[np.int64]  # (S, 2) points and features of each space
+    alpha: float
+    epsilon: float
+    squared: bool
+    n_init: int
+    rules: Rules
+    device: str
+
+
+@reject_unknown
+def pairwise(
+    Xs: Any = None,  # noqa: N803 - the names of the field
+    Ys: Any = None,  # noqa: N803
+    *,
+    D_X: Any = None,  # noqa: N803
+    D_Y: Any = None,  # noqa: N803
+    pairs: Any = None,
+    symmetric: bool | Literal["auto"] = "auto",
+    output: Output = "value",
+    a: Any = None,
+    b: Any = None,
+    distances: DistanceName | tuple[Any, Any] = "auto",
+    features: Any = None,
+    feature_metric: FeatureMetric = "sqeuclidean",
+    alpha: float | None = None,
+    n_neighbors: int | None = None,
+    scale: ScaleName | None = "auto",
+    epsilon: float | Literal["auto"] = "auto",
+    n_init: int = 1,
+    max_iter: int = 500,
+    tol: float = 1e-5,
+    objective_tol: float = 1e-4,
+    inner_max_iter: int = 2000,
+    inner_tol: float = 5e-7,
+    unbalanced: Any = None,
+    mass: Any = None,
+    n_jobs: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    device: Any = None,
+) -> Tensor:
+    """Compute the matrix of values between all spaces of two lists, or of one with itself.
+
+    Each entry has the bits that :func:`torchgw.solve_many` gives it. Memory is that of the spaces,
+    of the matrix, and of the problems under way: about 10 MB on a CPU and 5 GB on a GPU for each
+    job, however many pairs there are.
+
+    Parameters
+    ----------
+    Xs, Ys : list of spaces, N and M of them
+        As in ``solve_many``; without ``Ys``, pairs are of Xs with itself.
+    D_X, D_Y : list of array-like, shapes (n, n) and (m, m), optional
+        Distance matrices, in place of Xs and Ys.
+    pairs : array-like of int, shape (K, 2), optional
+        Which pairs to compute; all by default.
+    symmetric : bool or "auto"
+        Whether entry (i, j) is also entry (j, i), which halves the work: by default where there is
+        one list. The diagonal is computed too: with entropy it is not zero.
+    output : {"value", "value_quad", "value_linear", "objective"}
+        Which number of a problem the matrix holds; see :class:`torchgw.BatchResult`.
+    a, b : list of array-like, optional
+        Weights of the spaces of each list.
+    features : list of array-like, or pair of lists where there are two lists, optional
+        Features of the points of all spaces, whose distances are the linear cost.
+    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init
+        As in ``solve_many``, one value for all pairs.
+    max_iter, tol, objective_tol, inner_max_iter, inner_tol, unbalanced, mass
+        Likewise.
+    n_jobs : int, optional
+        Processes on a CPU, by joblib, one by default; -1 for all cores. Inside
+        ``joblib.parallel_config("dask")`` they are Dask's workers.
+    resume : path, optional
+        File in which finished entries are kept, written whole at least once a minute. If it exists,
+        the call goes on from there, and ends with the same bits.
+    progress : bool
+        Whether to show progress on standard error, where it is a terminal.
+    device : torch.device or str, optional
+        Where to compute; by default where the inputs are.
+
+    Returns
+    -------
+    Tensor, shape (N, M), or (K,) with ``pairs``, float64
+        On the CPU.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used, and for a ``resume`` file of other spaces or options.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If problems did not converge.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> rng = np.random.default_rng(0)
+    >>> Xs = [rng.normal(size=(n, 2)) for n in (9, 12, 20)]
+    >>> values = torchgw.pairwise(Xs, epsilon=0.01, progress=False)
+    >>> bool((values == values.T).all()), bool(values[0, 1] > values[0, 0])
+    (True, True)
+    """
+    refuse_relaxed(unbalanced, mass)
+    check_choice("output", output, get_args(Output))
+    check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    if not isinstance(epsilon, str) or epsilon != "auto":
+        check_positive("epsilon", epsilon, "pass epsilon='auto' for an automatic value")
+    if n_jobs is not None and n_jobs != -1:
+        check_count("n_jobs", n_jobs)
+    if symmetric not in (True, False, "auto"):
+        raise InvalidInputError(f"`symmetric` must be True, False or 'auto'; got {symmetric!r}.")
+    if resume is not None:
+        check_writable(resume)
+    first = _side("X", Xs, D_X)
+    alone = Ys is None and D_Y is None
+    if alone and b is not None:
+        raise InvalidInputError("`b` are weights of a second list, and there is none. Pass `a`.")
+    second = None if alone else _side("Y", Ys, D_Y)
+    if symmetric is True and not alone:
+        raise InvalidInputError(
+            "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
+        )
+    where = resolve_device(device, *first[1], *(second[1] if second else ()))
+    measure = Measure(distances, scale, n_neighbors, feature_metric)
+    spaces = _read(first, second, (a, b), features, measure, where)
+    count = len(first[1])
+    begin = 0 if alone else count
+    mirrored = alone and symmetric is not False
+    i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
+    weight = weights_of_terms(alpha, 1, fused=features is not None)[0]
+    job = _make_job(
+        spaces, weight, float("nan") if epsilon == "auto" else float(epsilon),
+        feature_metric != "euclidean", n_init, rules, where,
+    )  # fmt: skip
+    found = _compute(job, i, j + begin, 1 if n_jobs is None else n_jobs, resume, shown=progress)
+    warn_of_failures(found)
+    numbers = found.value_quad + found.value_linear
+    numbers = numbers if output == "value" else getattr(found, output)
+    if pairs is not None:
+        return numbers[asked]
+    matrix = torch.empty(count, len(spaces) - begin, dtype=torch.float64, device="cpu")
+    matrix[i, j] = numbers
+    if mirrored:
+        matrix[j, i] = numbers
+    return matrix
+
+
+def _side(name: str, given: Any, table: Any) -> tuple[bool, list[Any]]:
+    """List the spaces of one side; tell whether they are tables."""
+    if (given is None) == (table is None):
+        what = "neither was given" if given is None else "both were given"
+        raise InvalidInputError(f"Pass exactly one of `{name}s` and `D_{name}`; {what}.")
+    listed = (
+        listed_spaces(f"{name}s", given) if table is None else listed_spaces(f"D_{name}", table)
+    )
+    if not listed:
+        raise InvalidInputError(f"`{name}s` has no spaces.")
+    return table is not None, listed
+
+
+def _read(
+    first: tuple[bool, list[Any]],
+    second: tuple[bool, list[Any]] | None,
+    weights: tuple[Any, Any],
+    features: Any,
+    measure: Measure,
+    device: torch.device,
+) -> list[Space]:
+    """Read all spaces, those of the second list after those of the first."""
+    parts = (features, None) if second is None or features is None else tuple(features)
+    if len(parts) != 2:
+        raise InvalidInputError("`features` must be a pair of lists where there are Xs and Ys.")
+    spaces: list[Space] = []
+    sides = [first] if second is None else [first, second]
+    for place, (is_table, listed) in enumerate(sides):
+        name = ("D_X" if is_table else "Xs", "D_Y" if is_table else "Ys")[place]
+        weight, feature = weights[place], parts[place]
+        with torch.no_grad():
+            spaces += read_spaces(
+                name, None if is_table else listed, listed if is_table else None,
+                None if weight is None else list(weight),
+                None if feature is None else list(feature), measure, place, device,
+            )  # fmt: skip
+    check_columns(spaces)
+    return spaces
+
+
+def _asked_pairs(
+    pairs: Any, rows: int, columns: int, *, mirrored: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """List what is to be computed, each once, and where the pairs asked for are in that list."""
+    if pairs is None:
+        shape = torch.triu_indices(rows, rows) if mirrored else None
+        if shape is None:
+            shape = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
+        return shape[0], shape[1], torch.arange(shape.shape[1])
+    table = torch.as_tensor(np.asarray(pairs))
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.is_floating_point:
+        raise InvalidInputError(
+            f"`pairs` must be integers of shape (K, 2); got {tuple(table.shape)}, {table.dtype}."
+        )
+    table = table.long()
+    most = torch.tensor([rows, columns])
+    if bool(((table < 0) | (table >= most)).any()):
+        raise InvalidInputError(
+            f"`pairs` must be places in lists of {rows} and {columns} spaces; they reach from "
+            f"{int(table.min())} to {int(table.max())}."
+        )
+    if mirrored:
+        table = table.sort(1).values
+    distinct, asked = table.unique(dim=0, return_inverse=True)
+    return distinct[:, 0], distinct[:, 1], asked
+
+
+def _make_job(
+    spaces: list[Space],
+    alpha: float,
+    epsilon: float,
+    squared: bool,
+    n_init: int,
+    rules: Rules,
+    device: torch.device,
+) -> _Job:
+    """Put all spaces into one array, and name the job by what is in it."""
+    parts, shape = [], []
+    for table, weights, features in spaces:
+        shape.append((len(table), -1 if features is None else features.shape[1]))
+        parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
+    numbers = torch.cat([part.cpu() for part in parts])
+    sizes = torch.tensor(shape)
+    kind = device.type
+    key = content_key(
+        "pairwise", numbers, sizes, alpha, epsilon, squared, n_init, tuple(rules), kind
+    )
+    return _Job(
+        key, numbers.numpy(), sizes.numpy(), alpha, epsilon, squared, n_init, rules, str(device)
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _shelves_of(key: str) -> list[Shelves]:
+    """Keep the shelves of the last job of this process, in a list that begins empty."""
+    return []
+
+
+def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Solve some pairs; return their numbers, (7, k)."""
+    kept = _shelves_of(job.key)
+    if not kept:
+        kept.append(Shelves(list(_spaces_of(job))))
+    count = len(i)
+    asked = Questions(
+        kept[0], i.tolist(), j.tolist(), [job.alpha] * count, [job.epsilon] * count,
+        squared=job.squared, n_init=job.n_init, rules=job.rules,
+    )  # fmt: skip
+    found = solve_questions(asked, torch.device(job.device))
+    return torch.stack([part.double() for part in found]).cpu().numpy()
+
+
+def _spaces_of(job: _Job) -> Iterator[Space]:
+    """Read the spaces of a job."""
+    # what is mapped is read-only, and PyTorch has no such tensors
+    numbers, at = torch.from_numpy(np.array(job.numbers)).to(job.device), 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal at
+        size = int(np.prod(shape))
+        at += size
+        return numbers[at - size : at].view(*shape)
+
+    for n, d in job.shape.tolist():
+        yield Space(take(n, n), take(n), None if d < 0 else take(n, d))
+
+
+def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown: bool) -> Numbers:
+    """Compute all pairs chunk by chunk, beginning with what the file already has."""
+    # problems of like size follow each other
+    sizes = torch.as_tensor(job.shape)[:, 0]
+    padded = torch.stack([sizes[i], sizes[j]]).sort(0).values.add(15).div(16, rounding_mode="floor")
+    order = (padded[0] * (padded.max() + 1) + padded[1]).argsort(stable=True).numpy()
+    first, second = i.numpy(), j.numpy()
+    table = np.full((len(Numbers._fields), len(order)), np.nan)
+    key = content_key(job.key, i, j)
+    if resume is not None and Path(resume).exists():
+        table = _read_table(resume, key, table.shape)
+    left = order[np.isnan(table[0, order])]
+    written = time.monotonic()
+    with _workers(n_jobs) as run, _bar(len(order), len(left), shown) as advance:
+        size, at = _FIRST_CHUNK, 0
+        while at < len(left):
+            started = time.monotonic()
+            chunks = [left[at + k * size : at + (k + 1) * size] for k in range(run.count)]
+            chunks = [chunk for chunk in chunks if len(chunk)]
+            tasks = [(job, first[chunk], second[chunk]) for chunk in chunks]
+            for chunk, numbers in zip(chunks, run(tasks), strict=True):
+                table[:, chunk] = numbers
+                at += len(chunk)
+                advance(len(chunk))
+            now = time.monotonic()
+            if resume is not None and (now - written >= _WRITE_SECONDS or at == len(left)):
+                write_archive(resume, {"pairwise": key}, {"numbers": table})
+                written = now
+            wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
+            size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
+    floats = [torch.from_numpy(row.copy()) for row in table]
+    return Numbers._make([*floats[:5], floats[5].long(), floats[6].long()])
+
+
+def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Read what an earlier call has computed; refuse a file of something else."""
+    tree, arrays = read_archive(resume)
+    if not isinstance(tree, dict) or tree.get("pairwise") != key or "numbers" not in arrays:
+        raise InvalidInputError(
+            f"{resume}: belongs to other spaces, pairs or options. Pass another `resume`, or "
+            "remove the file."
+        )
+    table = arrays["numbers"]
+    if table.shape != shape or table.dtype != np.float64:
+        raise InvalidInputError(f"{resume}: `numbers` is not the table of these pairs.")
+    return table
+
+
+class _Runner:
+    """Chunks in this process."""
+
+    count = 1
+
+    def __call__(self, tasks: list[Any]) -> list[NDArray[np.float64]]:
+        """Solve chunks."""
+        return [_solve_chunk(*task) for task in tasks]
+
+
+class _ParallelRunner(_Runner):
+    """Chunks in processes, which map the spaces into their memory."""
+
+    def __init__(self, parallel: Any) -> None:
+        self.count = parallel._effective_n_jobs()
+        self._parallel = parallel
+
+    def __call__(self, tasks: list[Any]) -> list[NDArray[np.float64]]:
+        """Solve chunks."""
+        from joblib import delayed
+
+        return list(self._parallel(delayed(_solve_chunk)(*task) for task in tasks))
+
+
+@contextmanager
+def _workers(n_jobs: int) -> Iterator[_Runner]:
+    """Open what solves chunks."""
+    if n_jobs == 1:
+        yield _Runner()
+        return
+    from joblib import Parallel
+
+    with Parallel(n_jobs=n_jobs, max_nbytes=2**16, mmap_mode="r") as parallel:
+        yield _ParallelRunner(parallel)
+
+
+@contextmanager
+def _bar(total: int, left: int, shown: bool) -> Iterator[Any]:
+    """Show progress where somebody sees it."""
+    seen = shown and sys.stderr is not None and sys.stderr.isatty()
+    if not seen or find_spec("tqdm") is None:
+        with nullcontext():
+            yield lambda count: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, initial=total - left, desc="torchgw", unit=" pairs") as bar:
+        yield bar.update

@@ -1,0 +1,144 @@
+"""What a batch of problems comes to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._api import solve
+from torchgw._boundary.checks import check_within
+from torchgw._errors import UnsupportedError
+from torchgw._many.solver import STATUSES
+from torchgw._results.base import Result
+from torchgw._results.matching import Matching, MatchingKind
+from torchgw._results.result import GWResult
+from torchgw._results.storage import write_result
+from torchgw._solve.status import Status
+
+__all__ = ["BatchResult"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BatchResult(Result):
+    """Outcome of :func:`torchgw.solve_many` and :func:`torchgw.solve_batch`, B problems.
+
+    Attributes
+    ----------
+    value_quad, value_linear : Tensor, shape (B,), float64
+        alpha * <L(P), P> and (1 - alpha) * <M, P> of each plan.
+    objective : Tensor, shape (B,), float64
+        value + epsilon KL(P | a x b), which is what was minimised.
+    marginal_error : Tensor, shape (B,), float64
+        Larger of the L1 distances of a plan's marginals to the weights.
+    epsilon, alpha : Tensor, shape (B,), float64
+        Of each problem.
+    status : Tensor, shape (B,), int64
+        How each ended, as a place in ``tuple(torchgw.Status)``; ``statuses`` has them by name.
+    n_iter : Tensor, shape (B,), int64
+        Outer iterations of each.
+    shapes : Tensor, shape (B, 2), int64
+        Points of both sides of each.
+    entries : Tensor or None, shape (sum of n m,), float64
+        All plans one after the other, row by row; see :meth:`plan`. None with ``plans=False``.
+    loss : Tensor or None, shape (B,), float64
+        With ``differentiable=True``: ``objective`` as a tensor that carries gradients.
+    """
+
+    value_quad: Tensor
+    value_linear: Tensor
+    objective: Tensor
+    marginal_error: Tensor
+    epsilon: Tensor
+    alpha: Tensor
+    status: Tensor
+    n_iter: Tensor
+    shapes: Tensor
+    entries: Tensor | None = None
+    loss: Tensor | None = None
+    questions: Any = None
+
+    def __len__(self) -> int:
+        """Count the problems."""
+        return len(self.objective)
+
+    @property
+    def value(self) -> Tensor:
+        """Transport objective of each plan, without the entropy term, (B,)."""
+        return self.value_quad + self.value_linear
+
+    @property
+    def statuses(self) -> list[Status]:
+        """How each problem ended."""
+        return [STATUSES[code] for code in self.status.tolist()]
+
+    @property
+    def converged(self) -> Tensor:
+        """Whether each answer may be used without reservation, (B,) bool."""
+        good = [place for place, status in enumerate(STATUSES) if status.converged]
+        return torch.isin(self.status, torch.tensor(good, device=self.status.device))
+
+    def plan(self, i: int) -> Tensor:
+        """Plan of problem i, (n, m) float64; UnsupportedError if plans were not kept."""
+        if self.entries is None:
+            raise UnsupportedError(
+                "No plans were kept. Pass plans=True, which takes the memory of all of them; or "
+                "solve this one alone, which gives the same plan to the last bit."
+            )
+        place = self._place(i)
+        sizes = self.shapes.prod(1)
+        begin, count = int(sizes[:place].sum()), int(sizes[place])
+        return self.entries[begin : begin + count].view(*self.shapes[place].tolist())
+
+    def plans(self) -> list[Tensor]:
+        """All plans, (n, m) float64 each."""
+        return [self.plan(i) for i in range(len(self))]
+
+    def result(self, i: int) -> GWResult:
+        """Problem i as a full result: :func:`torchgw.solve` goes on from its plan.
+
+        At the same epsilon, so that values agree up to the tolerances of the two. UnsupportedError
+        for a batch from a file, which does not hold the spaces.
+        """
+        init = self.plan(i)
+        if self.questions is None:
+            raise UnsupportedError(
+                "A batch from a file does not hold its spaces. Pass the problem to torchgw.solve "
+                "with `init=batch.plan(i) / batch.plan(i).sum()` and `epsilon=batch.epsilon[i]`."
+            )
+        place = self._place(i)
+        arguments = self.questions.arguments(place)
+        return solve(**arguments, init=init / init.sum(), epsilon=float(self.epsilon[place]))
+
+    def matching(self, i: int, kind: MatchingKind = "one_to_one") -> Matching:
+        """Round plan i to pairs of points; see :meth:`torchgw.GWResult.matching`."""
+        return self.result(i).matching(kind)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dense: bool = False,
+        extra: dict[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Write all numbers and plans to a file that :func:`torchgw.load` reads.
+
+        The spaces are left out, and with them :meth:`result` and :meth:`matching`.
+        """
+        write_result(path, replace(self, questions=None), dense=dense, extra=extra)
+
+    def _place(self, i: int) -> int:
+        check_within("i", i, -len(self), len(self) - 1)
+        return int(i) % len(self)
+
+    def _summary(self) -> tuple[str, dict[str, str], str]:
+        done = int(self.converged.sum())
+        figures = {}
+        if len(self):
+            figures["value"] = f"{float(self.value.min()):.4g} to {float(self.value.max()):.4g}"
+            figures["marginal_error"] = f"up to {float(self.marginal_error.max()):.2g}"
+        return f"{len(self)} problems", figures, f"{done} of {len(self)} converged"

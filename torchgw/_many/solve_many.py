@@ -1,0 +1,556 @@
+"""Many problems in one call: lists of spaces, or padded stacks of matrices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.engine import Rules
+from torchgw._boundary.arrays import (
+    check_finite,
+    check_linear_cost,
+    check_magnitude,
+    resolve_device,
+    to_tensor,
+)
+from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
+from torchgw._errors import (
+    ConvergenceWarning,
+    InvalidInputError,
+    PlanTooLargeError,
+    UnsupportedError,
+    warn_user,
+)
+from torchgw._many.gradients import attach_losses
+from torchgw._many.result import BatchResult
+from torchgw._many.solver import STATUSES, Kept, Numbers, Questions, Shelves, solve_questions
+from torchgw._many.spaces import (
+    Measure,
+    Space,
+    check_columns,
+    listed_spaces,
+    per_problem,
+    read_spaces,
+)
+from torchgw._problem.linear_term import FeatureMetric
+from torchgw._problem.named import DistanceName
+from torchgw._problem.providers import ScaleName
+from torchgw._tensors.memory import free_memory
+
+__all__ = [
+    "check_rules",
+    "refuse_relaxed",
+    "solve_batch",
+    "solve_many",
+    "warn_of_failures",
+    "weights_of_terms",
+]
+
+
+# Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
+# [L391]
+_SYMMETRY, _MASS = 1e-5, 1e-4
+
+
+@reject_unknown
+def solve_many(
+    Xs: Any = None,  # noqa: N803 - the names of the field
+    Ys: Any = None,  # noqa: N803
+    *,
+    a: Any = None,
+    b: Any = None,
+    distances: DistanceName | tuple[Any, Any] = "auto",
+    D_X: Any = None,  # noqa: N803
+    D_Y: Any = None,  # noqa: N803
+    M: Any = None,  # noqa: N803
+    features: tuple[Any, Any] | None = None,
+    feature_metric: FeatureMetric = "sqeuclidean",
+    alpha: Any = None,
+    n_neighbors: int | None = None,
+    scale: ScaleName | None = "auto",
+    epsilon: Any = "auto",
+    n_init: int = 1,
+    max_iter: int = 500,
+    tol: float = 1e-5,
+    objective_tol: float = 1e-4,
+    inner_max_iter: int = 2000,
+    inner_tol: float = 5e-7,
+    unbalanced: Any = None,
+    mass: Any = None,
+    plans: bool = True,
+    differentiable: bool = False,
+    device: Any = None,
+) -> BatchResult:
+    """Solve many small problems together: problem k is between space k of each list.
+
+    The objective, the units and the options are those of :func:`torchgw.solve` with
+    ``loss="square"``. A problem has the same bits alone, in any batch and in any order, on one
+    device. Problems of more than 512 points on a side are solved one by one.
+
+    Parameters
+    ----------
+    Xs, Ys : list of B spaces
+        Each anything that :func:`torchgw.solve` takes: points (n, d), a graph, a provider; sizes
+        may differ. Also a nested tensor, an array (B, n, d), or a batch of PyTorch Geometric.
+    a, b : list of array-like, shapes (n,) and (m,), optional
+        Weights of each space, of sum 1; uniform by default, or where an entry is None.
+    distances : str or pair of str
+        As in ``solve``, but ``"auto"`` does not look for what agrees best: it is Euclidean for
+        points and shortest paths for graphs, so that values can be compared.
+    D_X, D_Y : list of array-like, shapes (n, n) and (m, m), optional
+        Distance matrices, in place of Xs and Ys.
+    M : list of array-like, shapes (n, m), optional
+        Linear cost of each problem.
+    features : pair of lists of array-like, shapes (n, k) and (m, k), optional
+        Features of the points of all spaces, in place of ``M``; see ``feature_metric``.
+    feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
+    alpha : float or B of them, optional
+        Weight of the quadratic term: 1, or 0.5 with a linear cost.
+    n_neighbors : int, optional
+        Neighbours in the graph, where points have geodesics.
+    scale : {"auto", "max", "mean"} or None
+        As in ``solve``; each space by its own.
+    epsilon : float, "auto", or B of these
+        As in ``solve``, in units of squared scaled distances.
+    n_init : int
+        Starts of each problem, of which the best objective counts: a x b annealed from the natural
+        scale, as ``solve(..., n_init=1)``; then plans by the distributions of distances; then by
+        random mixtures of their quantiles, always the same.
+    max_iter, tol, objective_tol, inner_max_iter, inner_tol
+        As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
+    unbalanced, mass : None
+        Refused here: loop over ``solve``.
+    plans : bool
+        Whether to keep the plans, 8 n m bytes for each problem.
+    differentiable : bool
+        Whether ``result.loss`` carries gradients to the D_X, D_Y, M, a, b that require them, and to
+        points under Euclidean distances. ``epsilon`` has to be a number, and ``scale="auto"`` means
+        None.
+    device : torch.device or str, optional
+        Where to compute; by default where the inputs are.
+
+    Returns
+    -------
+    BatchResult
+        (B,) tensors of numbers, and the plans.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used.
+    UnsupportedError
+        For what only ``solve`` can do.
+    PlanTooLargeError
+        If the plans do not fit; pass ``plans=False``.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If problems did not converge; ``result.statuses`` says which.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> rng = np.random.default_rng(0)
+    >>> Xs = [rng.normal(size=(n, 2)) for n in (9, 12, 20)]
+    >>> batch = torchgw.solve_many(Xs, [X @ [[0, 1], [-1, 0]] for X in Xs], epsilon=0.01)
+    >>> batch.plan(1).shape
+    torch.Size([12, 12])
+    """
+    refuse_relaxed(unbalanced, mass)
+    given, tables = (Xs, Ys), (D_X, D_Y)
+    sides = [
+        _listed(side, table, name) for side, table, name in zip(given, tables, "XY", strict=True)
+    ]
+    count = len(sides[0][1])
+    if len(sides[1][1]) != count:
+        raise InvalidInputError(
+            f"There must be as many spaces on both sides; got {count} and {len(sides[1][1])}. All "
+            "pairs are for torchgw.pairwise."
+        )
+    where = resolve_device(device, *(part for _, side in sides for part in side))
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
+    if differentiable:
+        scale = _check_differentiable(epsilon, scale, features)
+    measure = Measure(distances, scale, n_neighbors, feature_metric)
+    if features is not None and (not isinstance(features, (tuple, list)) or len(features) != 2):
+        raise InvalidInputError("`features` must be a pair of lists, one array for each space.")
+    if features is not None and M is not None:
+        raise InvalidInputError("`M` and `features` are two ways to give one linear cost.")
+    pair = (None, None) if features is None else tuple(map(list, features))
+    with torch.no_grad():
+        read = [
+            read_spaces(
+                f"{'D_' if is_table else ''}{name}{'' if is_table else 's'}",
+                None if is_table else listed, listed if is_table else None,
+                weights if weights is None else list(weights), feature, measure, place, where,
+            )
+            for place, (name, (is_table, listed), weights, feature) in enumerate(
+                zip("XY", sides, (a, b), pair, strict=True)
+            )
+        ]  # fmt: skip
+    check_columns(*read)
+    linear = _checked_costs(M, read, where)
+    asked = Questions(
+        Shelves([*read[0], *read[1]]),
+        range(count),
+        range(count, 2 * count),
+        weights_of_terms(alpha, count, fused=M is not None or features is not None),
+        _epsilons(epsilon, count),
+        linear,
+        squared=feature_metric != "euclidean",
+        n_init=n_init,
+        rules=rules,
+    )
+    result, kept = _solve(asked, where, plans=plans or differentiable)
+    if differentiable:
+        inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
+        loss = attach_losses(asked, kept, result.objective, inputs, distances)
+        return replace(result, loss=loss, entries=result.entries if plans else None)
+    return result
+
+
+@reject_unknown
+def solve_batch(
+    D_X: Any,  # noqa: N803
+    D_Y: Any,  # noqa: N803
+    M: Any = None,  # noqa: N803
+    *,
+    a: Any = None,
+    b: Any = None,
+    sizes_x: Any = None,
+    sizes_y: Any = None,
+    alpha: Any = None,
+    scale: ScaleName | None = "auto",
+    epsilon: Any = "auto",
+    n_init: int = 1,
+    max_iter: int = 500,
+    tol: float = 1e-5,
+    objective_tol: float = 1e-4,
+    inner_max_iter: int = 2000,
+    inner_tol: float = 5e-7,
+    unbalanced: Any = None,
+    mass: Any = None,
+    plans: bool = True,
+    differentiable: bool = False,
+    device: Any = None,
+) -> BatchResult:
+    """Solve a stack of problems given as padded matrices; :func:`solve_many` for stacks.
+
+    Parameters
+    ----------
+    D_X, D_Y : array-like, shapes (B, n, n) and (B, m, m)
+        Distance matrices. Problem k uses the first ``sizes_x[k]`` and ``sizes_y[k]`` points.
+    M : array-like, shape (B, n, m), optional
+        Linear costs.
+    a, b : array-like, shapes (B, n) and (B, m), optional
+        Weights; those of the points in use sum to 1. Uniform by default.
+    sizes_x, sizes_y : array-like of int, shape (B,), optional
+        Points in use; all by default. What lies beyond them is never read.
+    alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
+        As in :func:`solve_many`.
+    unbalanced, mass, plans, differentiable, device
+        Likewise.
+
+    Returns
+    -------
+    BatchResult
+        Plans have the sizes in use.
+
+    Examples
+    --------
+    >>> import torch, torchgw
+    >>> points = torch.randn(4, 10, 3, generator=torch.Generator().manual_seed(0))
+    >>> D = torch.cdist(points, points).double()
+    >>> batch = torchgw.solve_batch(D, D, sizes_y=[10, 9, 8, 7], epsilon=0.1)
+    >>> [tuple(plan.shape) for plan in batch.plans()]
+    [(10, 10), (10, 9), (10, 8), (10, 7)]
+    """
+    refuse_relaxed(unbalanced, mass)
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    check_choice("scale", scale, ("auto", "max", "mean"), none=True)
+    if differentiable:
+        scale = _check_differentiable(epsilon, scale, None)
+    where = resolve_device(device, D_X, D_Y)
+    x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)
+    y, columns = _stack("D_Y", D_Y, "sizes_y", sizes_y, where)
+    count = len(x)
+    if len(y) != count:
+        raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
+    costs = None
+    if M is not None:
+        costs = to_tensor("M", M).detach().to(where, torch.float64)
+        if tuple(costs.shape) != (count, x.shape[1], y.shape[1]):
+            raise InvalidInputError(
+                f"`M` must have shape {(count, x.shape[1], y.shape[1])}; got {tuple(costs.shape)}."
+            )
+        inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
+        costs = torch.where(inside, costs, 0.0)
+        check_finite("M", costs)
+        check_magnitude("M", costs, smallest=0.0)
+    masses = _masses("a", a, rows, x), _masses("b", b, columns, y)
+    if scale in ("max", "mean"):
+        x, y = (
+            _scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
+        )
+    asked = Questions(
+        Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
+        range(count),
+        range(count, 2 * count),
+        weights_of_terms(alpha, count, fused=costs is not None),
+        _epsilons(epsilon, count),
+        costs,
+        n_init=n_init,
+        rules=rules,
+    )
+    result, kept = _solve(asked, where, plans=plans or differentiable)
+    if not differentiable:
+        return result
+    sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
+    inputs: dict[str, Any] = {
+        "X": (True, [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]),
+        "Y": (True, [torch.as_tensor(D_Y[k])[:m, :m] for k, (_, m) in enumerate(sizes)]),
+        "M": None if M is None else [M[k][:n, :m] for k, (n, m) in enumerate(sizes)],
+        "a": None if a is None else [a[k][:n] for k, (n, _) in enumerate(sizes)],
+        "b": None if b is None else [b[k][:m] for k, (_, m) in enumerate(sizes)],
+    }
+    loss = attach_losses(asked, kept, result.objective, inputs, None)
+    return replace(result, loss=loss, entries=result.entries if plans else None)
+
+
+def _used(sizes: Tensor, most: int) -> Tensor:
+    """Tell which places of a padded stack are points, (B, most)."""
+    return torch.arange(most, device=sizes.device) < sizes[:, None]
+
+
+def _stack(
+    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
+    stack = to_tensor(name, value).detach()
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
+        raise InvalidInputError(
+            f"`{name}` must be a stack of square matrices, (B, n, n); got {tuple(stack.shape)}. "
+            "Lists of matrices are for torchgw.solve_many."
+        )
+    count, most = stack.shape[:2]
+    used = torch.tensor(_sizes(sizes_name, sizes, count, most), dtype=torch.int64, device=device)
+    inside = _used(used, most)
+    stack = stack.to(device, torch.float64)
+    stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
+    check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
+    largest = check_magnitude(name, stack)
+    if count and float((stack - stack.mT).abs().max()) > _SYMMETRY * largest:
+        raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
+    if count and float(stack.min()) < 0:
+        raise InvalidInputError(f"`{name}` must be non-negative.")
+    return stack, used
+
+
+def _masses(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
+    """Read weights (B, n), each row of sum one, zero beyond the points in use."""
+    inside = _used(sizes, like.shape[1])
+    if value is None:
+        return inside.to(like) / sizes[:, None]
+    weights = to_tensor(name, value).detach().to(like)
+    if weights.shape != inside.shape:
+        raise InvalidInputError(
+            f"`{name}` must have shape {tuple(inside.shape)}; got {tuple(weights.shape)}."
+        )
+    weights = torch.where(inside, weights, 0.0)
+    check_finite(name, weights)
+    total = weights.sum(1, keepdim=True)
+    off = float((total - 1).abs().max()) if len(total) else 0.0
+    if off > _MASS or bool((weights < 0).any()):
+        raise InvalidInputError(
+            f"`{name}` must have non-negative rows of sum 1; sums are off by up to {off:.3g}."
+        )
+    return weights / total
+
+
+def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
+    """Divide each matrix by its largest or its mean distance among points of positive weight."""
+    used = (weights > 0).to(stack)
+    if scale == "max":
+        size = (stack * used[:, :, None] * used[:, None, :]).amax((1, 2))
+    else:
+        share = used / used.sum(1, keepdim=True)
+        size = ((stack * share[:, None, :]).sum(2) * share).sum(1)
+    return stack / torch.where(size > 0, size, 1.0)[:, None, None]
+
+
+def refuse_relaxed(unbalanced: Any, mass: Any) -> None:
+    """Refuse relaxed marginals, which the engine does not know."""
+    for name, value in (("unbalanced", unbalanced), ("mass", mass)):
+        if value is not None:
+            raise UnsupportedError(
+                f"Batches have strict marginals, and `{name}` relaxes them. Loop over "
+                f"torchgw.solve(..., {name}={value!r}), or leave it out."
+            )
+
+
+def check_rules(
+    max_iter: int,
+    tol: float,
+    objective_tol: float,
+    inner_max_iter: int,
+    inner_tol: float,
+    n_init: int,
+) -> Rules:
+    """Check the options of the iteration."""
+    for name, value in (
+        ("max_iter", max_iter),
+        ("inner_max_iter", inner_max_iter),
+        ("n_init", n_init),
+    ):
+        check_count(name, value)
+    check_positive("tol", tol, "small values mean more iterations")
+    check_positive("inner_tol", inner_tol, "small values mean more iterations")
+    if objective_tol != 0:
+        check_positive("objective_tol", objective_tol, "0 switches the rule off")
+    return Rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol)
+
+
+def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> list[float]:
+    """Read the weight of the quadratic term of each problem."""
+    if alpha is None:
+        return [0.5 if fused else 1.0] * count
+    found = []
+    for value in per_problem("alpha", alpha, count):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value <= 1:
+            raise InvalidInputError(f"`alpha` must be numbers in [0, 1]; got {value!r}.")
+        if value < 1 and not fused:
+            raise InvalidInputError(
+                f"`alpha={value}` weighs a linear cost, and none was given. Pass `M` or "
+                "`features`, or drop `alpha`."
+            )
+        found.append(float(value))
+    return found
+
+
+def _epsilons(epsilon: Any, count: int) -> list[float]:
+    """Read epsilon of each problem, NaN for "auto"."""
+    found = []
+    for value in per_problem("epsilon", epsilon, count):
+        if isinstance(value, str) and value == "auto":
+            found.append(math.nan)
+            continue
+        check_positive("epsilon", value, "or 'auto'")
+        found.append(float(value))
+    return found
+
+
+def _listed(given: Any, table: Any, name: str) -> tuple[bool, list[Any]]:
+    """List the spaces of one side; tell whether they are tables."""
+    if (given is None) == (table is None):
+        what = "neither was given" if given is None else "both were given"
+        raise InvalidInputError(
+            f"Pass exactly one of `{name}s` (spaces) and `D_{name}` (distance matrices); {what}."
+        )
+    if table is None:
+        return False, listed_spaces(f"{name}s", given)
+    return True, listed_spaces(f"D_{name}", table)
+
+
+def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:  # noqa: N803
+    if M is None:
+        return None
+    costs = listed_spaces("M", M)
+    if len(costs) != len(read[0]):
+        raise InvalidInputError(
+            f"`M` must be one linear cost for each problem, {len(read[0])}; got {len(costs)}."
+        )
+    return [
+        check_linear_cost(cost, (len(x.table), len(y.table)), f"M[{place}]")
+        .detach()
+        .to(device, torch.float64)
+        for place, (cost, x, y) in enumerate(zip(costs, *read, strict=True))
+    ]
+
+
+def _sizes(name: str, sizes: Any, count: int, most: int) -> list[int]:
+    """Read how many points of each space are in use."""
+    if sizes is None:
+        return [most] * count
+    found = [item.item() if hasattr(item, "item") else item for item in sizes]
+    good = all(isinstance(n, int) and 1 <= n <= most for n in found)
+    if len(found) != count or not good:
+        raise InvalidInputError(
+            f"`{name}` must be {count} integers between 1 and {most}; got {str(found)[:60]}."
+        )
+    return found
+
+
+def _check_differentiable(
+    epsilon: Any, scale: ScaleName | None, features: Any
+) -> Literal["auto"] | None:
+    """Refuse units that would have to be differentiated as well."""
+    values = epsilon if isinstance(epsilon, (list, tuple)) else [epsilon]
+    if any(isinstance(value, str) for value in values):
+        raise UnsupportedError(
+            "`differentiable` needs epsilon as numbers: an automatic one follows the inputs."
+        )
+    if scale not in ("auto", None):
+        raise UnsupportedError(
+            f"`differentiable` keeps the units of the inputs, and scale={scale!r} changes them. "
+            "Pass scale=None."
+        )
+    if features is not None:
+        raise UnsupportedError(
+            "`differentiable` knows linear costs as `M`: compute them of the features by PyTorch."
+        )
+    return None
+
+
+def _solve(
+    asked: Questions, device: torch.device, *, plans: bool
+) -> tuple[BatchResult, dict[int, Kept]]:
+    """Solve all problems, and keep their plans if asked to."""
+    sizes = asked.shelves.sizes
+    shapes = [(sizes[i], sizes[j]) for i, j in zip(asked.i, asked.j, strict=True)]
+    total, entries = sum(n * m for n, m in shapes), None
+    kept: dict[int, Kept] = {}
+    if plans:
+        # each is kept once until all are there, and once more in their place
+        if 16 * total > free_memory(device):
+            raise PlanTooLargeError(
+                f"All plans take {8 * total:,} bytes, and twice that is not free on {device}. Pass "
+                "plans=False."
+            )
+        numbers = solve_questions(asked, device, lambda plan: kept.update({plan.number: plan}))
+        parts = [kept[number].plan.reshape(-1) for number in range(len(asked))]
+        entries = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
+    else:
+        numbers = solve_questions(asked, device)
+    warn_of_failures(numbers)
+    return BatchResult(
+        **numbers._asdict(),
+        alpha=torch.tensor(asked.alpha, dtype=torch.float64, device=device),
+        shapes=torch.tensor(shapes, dtype=torch.int64, device=device).view(-1, 2),
+        entries=entries,
+        questions=asked,
+    ), kept
+
+
+def warn_of_failures(numbers: Numbers) -> None:
+    """Warn once of all problems that did not converge."""
+    counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
+    failed = {
+        status: count
+        for status, count in zip(STATUSES, counts, strict=True)
+        if count and not status.converged
+    }
+    if failed:
+        most = max(failed, key=lambda status: failed[status])
+        shown = ", ".join(f"{count} {status.name}" for status, count in failed.items())
+        warn_user(
+            f"{sum(failed.values())} of {sum(counts)} problems did not converge ({shown}). "
+            f"{most.advice}",
+            ConvergenceWarning,
+        )
