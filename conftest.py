@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = [
-    f"torchgw/{module}.py"
-    for module, package in (("anndata", "anndata"), ("sklearn", "sklearn"))
+collect_ignore_glob = [
+    f"torchgw/{module}"
+    for module, package in (("anndata/*.py", "anndata"), ("sklearn.py", "sklearn"))
     if find_spec(package) is None
 ]

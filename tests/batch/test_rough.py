@@ -61,6 +61,7 @@ def test_rough_plans_are_near_the_fixed_point(device, fused):
         assert np.abs(again - plan[:n, :m]).sum() < 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_the_engine_goes_on_from_them_to_the_same_answers(device, monkeypatch):
     skip_unless_kernels_run(device)

@@ -200,6 +200,7 @@ def test_transport_in_a_pipeline():
         pipeline.fit(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["partners", "no partners"])
 def test_a_grid_search_finds_what_works(known):
     """A blur maps everything to the middle; other sizes on both sides, rows held out."""

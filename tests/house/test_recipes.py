@@ -128,7 +128,13 @@ def tried(title, root):
     )
 
 
-@pytest.mark.parametrize("title", REMINDERS)
+@pytest.mark.parametrize(
+    "title",
+    [
+        title if title == "A provider" else pytest.param(title, marks=pytest.mark.slow)
+        for title in REMINDERS
+    ],
+)
 def test_a_recipe_works(title, tmp_path):
     follow(title, tmp_path)
     done = tried(title, tmp_path)

@@ -142,6 +142,7 @@ def bits(result):
     return result.plan.numpy().tobytes(), result.value, result.potential_a.numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_threads_give_the_bits_of_a_serial_run():
     jobs = [(seed, OPTIONS[seed % len(OPTIONS)]) for seed in range(8)]

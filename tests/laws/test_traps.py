@@ -91,7 +91,8 @@ def test_distances_are_scaled_once_and_not_by_what_was_sampled():
     tables = [ot.dist(p, p) * s for p, s in zip((x, y[:18]), exact.scale, strict=True)]
     for result in results:
         expected = reference.gw_value(*tables, result.plan.numpy())
-        assert abs(result.value - expected) < 6 * result.log["value_standard_error"]
+        error = result.log["value_standard_error"]
+        assert abs(result.value - expected) <= 6 * error + 1e-12
 
 
 def test_the_scale_of_potentials_is_that_of_the_cost():

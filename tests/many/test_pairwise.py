@@ -33,6 +33,7 @@ torch.save(values, sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_entries_are_those_of_solve_many():
     matrix = torchgw.pairwise(XS, **QUIET)
     rows, columns = np.divmod(np.arange(25), 5)

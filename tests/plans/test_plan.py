@@ -131,6 +131,7 @@ def test_barycentric_is_defined_for_zero_weights(pair):
     np.testing.assert_allclose(got[filled], expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sample_follows_the_plan(pair):
     plan, matrix = pair
     generator = torch.Generator().manual_seed(0)

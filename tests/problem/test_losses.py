@@ -58,6 +58,7 @@ def test_the_parts_of_a_loss_are_the_loss(name):
     assert np.abs(np.diag(table)).max() < 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.1, 0.5])
 def test_entropic_kl_equals_pot(epsilon):
     """From the product plan, as POT starts."""

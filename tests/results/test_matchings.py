@@ -225,6 +225,7 @@ def test_partial_plans_match_their_share():
     assert found.value <= result.value * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_unbalanced_and_polished():
     x, y = clouds(30, 30)
     result = solve(x, y, distances="euclidean", unbalanced=1.0)

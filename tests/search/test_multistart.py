@@ -423,6 +423,7 @@ def test_potentials_are_those_of_the_whole_cost():
     assert first[0] < 0.5 * first[1]
 
 
+@pytest.mark.slow
 def test_init_as_matching_and_potentials():
     (x, t_x), (y, t_y) = curve(60), curve(60, 1)
     options = {"distances": "euclidean", "random_state": 0}

@@ -90,6 +90,7 @@ def test_noisy_graph_copy():
     assert (plan.argmax(1) == answer).mean() > 0.85
 
 
+@pytest.mark.slow
 def test_every_gradient_form():
     x, y, answer = isometric_copy(40, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "regularization": "proximal", "random_state": 0}

@@ -155,6 +155,7 @@ def instance(seed):
     return tuple(ot.dist(side, side, "euclidean") / unit for side in (x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "rho"), [(2, 0.2), *slow((2, 1.0), (3, 1.0))])
 def test_unbalanced_starts_reach_the_optimum_of_pot(seed, rho):
     """At a small epsilon a single start ends above POT's in two of these."""
@@ -209,6 +210,7 @@ def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
     assert again.value == pytest.approx(result.value, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_partial_finds_the_common_part():
     """The part of Y that is a turned copy of X is matched, the points of its own are not."""
     result = torchgw.solve(D_X=D_X, D_Y=D_Y, mass=0.6, epsilon=1e-3)
@@ -216,6 +218,7 @@ def test_partial_finds_the_common_part():
     assert float(result.marginal_b[22:].sum()) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}])
 def test_gradients_storages_and_precisions_agree(options):
     given = {"X": X, "Y": Y, "distances": "sqeuclidean", "epsilon": 0.05, "tol": 1e-8} | options

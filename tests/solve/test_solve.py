@@ -176,9 +176,9 @@ def test_sampled_gradient_is_close_to_the_exact_one(distances):
     sampled = torchgw.solve(x, y, gradient="sampled", init=exact, n_anchors=800, **options)
     assert sampled.status is Status.STATIONARY
     assert sampled.log["n_anchors"] == 800
-    error = sampled.log["value_standard_error"]
-    assert 0 < error < 0.2 * sampled.value
-    assert sampled.value == pytest.approx(exact.value, abs=6 * error + 0.05 * exact.value)
+    # no more points than anchors: the value is summed, not estimated
+    assert sampled.log["value_standard_error"] == 0
+    assert sampled.value == pytest.approx(exact.value, rel=0.05)
     assert sampled.marginal_error < 1e-6
 
 

@@ -100,6 +100,7 @@ def test_projection_meets_its_constraints_and_leaves_what_meets_them():
     torch.testing.assert_close(again.q.exp(), q, atol=1e-8, rtol=0)
 
 
+@pytest.mark.slow
 def test_value_is_at_most_that_of_pot():
     x, y = clouds()
     with warnings.catch_warnings():

@@ -31,15 +31,19 @@ def related(
     """Say of each alternative but the first what it is to that."""
     if len(found) < 2:
         return found
-    first = found[0]
+    # small decompositions, for which a GPU takes milliseconds
+    first, *others = (
+        replace(each, source=each.source.cpu(), target=each.target.cpu(), plan=each.plan.cpu())
+        for each in found
+    )
     mean, axes = _axes(target, first.target)
     places, told = _places(first, target, first.target, mean, axes), []
-    for other in found[1:]:
+    for other, given in zip(others, found[1:], strict=True):
         moved = _places(other, target, first.target, mean, axes)
         if not torch.equal(other.source, first.source):
             moved = moved[_squares(source, other.source, first.source).argmin(1)]
-        told.append(replace(other, relation=_relation(places, moved, first.plan.sum(1))))
-    return (first, *told)
+        told.append(replace(given, relation=_relation(places, moved, first.plan.sum(1))))
+    return (found[0], *told)
 
 
 def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Tensor:

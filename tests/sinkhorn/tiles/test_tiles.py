@@ -341,6 +341,7 @@ def test_tiles_are_skipped_where_the_plan_is_thin() -> None:
     assert shares[3] < 0.2
 
 
+@pytest.mark.slow
 def test_single_passes_go_over_all_tiles_where_most_are_kept(make: Maker) -> None:
     n, m = 130, 70
     cost, marginals, potentials = make.to(curve_cost(n, m, epsilon=10.0))
@@ -359,6 +360,7 @@ def test_single_passes_go_over_all_tiles_where_most_are_kept(make: Maker) -> Non
     assert backend.tiling.report().lists == 2
 
 
+@pytest.mark.slow
 def test_tiles_of_a_sweep_serve_the_products_that_follow(make: Maker) -> None:
     if make.kind is TiledEagerProblem:
         pytest.skip("chooses for each pass")
