@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -417,8 +417,7 @@ def _bar(total: int, left: int, shown: bool) -> Iterator[Any]:
     """Show progress where somebody sees it."""
     seen = shown and sys.stderr is not None and sys.stderr.isatty()
     if not seen or find_spec("tqdm") is None:
-        with nullcontext():
-            yield lambda count: None
+        yield lambda count: None
         return
     from tqdm.auto import tqdm
 

@@ -96,7 +96,10 @@ class BatchResult(Result):
 
     def plans(self) -> list[Tensor]:
         """All plans, (n, m) float64 each."""
-        return [self.plan(i) for i in range(len(self))]
+        if self.entries is None:
+            return [self.plan(i) for i in range(len(self))]
+        parts = self.entries.split(self.shapes.prod(1).tolist())
+        return [part.view(*shape) for part, shape in zip(parts, self.shapes.tolist(), strict=True)]
 
     def result(self, i: int) -> GWResult:
         """Problem i as a full result: :func:`torchgw.solve` goes on from its plan.

@@ -8,6 +8,7 @@ With two tables of distances both plans are of points, and it is fused unbalance
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -197,13 +198,13 @@ def _multiplicative_kl(
     kernel = np.exp(-cost / whole) * a[:, None] ** of_rows * b**of_columns
     if of_plan > 0:
         kernel *= reference**of_plan
-    for _ in range(max_iter):
-        before = plan
+
+    def turn(plan: Array) -> Array:
         divisor = plan.sum(1)[:, None] ** of_rows * plan.sum(0) ** of_columns + _TINY
-        plan = kernel * plan ** (of_rows + of_columns) / divisor
-        if np.linalg.norm(plan - before) < tol:
-            break
-    return plan
+        moved: Array = kernel * plan ** (of_rows + of_columns) / divisor
+        return moved
+
+    return _repeated(turn, plan, max_iter, tol)
 
 
 def _multiplicative_l2(
@@ -217,10 +218,19 @@ def _multiplicative_l2(
 ) -> Array:
     a, b, reference = weights
     pull = np.maximum(rho[0] * a[:, None] + rho[1] * b + epsilon * reference - cost, 0)
-    for _ in range(max_iter):
-        before = plan
+
+    def turn(plan: Array) -> Array:
         weight = rho[0] * plan.sum(1)[:, None] + rho[1] * plan.sum(0) + epsilon * plan
-        plan = pull * plan / (weight + _TINY)
+        moved: Array = pull * plan / (weight + _TINY)
+        return moved
+
+    return _repeated(turn, plan, max_iter, tol)
+
+
+def _repeated(turn: Callable[[Array], Array], plan: Array, max_iter: int, tol: float) -> Array:
+    """Take turns until one changes the plan by less than the tolerance."""
+    for _ in range(max_iter):
+        before, plan = plan, turn(plan)
         if np.linalg.norm(plan - before) < tol:
             break
     return plan

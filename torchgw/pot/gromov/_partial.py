@@ -16,7 +16,7 @@ from torchgw.pot.gromov._read import (
     Problem,
     check_known,
     read_problem,
-    value_of,
+    value_and_log,
     without_gradients,
 )
 
@@ -97,7 +97,7 @@ def partial_gromov_wasserstein2(
     problem = read_problem(C1, C2, p, q, loss_fun, symmetric, also=(G0,))
     plan, more = _descend(problem, G0, m, (numItermax, tol, verbose), kwargs, "partial_gw_dist")
     given = {"C1": C1, "C2": C2}
-    return _value(problem, plan, more, loss_fun, "partial_gw_dist", given, log)
+    return value_and_log(problem, plan, more, loss_fun, "partial_gw_dist", given, log)
 
 
 def partial_fused_gromov_wasserstein(
@@ -164,7 +164,7 @@ def partial_fused_gromov_wasserstein2(
     problem = read_problem(C1, C2, p, q, loss_fun, symmetric, M=M, alpha=alpha, also=(G0,))
     plan, more = _descend(problem, G0, m, (numItermax, tol, verbose), kwargs, "partial_fgw_dist")
     given = {"C1": C1, "C2": C2, "M": M, "alpha": alpha}
-    return _value(problem, plan, more, loss_fun, "partial_fgw_dist", given, log)
+    return value_and_log(problem, plan, more, loss_fun, "partial_fgw_dist", given, log)
 
 
 def entropic_partial_gromov_wasserstein(
@@ -380,25 +380,3 @@ def _steps(
     whole[entries] = found.plan.ravel()
     log = {"err": found.errors, name: np.float64(sum(problem.parts(whole)))}
     return problem.arrays.give(whole), problem.arrays.give_all(log)
-
-
-def _value(
-    problem: Problem,
-    plan: Any,
-    log: dict[str, Any],
-    loss: str,
-    name: str,
-    given: dict[str, Any],
-    whole: bool,
-) -> Any:
-    """Hand out the value with its derivatives, with what else is known if asked for."""
-    matrix = problem.arrays.read("T", plan)
-    value = value_of(problem, loss, matrix, float(log[name]), given)
-    if not whole:
-        return value
-    log["T"] = plan
-    if problem.M is not None:
-        linear, quadratic = problem.parts(matrix)
-        log["lin_loss"] = problem.arrays.give(np.float64(linear))
-        log["quad_loss"] = problem.arrays.give(np.float64(quadratic))
-    return value, log

@@ -17,7 +17,7 @@ from torchgw.pot.gromov._read import (
     Problem,
     check_known,
     read_problem,
-    value_of,
+    value_and_log,
     without_gradients,
 )
 
@@ -88,7 +88,7 @@ def semirelaxed_gromov_wasserstein2(
     start = read_semirelaxed_start(problem, G0, random_state)
     plan, more = _descend(problem, start, (max_iter, tol_rel, tol_abs), kwargs, "srgw_dist")
     given = {"C1": C1, "C2": C2}
-    return _value(problem, plan, more, loss_fun, "srgw_dist", given, log)
+    return value_and_log(problem, plan, more, loss_fun, "srgw_dist", given, log)
 
 
 def semirelaxed_fused_gromov_wasserstein(
@@ -153,7 +153,7 @@ def semirelaxed_fused_gromov_wasserstein2(
     start = read_semirelaxed_start(problem, G0, random_state)
     plan, more = _descend(problem, start, (max_iter, tol_rel, tol_abs), kwargs, "srfgw_dist")
     given = {"C1": C1, "C2": C2, "M": M, "alpha": alpha}
-    return _value(problem, plan, more, loss_fun, "srfgw_dist", given, log)
+    return value_and_log(problem, plan, more, loss_fun, "srfgw_dist", given, log)
 
 
 def entropic_semirelaxed_gromov_wasserstein(
@@ -366,25 +366,3 @@ def _steps(
     log = {"err": found.errors, "lin_loss": np.float64(linear), "quad_loss": np.float64(quadratic)}
     log[name] = np.float64(linear + quadratic)
     return problem.arrays.give(whole), problem.arrays.give_all(log)
-
-
-def _value(
-    problem: Problem,
-    plan: Any,
-    log: dict[str, Any],
-    loss: str,
-    name: str,
-    given: dict[str, Any],
-    whole: bool,
-) -> Any:
-    """Hand out the value with its derivatives, with what else is known if asked for."""
-    matrix = problem.arrays.read("T", plan)
-    value = value_of(problem, loss, matrix, float(log[name]), given)
-    if not whole:
-        return value
-    log["T"] = plan
-    if problem.M is not None:
-        linear, quadratic = problem.parts(matrix)
-        log["lin_loss"] = problem.arrays.give(np.float64(linear))
-        log["quad_loss"] = problem.arrays.give(np.float64(quadratic))
-    return value, log
