@@ -80,6 +80,27 @@ def test_the_engine_goes_on_from_them_to_the_same_answers(device, monkeypatch):
         assert torch.equal(mine, its)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+def test_linear_problems_on_chip_are_those_of_ticks(device, fused, monkeypatch):
+    skip_unless_kernels_run(device)
+    problems = packed_problems(device, [(9, 16), (12, 10)], fused)
+    monkeypatch.setattr(engine, "may_begin", lambda *args, **kwargs: False)
+    monkeypatch.setattr(engine, "on_chip", lambda *args: False)
+    ticks = engine.run(problems, engine.Rules())
+    monkeypatch.setattr(engine, "on_chip", lambda *args: True)
+    programs = engine.run(problems, engine.Rules())
+    torch.testing.assert_close(programs.objective, ticks.objective, rtol=1e-12, atol=0)
+    torch.testing.assert_close(programs.marginal_error, ticks.marginal_error, rtol=1e-2, atol=0)
+    assert (programs.ending == ticks.ending).all()
+    assert (programs.n_iter == ticks.n_iter).all()
+    # none waits for another: each one has the bits that it has in a pool of two
+    monkeypatch.setattr(engine, "_POOL_ENTRIES", {"cpu": 1, "cuda": 1})
+    for mine, its in zip(engine.run(problems, engine.Rules()), programs, strict=True):
+        assert torch.equal(mine, its)
+
+
 @pytest.mark.gpu
 def test_sizes_up_to_the_largest_compile_and_agree(monkeypatch):
     device = torch.device("cuda")

@@ -277,3 +277,12 @@ def test_a_mixture_with_the_other_project_is_refused(tmp_path: Path, suffix: str
     assert "ImportError" in done.stderr
     assert f"torchgw-0.4.2.{suffix}" in done.stderr
     assert "pip uninstall torchgw torch-gromov" in done.stderr
+
+
+def test_slow_cases_exist() -> None:
+    """Names in ``slow.txt`` are those of functions that are there."""
+    root = PACKAGE.parent
+    for name in (root / "tests/slow.txt").read_text().splitlines():
+        path, function = name.split("[")[0].split("::")
+        text = (root / path).read_text()
+        assert f"def {function.split('.')[-1]}(" in text, name

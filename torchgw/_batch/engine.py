@@ -19,7 +19,7 @@ from torch import Tensor
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
-from torchgw._batch.warm import Warm, may_begin
+from torchgw._batch.warm import Warm, may_begin, on_chip
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
 
@@ -52,6 +52,8 @@ _MOST_RESTARTS = 5
 _MOST_ROUNDING = 1e-6
 # Linear problems in a row that leave more than a share of the error. [L391]
 _STUCK, _STUCK_SHARE = 10, 0.99
+# Sinkhorn iterations on chip before the plan is made anew from its potentials. [L402]
+_ON_CHIP = 256
 # Multiple of the column error asked for that a plan may have. [L391]
 _CONTRADICTION = 10
 # What rounding and a marginal error may add to a value, as shares of its squares. [L391]
@@ -131,6 +133,8 @@ class _Pool:
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
     descent: Descent
+    # L1 change of the plans, and <cost, plan>, where those who iterate tell them
+    told: tuple[Tensor, Tensor] | None = None
 
     def names(self) -> list[str]:
         """List the tensors that belong to problems."""
@@ -189,6 +193,7 @@ def _run_queue(
     def enter(chosen: Tensor) -> _Pool:
         return _enter(problems, chosen, None if warm is None else warm.at(chosen - origin))
 
+    solve = _solve_on_chip if on_chip(problems.shape, problems.device) else _tick
     pool = enter(queue[:width])
     if len(pool.number) < _FEWEST:
         # a twin, whose numbers nobody reads
@@ -196,8 +201,8 @@ def _run_queue(
         pool.number[1:] = -1
     queue = queue[width:]
     while True:
-        places = _tick(pool).nonzero()[:, 0]
-        ended = _advance(pool, places, rules) if len(places) else None
+        done = solve(pool)
+        ended = _advance(pool, done.nonzero()[:, 0], rules) if bool(done.any()) else None
         if ended is not None:
             store(*ended)
         idle = (pool.number < 0).nonzero()[:, 0]
@@ -303,6 +308,28 @@ def _tick(pool: _Pool) -> Tensor:
     return busy & (solved | (pool.spent >= pool.budget) | ~made.error.isfinite())
 
 
+def _solve_on_chip(pool: _Pool) -> Tensor:
+    """Iterate all problems until their linear problems are done; tell whose are, (A,) bool."""
+    from torchgw._batch.sweep_triton import Scaling, scale
+
+    busy, unit = pool.number >= 0, pool.epsilon[:, None]
+    s, t, exact = torch.ones_like(pool.a), torch.ones_like(pool.b), torch.ones_like(pool.a)
+    pool.told = torch.zeros_like(pool.epsilon), torch.zeros_like(pool.epsilon)
+    before = pool.spent.clone()
+    given = Scaling(
+        pool.cost, pool.point, pool.plan, pool.a, pool.b, pool.f_next, pool.g, pool.epsilon,
+        s, t, exact, pool.relaxation, pool.error, pool.restarts, pool.spent, pool.budget, pool.tol,
+        *pool.told,
+    )  # fmt: skip
+    scale(busy.nonzero()[:, 0], given, _ON_CHIP, _MOST_RESTARTS, _MOST_ROUNDING)
+    pool.inner += pool.spent - before
+    pool.f = pool.f_next + unit * exact.log()
+    pool.f_next = pool.f_next + unit * s.log()
+    pool.g = pool.g + unit * t.log()
+    solved = (pool.error <= pool.tol) | (pool.restarts >= _MOST_RESTARTS)
+    return busy & (solved | (pool.spent >= pool.budget) | ~pool.error.isfinite())
+
+
 class _Found(NamedTuple):
     """Numbers of problems that have ended, by their kind."""
 
@@ -312,21 +339,25 @@ class _Found(NamedTuple):
 
 def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] | None:
     """Linearise some problems again; return those that have ended, with their plans."""
-    x, y, plan = pool.x[places], pool.y[places], pool.plan[places]
+    # tables of the whole pool are not copied
+    at: Tensor | slice = slice(None) if len(places) == len(pool.number) else places
+    x, y, plan = pool.x[at], pool.y[at], pool.plan[at]
     alpha, target, epsilon = pool.alpha[places], pool.target[places], pool.epsilon[places]
-    linear = None if pool.linear is None else pool.linear[places]
+    linear = None if pool.linear is None else pool.linear[at]
     error, settling = pool.error[places], pool.settling[places]
+    a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
     cross = _cross(x, y, plan)
-    a, b = pool.a[places], pool.b[places]
     terms = _Terms.of(x, y, plan, cross, alpha, linear)
-    exponent = (pool.f[places][:, :, None] + pool.g[places][:, None, :] - pool.cost[places]).div_(
-        epsilon[:, None, None]
-    )
-    entropy = (plan * exponent).sum((1, 2))
-    objective = terms.quadratic + terms.linear + epsilon * entropy
+    if pool.told is None:
+        change = (plan - pool.point[at]).abs_().sum((1, 2))
+        spending = (plan * pool.cost[at]).sum((1, 2))
+    else:
+        change, spending = (part[at] for part in pool.told)
+    # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
+    entropy = (f * terms.p).sum(1) + (g * terms.q).sum(1) - spending
+    objective = terms.quadratic + terms.linear + entropy
 
     # how the loop goes on
-    change = (plan - pool.point[places]).abs_().sum((1, 2))
     at_target = epsilon <= target
     met = ~at_target | (error <= _MET)
     done = pool.done[places] + (settling < 0)
@@ -364,10 +395,13 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     budget = torch.where(settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
     cost = cross.mul_(-4 * alpha[:, None, None])
-    pool.cost[places] = cost if linear is None else cost.add_(linear)
-    f, g = pool.f[places], pool.g[places]
+    if linear is not None:
+        cost.add_(linear)
     pool.f_next[places] = row_shift(cost, b, g)
-    pool.point[places] = plan
+    if at is places:
+        pool.cost[places], pool.point[places] = cost, plan
+    else:
+        pool.cost, pool.point, pool.plan = cost, plan, pool.point
     for name, value in {
         "spent": 0, "error": math.inf, "relaxation": torch.where(
             near, 1 + _KEPT_EXCESS * (pool.relaxation[places] - 1), 1.0
@@ -379,8 +413,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     if not bool(finished.any()):
         return None
     over = finished.nonzero()[:, 0]
-    p, q = plan[over].sum(2), plan[over].sum(1)
-    missing = (p - a[over]).abs().sum(1).maximum((q - b[over]).abs().sum(1))
+    missing = (terms.p - a).abs().sum(1).maximum((terms.q - b).abs().sum(1))[over]
     ended = _judge(
         settling[over], solved[over], missing, terms.of_places(over),
         _Terms.product(x[over], y[over], a[over], b[over], alpha[over],
@@ -403,6 +436,8 @@ class _Terms(NamedTuple):
     quadratic: Tensor  # alpha <L(P), P>
     linear: Tensor  # (1 - alpha) <M, P>
     squares: Tensor  # what cancels in the quadratic term
+    p: Tensor  # (k, n) masses of rows
+    q: Tensor  # (k, m) masses of columns
 
     @classmethod
     def of(
@@ -413,7 +448,7 @@ class _Terms(NamedTuple):
         squares = alpha * (_own(x, p) + _own(y, q))
         mixed = 2 * alpha * (cross * plan).sum((1, 2))
         costs = torch.zeros_like(alpha) if linear is None else (linear * plan).sum((1, 2))
-        return cls(squares - mixed, costs, squares)
+        return cls(squares - mixed, costs, squares, p, q)
 
     @classmethod
     def product(
@@ -425,7 +460,7 @@ class _Terms(NamedTuple):
         costs = torch.zeros_like(alpha)
         if linear is not None:
             costs = (linear * a[:, :, None] * b[:, None, :]).sum((1, 2))
-        return cls(squares - 2 * alpha * means, costs, squares)
+        return cls(squares - 2 * alpha * means, costs, squares, a, b)
 
     def of_places(self, places: Tensor) -> _Terms:
         """Take some of them."""

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TICK", "Sweep", "next_relaxation", "row_shift", "sweep"]
+__all__ = ["LARGEST_EXPONENT", "TICK", "Sweep", "next_relaxation", "row_shift", "sweep"]
 
 # Full iterations of a sweep; three square roots take its root. [L391]
 TICK = 8
 # What exponents are kept within: no row or column of a kernel is empty, and those of weight zero,
 # which nothing bounds, are finite. [L391]
-_LARGEST_EXPONENT = 300.0
+LARGEST_EXPONENT = 300.0
 # Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L391]
 _RELAXED = 0.5, 2.0
 # Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
@@ -53,7 +53,7 @@ def sweep(
     """
     (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
-    plan.add_((g / unit)[:, None, :]).clamp_(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp_()
+    plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
     plan.mul_(a[:, :, None]).mul_(b[:, None, :])
     turned, excess = plan.mT, (relaxation - 1)[:, None, None]
     # where there is no weight, one over one leaves the scaling at one

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from torchgw._sinkhorn.choose import unavailable_backends
 
-__all__ = ["LARGEST_ROUGH", "Warm", "may_begin"]
+__all__ = ["LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "may_begin", "on_chip"]
 
-# Points of a side up to which a problem fits the registers of a multiprocessor. [L397]
+# Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
+# program of its own. [L397] [L402]
 LARGEST_ROUGH = 128
+LARGEST_ON_CHIP = 64
 
 
 class Warm(NamedTuple):
@@ -29,6 +31,13 @@ class Warm(NamedTuple):
 
 def may_begin(shape: tuple[int, int], device: torch.device, *, chosen: bool) -> bool:
     """Whether problems of these padded sizes can begin in Triton, from ``chosen`` starts or not."""
-    if device.type != "cuda" or chosen or max(shape) > LARGEST_ROUGH:
-        return False
-    return unavailable_backends(device)["triton"] is None
+    return not chosen and max(shape) <= LARGEST_ROUGH and _has_triton(device)
+
+
+def on_chip(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether problems of these padded sizes are iterated in Triton."""
+    return max(shape) <= LARGEST_ON_CHIP and _has_triton(device)
+
+
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and unavailable_backends(device)["triton"] is None
