@@ -14,7 +14,7 @@ from torchgw._sinkhorn import compiled
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._sinkhorn.eager import EagerBackend, EagerProblem
+from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
@@ -96,9 +96,9 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
     problem, epsilon = linear_problem(40, 50, 3, zero_weights=zeros), 0.005
     prepared = EagerBackend().prepare(LinearProblem(problem.cost(kind), problem.marginals, epsilon))
     at = sinkhorn(prepared, None, max_iter=300, tol=1e-3).potentials
-    assert prepared.sparse_sweeper(at) is None
+    assert sparse_sweeper(prepared.problem, at) is None
     monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", 0)
-    sweeper = prepared.sparse_sweeper(at)
+    sweeper = sparse_sweeper(prepared.problem, at)
     entries = sweeper.kernel.entries
     assert 0 < entries.nnz < 0.1 * 40 * 50
     got, expected = sweeper(at, 6, 1.3), softmin_sweep(prepared, at, 6, 1.3)
@@ -112,7 +112,7 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
     assert not bool(sweeper(far, 1, 1.0).check[0])
     # plans that are not sharp have too many
     wide = EagerBackend().prepare(LinearProblem(problem.cost(kind), problem.marginals, 5.0))
-    assert wide.sparse_sweeper(wide.half_steps(problem.potentials.g)) is None
+    assert sparse_sweeper(wide.problem, wide.half_steps(problem.potentials.g)) is None
 
 
 @pytest.mark.parametrize("kind", ["dense", "factored"])

@@ -15,7 +15,7 @@ from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "usable_sums"]
+__all__ = ["EagerBackend", "sparse_sweeper", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
@@ -55,18 +55,12 @@ class EagerProblem(PreparedProblem):
 
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps that scale one kernel, if it is small, or compute it anew from factors."""
-        sparse = self.sparse_sweeper(start)
+        sparse = sparse_sweeper(self.problem, start)
         if sparse is not None:
             return sparse
         if isinstance(self.problem.cost, DenseCost):
             return _ScaledKernel(self.problem, start, _Kernel(self.plan(start)))
         return _StreamedKernel(self.problem)
-
-    def sparse_sweeper(self, start: Potentials) -> Sweeper | None:
-        """Make sweeps over the entries of the kernel that matter, if they are few."""
-        # relaxed sums are not one at the fixed point
-        kernel = _SparseKernel.of(self.plan(start)) if self.problem.tau == STRICT else None
-        return None if kernel is None else _ScaledKernel(self.problem, start, kernel)
 
 
 class _Kernel:
@@ -169,6 +163,16 @@ class _ScaledKernel:
         """Turn log-scalings into potentials."""
         f, g = self.origin
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
+
+
+def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:
+    """Make sweeps over the entries of the kernel that matter near ``start``, if they are few."""
+    if problem.tau != STRICT:
+        # relaxed sums are not one at the fixed point
+        return None
+    plan = EntropicPlan(problem.cost, problem.marginals, start, problem.epsilon)
+    kernel = _SparseKernel.of(plan)
+    return None if kernel is None else _ScaledKernel(problem, start, kernel)
 
 
 class _StreamedKernel:

@@ -8,6 +8,7 @@ import warnings
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -446,7 +447,7 @@ def test_solve_skips_tiles_and_says_so() -> None:
     assert skipping.value == pytest.approx(whole.value, rel=1e-3)
     # the user's order is kept: rows belong to the points they were given for
     torch.testing.assert_close(skipping.marginal_a, whole.marginal_a, rtol=0, atol=1e-6)
-    assert torch.equal(skipping.lazy_plan.argmax(), whole.lazy_plan.argmax())
+    assert np.array_equal(skipping.lazy_plan.argmax(), whole.lazy_plan.argmax())
 
 
 @pytest.mark.parametrize(

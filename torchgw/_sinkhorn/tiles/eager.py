@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.cost import exp_
-from torchgw._sinkhorn.eager import usable_sums
+from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
@@ -44,7 +44,7 @@ class TiledEagerProblem(TiledProblem):
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
         engine = _EagerEngine(self, start)
-        sparse = None if self.tiling.pays() else self.whole.sparse_sweeper(start)
+        sparse = None if self.tiling.pays() else sparse_sweeper(self.problem, start)
         return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
 
     def _engine(self, start: Potentials) -> Engine:
