@@ -13,8 +13,6 @@ from torchgw._boundary.arrays import as_weights, is_tensor, make_generator, reso
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.console import verbose_progress
-from torchgw._derivatives.attach import attach
-from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import (
@@ -366,6 +364,8 @@ def solve(
     if not isinstance(verbose, Integral):
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     if differentiable is not None:
+        from torchgw._derivatives.tracked import check_tracked, check_units, tracked_inputs
+
         scale = check_units(differentiable, options, scale)
     kind = find_loss(loss)
     options.check_search(given=init is not None, crossed=kind.cross is not None)
@@ -443,6 +443,9 @@ def solve(
     if differentiable is None:
         result.lazy_plan.in_numpy = in_numpy
         return result
+    from torchgw._derivatives.attach import attach
+    from torchgw._derivatives.tracked import Definition
+
     known = Definition(problem, pair, feature_metric)
     return attach(result, known, inputs, differentiable, generator)
 

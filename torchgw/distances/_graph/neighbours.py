@@ -52,6 +52,9 @@ _SMALL_PAIRS = 2**24
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
+# Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
+# which takes longer. [L405]
+_FEW_PAIRS = 2**18
 
 
 def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
@@ -61,7 +64,8 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     found is not defined.
     """
     if not base.is_cuda:
-        by_tree = base.shape[1] <= _TREE_DIMENSIONS
+        few = len(base) * len(query) <= _FEW_PAIRS
+        by_tree = base.shape[1] <= _TREE_DIMENSIONS and not few
         if not by_tree and len(base) * len(query) > _MANY_PAIRS:
             warn_user(
                 f"an exact search among {len(base)} points in {base.shape[1]} dimensions compares "
