@@ -97,7 +97,7 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
     prepared = EagerBackend().prepare(LinearProblem(problem.cost(kind), problem.marginals, epsilon))
     at = sinkhorn(prepared, None, max_iter=300, tol=1e-3).potentials
     assert sparse_sweeper(prepared.problem, at) is None
-    monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", 0)
+    monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", (0, 2_000))
     sweeper = sparse_sweeper(prepared.problem, at)
     entries = sweeper.kernel.entries
     assert 0 < entries.nnz < 0.1 * 40 * 50

@@ -23,11 +23,11 @@ _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
 # exp(-2 * 20) in the kernel, far from underflow. [L284]
 _LARGEST_SCALING = 20.0
-# Share of the entries of a stored kernel, on a CPU, up to which those that matter are kept alone;
-# entries from which on that is looked for; and how far both scalings may rise together, in
+# Share of the entries of a kernel, on a CPU, up to which those that matter are kept alone; of how
+# many entries at least and at most that is asked; and how far both scalings may rise together, in
 # logarithms, before others may matter. [L402]
 _SPARSE = 0.1
-_SPARSE_ENTRIES = 250_000
+_SPARSE_ENTRIES = (250_000, 100_000_000)
 _SLACK = 6.0
 # Mass of a row or column that may be lost so, in units of the rounding of the dtype. [L402]
 _LOST = 16
@@ -95,7 +95,7 @@ class _SparseKernel:
     def of(cls, plan: EntropicPlan) -> _SparseKernel | None:
         """Collect the entries, row by row, as long as they are few."""
         (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
-        if plan.device.type != "cpu" or n * m < _SPARSE_ENTRIES:
+        if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:
             return None
         values, columns, counts, left = [], [], [], int(_SPARSE * n * m)
         for _, density in plan.densities():
