@@ -95,7 +95,7 @@ _CONVEX = Ladder(0.01, 0.5, 20)
 # that are sharp cost less. [L336]
 _STIR = 0.01
 # Chains of large graphs that are followed first, each to the target: the search is over once so
-# many of them, the very first among them, keep all edges but for a share of these. [L403]
+# many of them, the very first among them, keep all edges but for a share of these. [L404]
 _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)

@@ -26,7 +26,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 # Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
 # Entries of a kernel up to which a CPU keeps it in both orders: products along its rows take a
-# third to a half of the time. [L404]
+# third to a half of the time. [L405]
 _TURNED_ENTRIES = 2**16
 
 

@@ -25,11 +25,11 @@ _SMALLEST_SUM = 1e-25
 _LARGEST_SCALING = 20.0
 # Share of the entries of a kernel, on a CPU, up to which those that matter are kept alone; of how
 # many entries at least and at most that is asked; and how far both scalings may rise together, in
-# logarithms, before others may matter. [L402]
+# logarithms, before others may matter. [L403]
 _SPARSE = 0.1
 _SPARSE_ENTRIES = (250_000, 100_000_000)
 _SLACK = 6.0
-# Mass of a row or column that may be lost so, in units of the rounding of the dtype. [L402]
+# Mass of a row or column that may be lost so, in units of the rounding of the dtype. [L403]
 _LOST = 16
 
 

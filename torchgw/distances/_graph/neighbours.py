@@ -53,7 +53,7 @@ _SMALL_PAIRS = 2**24
 _SEEDS = 4
 _PROBES = 256
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
-# which takes longer. [L405]
+# which takes longer. [L406]
 _FEW_PAIRS = 2**18
 
 
