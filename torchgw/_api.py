@@ -9,12 +9,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
+from torchgw._boundary.arrays import as_weights, is_tensor, make_generator, resolve_device
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.console import verbose_progress
-from torchgw._derivatives.attach import attach
-from torchgw._derivatives.tracked import Definition, check_tracked, check_units, tracked_inputs
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import (
@@ -332,7 +330,7 @@ def solve(
     >>> import numpy as np, torchgw
     >>> X = np.random.default_rng(0).normal(size=(60, 3))
     >>> result = torchgw.solve(X, X @ np.diag([1, -1, 1]), distances="euclidean", random_state=0)
-    >>> int((result.lazy_plan.argmax().numpy() == np.arange(60)).sum())
+    >>> int((result.lazy_plan.argmax() == np.arange(60)).sum())
     60
     """
     if momentum is not None:
@@ -366,6 +364,8 @@ def solve(
     if not isinstance(verbose, Integral):
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     if differentiable is not None:
+        from torchgw._derivatives.tracked import check_tracked, check_units, tracked_inputs
+
         scale = check_units(differentiable, options, scale)
     kind = find_loss(loss)
     options.check_search(given=init is not None, crossed=kind.cross is not None)
@@ -383,6 +383,9 @@ def solve(
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
         curvature=curvature,
     )
+    parts = features if isinstance(features, (tuple, list)) else (features,)
+    given = X, Y, D_X, D_Y, M, a, b, *parts
+    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
     by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
@@ -438,7 +441,11 @@ def solve(
             sides = sides._replace(origins=(first, second))
         result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
+        result.lazy_plan.in_numpy = in_numpy
         return result
+    from torchgw._derivatives.attach import attach
+    from torchgw._derivatives.tracked import Definition
+
     known = Definition(problem, pair, feature_metric)
     return attach(result, known, inputs, differentiable, generator)
 

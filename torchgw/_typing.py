@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,8 +85,7 @@ class Iteration(NamedTuple):
         Entropic regularisation of the iteration, in units of the squared (scaled) distances.
     dual : float
         Dual value of the linearised entropic problem, which comes free of charge. It counts the
-        quadratic value of the plan twice, so it is not the objective: that is
-        ``result.report.objective``, of the plan returned.
+        quadratic value of the plan twice, so it is not the objective.
     marginal_error : float
         L1 distance of the column marginal to b.
     change : float
@@ -95,6 +94,10 @@ class Iteration(NamedTuple):
         Sinkhorn iterations.
     shape : tuple of int
         (n, m), or that of the subsample which a large solve begins with.
+    objective : float
+        What is minimised, entropy at ``epsilon`` included, at the plan of the iteration; up to
+        terms of second order in ``change``, so that it is exact where a solve has converged. NaN
+        for sampled gradients and relaxed marginals.
     """
 
     iteration: int
@@ -104,12 +107,4 @@ class Iteration(NamedTuple):
     change: float
     inner_iterations: int
     shape: tuple[int, int]
-
-    @property
-    def objective(self) -> float:
-        """Former name of ``dual``, deprecated."""
-        message = (
-            "`Iteration.objective` is now `Iteration.dual`, the dual value that it always was."
-        )
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.dual
+    objective: float = math.nan

@@ -296,10 +296,11 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
 
 @reject_unknown
 def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
-    """Draw epsilon, marginal error, change of the plan and dual value over the outer iterations.
+    """Draw epsilon, marginal error, change of the plan and objective over the outer iterations.
 
-    The dual value, on an axis of its own at the right, is what an iteration knows of the objective;
-    the title has the objective itself, of the plan returned.
+    The objective, on an axis of its own at the right, counts the entropy at the epsilon of each
+    iteration, so it falls with epsilon too. Iterations that do not know it, with a sampled gradient
+    or relaxed marginals, have their dual value drawn. The title has that of the plan returned.
 
     Parameters
     ----------
@@ -330,10 +331,12 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     if whole and not whole[0]:
         last = whole.index(True) if any(whole) else len(whole)
         ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
-    dual = np.array([entry.dual for entry in history], dtype=float)
+    name = "objective" if any(np.isfinite(entry.objective) for entry in history) else "dual"
+    title = "objective" if name == "objective" else "dual value"
+    falling = np.array([getattr(entry, name) for entry in history], dtype=float)
     right = ax.twinx()
-    right.plot(iteration, dual, "--", color="0.4", label="dual value (right)")
-    right.set_ylabel("dual value")
+    right.plot(iteration, falling, "--", color="0.4", label=f"{title} (right)")
+    right.set_ylabel(title)
     right.margins(y=0.1)
     ax.set(yscale="log", xlabel="outer iteration")
     ended = result.status.name.lower().replace("_", " ")

@@ -22,6 +22,7 @@ from scipy.stats import spearmanr
 
 import torchgw
 from benchmarks.harness.measure import synchronize
+from torchgw._boundary.arrays import to_numpy
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances.graph import connect, knn_graph, neighbour_geodesics
@@ -151,7 +152,7 @@ def report(
     seconds, peak, result = timed(device, call)
     rest = f"value {result.value:.3e} marginals {result.marginal_error:.1e} {result.status.name}"
     if truth is not None:
-        best = result.lazy_plan.argmax().cpu().numpy()
+        best = to_numpy(result.lazy_plan.argmax())
         rest += f" Spearman {spearmanr(truth[0], truth[1][best])[0]:+.4f}"
     line(name, seconds, peak, rest)
     print("    ", {phase: round(spent, 3) for phase, spent in result.timings.items()})

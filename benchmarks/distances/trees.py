@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import torchgw
+from torchgw._boundary.arrays import to_numpy
 
 __all__ = ["main", "tree_and_copy"]
 
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> None:
         for _ in range(options.repeat):
             started, cpu = time.perf_counter(), time.process_time()
             result = torchgw.solve(source, target, distances="poincare", **settings)
-            partners = result.lazy_plan.argmax().cpu().numpy()
+            partners = to_numpy(result.lazy_plan.argmax())
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             found = order[partners]
             record = {

@@ -25,6 +25,7 @@ from benchmarks.harness.harness import ROOT
 from benchmarks.quality import random_matrices
 from benchmarks.quality.instances import Array, Index, Instance, permutation_plan
 from benchmarks.sinkhorn.linear import Unsupported
+from torchgw._boundary.arrays import to_numpy
 
 __all__ = ["SOLVERS", "Request", "Solution", "Solver", "default_epsilon", "versions"]
 
@@ -103,7 +104,7 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
     matching = None
     if instance.network:
         begin = time.perf_counter()
-        matching = result.matching().target.cpu().numpy()
+        matching = to_numpy(result.matching().target)
         says["matching_s"] = time.perf_counter() - begin
     return Solution(result.plan.double().cpu().numpy(), seconds, says, matching)
 

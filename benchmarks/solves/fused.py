@@ -20,6 +20,7 @@ from scipy.stats import spearmanr
 
 import torchgw
 from benchmarks.harness.measure import MemoryProbe, synchronize, timed
+from torchgw._boundary.arrays import to_numpy
 from torchgw.datasets import spiral, swiss_roll
 
 # What a GPU must not exceed at 200,000 x 200,000.
@@ -75,7 +76,7 @@ def solve(data: Data, device: torch.device, options: argparse.Namespace) -> torc
 
 def score(result: torchgw.GWResult, data: Data, device: torch.device) -> dict[str, Any]:
     """Return value, L1 distances of both marginals, signed Spearman, and what it took."""
-    partner = result.lazy_plan.argmax().cpu().numpy()
+    partner = to_numpy(result.lazy_plan.argmax())
     shape = result.lazy_plan.shape
     weights = [1 / size for size in shape]
     errors = [

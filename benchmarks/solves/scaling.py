@@ -24,6 +24,7 @@ from scipy.stats import spearmanr
 
 import torchgw
 from benchmarks.harness.measure import MemoryProbe, synchronize
+from torchgw._boundary.arrays import to_numpy
 from torchgw.datasets import spiral, swiss_roll
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def measure(
     counted = sorted(calls[1:] or calls, key=lambda call: call[0])
     seconds, busy, phases = counted[len(counted) // 2]
     peak = probe.peak_mib()
-    matched = angle_y[result.lazy_plan.argmax().cpu().numpy()]
+    matched = angle_y[to_numpy(result.lazy_plan.argmax())]
     errors = [float((mass * n - 1).abs().max()) for mass in (result.marginal_a, result.marginal_b)]
     return {
         "n": n,

@@ -26,6 +26,7 @@ import torch
 from scipy.stats import spearmanr
 
 import torchgw
+from torchgw._boundary.arrays import to_numpy
 from torchgw._plans.rounded import round_to_marginals
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, knn_graph
@@ -74,7 +75,7 @@ def run_seed(
                 records.append(_failure(seed, kind, error, time.perf_counter() - begin))
                 continue
             seconds = time.perf_counter() - begin
-            matched = angle_y[result.lazy_plan.argmax().cpu().numpy()]
+            matched = angle_y[to_numpy(result.lazy_plan.argmax())]
             value, divergence = _score(tables, result.plan.double())
             records.append(
                 {

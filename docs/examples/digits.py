@@ -26,7 +26,7 @@ labels_y = labels_x[shuffle]
 figure, axes = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
 for ax, distances in zip(axes, ("euclidean", "auto"), strict=True):
     result = torchgw.solve(X, Y, distances=distances, n_init=10, random_state=0)
-    match = result.lazy_plan.argmax().numpy()
+    match = result.lazy_plan.argmax()
     same_image = (shuffle[match] == np.arange(300)).mean()
     same_digit = (labels_y[match] == labels_x).mean()
     print(

@@ -60,7 +60,7 @@ X, Y = (np.stack([u.real, u.imag], axis=1) for u in (z, w[order]))
 figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
 for ax, metric in zip(axes, ("poincare", "euclidean"), strict=True):
     result = torchgw.solve(X, Y, distances=metric, random_state=0)
-    partners = result.lazy_plan.argmax().numpy()
+    partners = result.lazy_plan.argmax()
     pairs = [(name, others[i]) for name, i in zip(names, partners, strict=True)]
     folders = np.mean([name == other for name, other in pairs if whole[name]])
     inside = np.mean([name[:-1] == other[:-1] for name, other in pairs if not whole[name]])

@@ -21,7 +21,7 @@ for n in sizes:
     start = time.perf_counter()
     result = torchgw.solve(X, Y, distances="landmark", n_init=1, random_state=0)
     seconds.append(time.perf_counter() - start)
-    match = result.lazy_plan.argmax().numpy()
+    match = result.lazy_plan.argmax()
     quality = abs(spearmanr(angle_x, angle_y[match])[0])
     print(
         f"{n:5d} x {n:5d}  {seconds[-1]:6.2f} s  rank correlation {quality:.4f}  "

@@ -48,7 +48,7 @@ if path.is_file():
     )
     print(result)
     print(atac)
-    projected = result.lazy_plan.barycentric(rna.obsm["X_pca"]).numpy()
+    projected = result.lazy_plan.barycentric(rna.obsm["X_pca"])
     own = rna.obsm["X_pca"][order]
     print(f"FOSCTTM {foscttm(projected, own):.4f}")
     lines = atac.obs["line"], rna.obs["line"]

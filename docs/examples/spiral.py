@@ -21,7 +21,7 @@ Y, angle_y = Y[shuffle], angle_y[shuffle]
 result = torchgw.solve(X, Y, random_state=0)
 print(result)
 
-match = result.lazy_plan.argmax().numpy()
+match = result.lazy_plan.argmax()
 print(f"rank correlation of matched positions: {spearmanr(angle_x, angle_y[match])[0]:+.4f}")
 
 figure = plt.figure(figsize=(10, 8), layout="constrained")

@@ -51,7 +51,7 @@ def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
 
 
 def test_callback_stops_a_verbose_solve(capsys):
-    with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback"):
+    with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback or a time limit"):
         result = torchgw.solve(X, Y, verbose=True, callback=lambda entry: entry.iteration == 3)
     assert result.status is torchgw.Status.STOPPED
     assert len(capsys.readouterr().err.splitlines()) == 4

@@ -182,6 +182,32 @@ def test_batches_of_one_object(clouds, tmp_path):
     assert anndata.read_h5ad(tmp_path / "whole.h5ad").uns["torchgw"]["reference"] == "ref"
 
 
+def test_all_objects_meet_in_one_space(clouds):
+    data, answer, order = clouds
+    problem = solved(data, reference="ref").embed(dimension=3, coupling=10.0)
+    one, two, reference = (data[name].obsm["X_joint"] for name in ("one", "two", "ref"))
+    spread = np.linalg.norm(reference - reference.mean(0), axis=1).mean()
+    assert spread > 0
+    # partners lie together, sources by way of the reference
+    partner = reference[np.asarray(problem.solutions["one", "ref"].lazy_plan.argmax())]
+    assert np.linalg.norm(one - partner, axis=1).mean() < 0.1 * spread
+    other = two[np.argsort(order)[answer]]
+    assert np.linalg.norm(one - other, axis=1).mean() < 0.1 * spread
+    whole = anndata.concat(data, label="batch", index_unique="-")
+    batches = solved(whole, batch_key="batch", reference="ref")
+    batches.embed(key_added="X_all")
+    assert whole.obsm["X_all"].shape == (180, 2)
+    assert np.isfinite(whole.obsm["X_all"]).all()
+    with pytest.raises(InvalidInputError, match="before `embed`"):
+        TranslationProblem(data, reference="ref").prepare().embed()
+    for adata in data.values():
+        adata.obsp["distances"] = np.ones((60, 60)) - np.eye(60)
+    given = TranslationProblem(data, reference="ref").prepare(use_obsp="distances")
+    given.solutions = problem.solutions
+    with pytest.raises(InvalidInputError, match="compared by distances"):
+        given.embed()
+
+
 def test_masses_move_both_ways(clouds):
     data, answer, _ = clouds
     data["one"].obs["half"] = np.where(np.arange(60) < 30, "a", "b")

@@ -452,7 +452,13 @@ def test_autocast_does_not_reach_in(storage):
             result = torchgw.solve(X, Y, **options)
             plan = result.lazy_plan
             drawn = plan.sample(20, torch.Generator().manual_seed(0))
-            parts = [plan @ Y, plan.rows([3]), plan.stored(), *plan.topk(2), *drawn]
+            parts = [
+                torch.as_tensor(plan @ Y),
+                plan.rows([3]),
+                plan.stored(),
+                *plan.topk(2),
+                *drawn,
+            ]
             return [torch.tensor(result.value), torch.as_tensor(result.transform(X[:3])), *parts]
 
     for got, expected in zip(numbers(True), numbers(False), strict=True):
@@ -508,7 +514,7 @@ def test_zero_weights_on_both_sides_at_small_epsilon():
         np.testing.assert_allclose(result.plan.sum(1).numpy(), a, atol=1e-9)
         np.testing.assert_allclose(result.plan.sum(0).numpy(), b, atol=1e-6)
         # unused points still have partners
-        assert torch.isfinite(result.lazy_plan.barycentric(y)).all()
+        assert np.isfinite(result.lazy_plan.barycentric(y)).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed", "float64"])

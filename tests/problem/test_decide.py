@@ -6,25 +6,11 @@ import torch
 from scipy.stats import spearmanr
 
 import torchgw
+from benchmarks.solves.first_use import clusters, rotated
 from torchgw._problem.decide import decide
 from torchgw._search.agreement import agreement
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import PointDistance
-
-
-def clusters(rng, n, dimension=20, count=6, distance=6.0):
-    """Gaussian clusters of one size, and a label of each point."""
-    centres = rng.normal(size=(count, dimension))
-    centres *= distance / np.linalg.norm(centres, axis=1, keepdims=True)
-    labels = np.arange(n) % count
-    return centres[labels] + rng.normal(size=(n, dimension)), labels
-
-
-def turned(rng, points, dimension=None):
-    """Points rotated into a space of some dimension, and moved."""
-    wide = dimension or points.shape[1]
-    basis = np.linalg.qr(rng.normal(size=(wide, wide)))[0][: points.shape[1]]
-    return points @ basis + rng.normal(size=wide)
 
 
 def refuse(*_):
@@ -59,7 +45,7 @@ def test_points_that_coincide_are_decided_on():
 def test_clusters_have_straight_distances():
     rng = np.random.default_rng(1)
     points, _ = clusters(rng, 300)
-    found = decide(tensors(points, turned(rng, points, 30)), agreement)
+    found = decide(tensors(points, rotated(rng, points, 30)), agreement)
     assert found.chosen == "euclidean"
     assert "geodesic" not in found.agreement
     assert "in pieces" in found.why
@@ -129,7 +115,7 @@ def test_a_zero_row_has_no_angles():
 def test_agreement_of_a_copy_is_one():
     rng = np.random.default_rng(6)
     points, _ = clusters(rng, 90, 5)
-    copy = turned(rng, points)[::-1].copy()
+    copy = rotated(rng, points)[::-1].copy()
     sides = [PointDistance(each, "euclidean") for each in tensors(points, copy)]
     assert agreement(*sides) > 0.99
 
@@ -138,7 +124,7 @@ def test_the_result_says_what_was_decided():
     rng = np.random.default_rng(7)
     points, labels = clusters(rng, 120)
     order = rng.permutation(120)
-    result = torchgw.solve(points, turned(rng, points)[order], random_state=0)
+    result = torchgw.solve(points, rotated(rng, points)[order], random_state=0)
     assert (labels[order][result.lazy_plan.argmax()] == labels).all()
     decided = result.log["distances"]
     assert decided["chosen"] == "euclidean"
@@ -180,5 +166,5 @@ def test_rotated_clusters_are_right(n):
         rng = np.random.default_rng(seed)
         points, labels = clusters(rng, n)
         order = rng.permutation(n)
-        result = torchgw.solve(points, turned(rng, points)[order], random_state=seed)
+        result = torchgw.solve(points, rotated(rng, points)[order], random_state=seed)
         assert (labels[order][result.lazy_plan.argmax()] == labels).all(), seed

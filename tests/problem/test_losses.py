@@ -198,7 +198,7 @@ def test_anchors_do_not_see_self_distances_of_many_points():
         loss="kl", X=x, Y=y, D_X=None, D_Y=None, a=None, b=None, distances="euclidean",
         gradient="sampled", n_anchors=400,
     )  # fmt: skip
-    assert (result.lazy_plan.argmax().numpy() == answer).mean() > 0.95
+    assert (np.asarray(result.lazy_plan.argmax()) == answer).mean() > 0.95
 
 
 def test_factors_of_the_source_are_used():
@@ -217,12 +217,12 @@ def test_a_copy_is_found(loss):
     x, y, answer = isometric_copy(40, noise=0.01)
     result = torchgw.solve(x, y, distances="euclidean", loss=loss)
     assert result.converged
-    assert (result.lazy_plan.argmax().numpy() == answer).all()
+    assert (np.asarray(result.lazy_plan.argmax()) == answer).all()
     assert result.log["loss"] == loss
     # coarse points stand for clusters
     x, y, answer = isometric_copy(110, noise=0.01)
     result = torchgw.solve(x, y, distances="euclidean", loss=loss, gradient="dense")
-    assert (result.lazy_plan.argmax().numpy() == answer).mean() > 0.97
+    assert (np.asarray(result.lazy_plan.argmax()) == answer).mean() > 0.97
 
 
 def test_kl_is_not_symmetric():
@@ -242,11 +242,9 @@ def test_transform_and_files(loss, gradient, tmp_path):
     )  # fmt: skip
     result.save(tmp_path / "result.npz", dense=True)
     for each in (result, torchgw.load(tmp_path / "result.npz")):
+        np.testing.assert_allclose(each.transform(X), result.lazy_plan.barycentric(Y), atol=1e-8)
         np.testing.assert_allclose(
-            each.transform(X), result.lazy_plan.barycentric(Y).numpy(), atol=1e-8
-        )
-        np.testing.assert_allclose(
-            each.inverse_transform(Y), result.lazy_plan.T.barycentric(X).numpy(), atol=1e-8
+            each.inverse_transform(Y), result.lazy_plan.T.barycentric(X), atol=1e-8
         )
 
 
@@ -379,7 +377,7 @@ def test_columns_on_demand(loss):
         total += float(torch.einsum("kjl,kl,j->", block, plan, plan[i]))
     assert result.value == pytest.approx(total, abs=6 * result.log["value_standard_error"] + 1e-6)
     # most of the points, from 256 anchors
-    assert (result.lazy_plan.argmax() == dense.lazy_plan.argmax()).double().mean() > 0.5
+    assert np.mean(result.lazy_plan.argmax() == dense.lazy_plan.argmax()) > 0.5
 
 
 @pytest.mark.gpu

@@ -26,6 +26,15 @@ def test_a_row_far_away_is_named():
         )
 
 
+def test_a_row_far_away_that_decides_for_angles_is_named():
+    X = cloud(100, 5)
+    Y = X[::-1].copy()
+    X[3] = 1e6
+    with pytest.warns(TorchGWWarning, match="Row 3 of `X` .* angles are compared instead"):
+        result = torchgw.solve(X, Y, random_state=0, n_init=1)
+    assert result.log["distances"]["chosen"] == "cosine"
+
+
 def test_heavy_tails_and_two_clusters_are_no_error():
     rng = np.random.default_rng(0)
     for points in (rng.standard_t(2, size=(500, 3)), np.concatenate([cloud(90), cloud(30) + 1e5])):

@@ -45,13 +45,13 @@ def test_value_is_that_of_the_pairs(loss, shape):
     result = solve(D_X=x, D_Y=y, a=a, b=b, M=M, alpha=0.3, loss=loss)
     for kind in ("one_to_one", "many_to_one"):
         found = result.matching(kind)
-        source, target = found.source.numpy(), found.target.numpy()
+        source, target = found.source, found.target
         smaller = shape[0] <= shape[1]
         rows = smaller if kind == "one_to_one" else not smaller or shape[0] == shape[1]
         weights = a[source] if rows else b[target]
         assert len(found) == (min if kind == "one_to_one" else max)(shape)
         assert len(set((source if rows else target).tolist())) == len(found)
-        assert np.allclose(found.weights.numpy(), weights, rtol=1e-12)
+        assert np.allclose(found.weights, weights, rtol=1e-12)
         value = (
             0.3 * objective(x, y, source, target, weights, loss) + 0.7 * weights @ M[source, target]
         )
@@ -70,7 +70,7 @@ def test_one_to_one_gives_each_its_own():
     assert found.target.tolist() == list(range(30))
     assert len(set(found.source.tolist())) == 30
     assert found.pairs.shape == (30, 2)
-    assert found.source.dtype == found.target.dtype == torch.int64
+    assert found.source.dtype == found.target.dtype == np.int64
 
 
 def test_many_to_one_gives_each_point_its_share():
@@ -78,7 +78,7 @@ def test_many_to_one_gives_each_point_its_share():
     b = np.arange(1.0, 21)
     found = solve(x, y, b=b / b.sum(), distances="euclidean").matching("many_to_one")
     assert found.source.tolist() == list(range(60))
-    counts = np.bincount(found.target.numpy(), minlength=20)
+    counts = np.bincount(found.target, minlength=20)
     # 60 b_j is 2 j / 7
     assert (counts <= np.ceil(60 * b / b.sum() - 1e-9)).all()
 
@@ -88,9 +88,9 @@ def test_a_copy_is_found_with_value_zero():
     order = np.random.default_rng(0).permutation(60)
     result = torchgw.solve(x, x[order] + 5, distances="euclidean", random_state=0)
     found = result.matching()
-    assert np.array_equal(order[found.target.numpy()], np.arange(60))
+    assert np.array_equal(order[found.target], np.arange(60))
     assert found.value == pytest.approx(0, abs=1e-15)
-    again = torchgw.solve(x, x[order], distances="euclidean", init=found.pairs.numpy())
+    again = torchgw.solve(x, x[order], distances="euclidean", init=found.pairs)
     assert again.value == pytest.approx(result.value, rel=1e-3)
 
 
@@ -107,7 +107,7 @@ def test_edges_kept():
     first, second, truth = noisy_graphs()
     result = torchgw.solve(D_X=first, D_Y=second, random_state=0, init=truth)
     found = result.matching()
-    target = found.target.numpy()
+    target = found.target
     kept = int((first * second[np.ix_(target, target)]).sum()) // 2
     edges = int(first.sum()) // 2, int(second.sum()) // 2
     assert (found.edges_kept, found.edges) == (kept, edges)
@@ -145,7 +145,7 @@ def test_improvement_of_small_matchings(seed):
     found, rounded = result.matching(), result.matching(improve=False)
     assert min(values) <= found.value * (1 + 1e-9)
     assert found.value <= rounded.value * (1 + 1e-9)
-    target = found.target.numpy()
+    target = found.target
     for p, q in itertools.combinations(range(6), 2):
         other = target.copy()
         other[[p, q]] = target[[q, p]]
@@ -183,7 +183,7 @@ def test_mends_a_good_matching():
     """A tenth of the partners exchanged at random is put right again."""
     first, second, truth = noisy_graphs(60, 3)
     result = torchgw.solve(D_X=first, D_Y=second, random_state=0, init=truth)
-    assert np.mean(result.matching().target.numpy() == truth) > 0.9
+    assert np.mean(result.matching().target == truth) > 0.9
 
 
 def test_large_plans_are_assigned_by_their_largest_entries(monkeypatch):
@@ -193,7 +193,7 @@ def test_large_plans_are_assigned_by_their_largest_entries(monkeypatch):
     exact = result.matching(improve=False)
     monkeypatch.setattr(rounding, "_DENSE_ENTRIES", 400)
     monkeypatch.setattr(rounding, "_ENTRIES_PER_ROW", 8)
-    assert torch.equal(result.matching(improve=False).target, exact.target)
+    assert np.array_equal(result.matching(improve=False).target, exact.target)
     # a plan that says nothing leaves most points to later
     plan = torchgw._plans.given.StoredPlan(torch.full((50, 60), 1 / 3000, dtype=torch.float64))
     monkeypatch.setattr(rounding, "_ENTRIES_PER_ROW", 2)
@@ -253,7 +253,7 @@ def test_costly_distances_are_sampled(monkeypatch, curves):
     exact = result.matching(improve=False)
     monkeypatch.setattr(matchings, "_SAMPLED_ROWS", 64)
     found = result.matching()
-    assert torch.equal(found.target, exact.target)
+    assert np.array_equal(found.target, exact.target)
     assert found.value_standard_error > 0
     # four standard errors
     assert abs(found.value - exact.value) < 4 * found.value_standard_error
@@ -297,7 +297,6 @@ def test_on_a_gpu():
     x, _ = clouds(60, 1)
     result = torchgw.solve(x, x[::-1].copy(), distances="euclidean", device="cuda", random_state=0)
     found = result.matching()
-    assert found.target.is_cuda
     assert found.target.tolist() == list(range(59, -1, -1))
     assert result.lower_bound == pytest.approx(0, abs=1e-12)
     assert result.distance_correlation > 0.99

@@ -453,12 +453,13 @@ def test_files_from_before_a_part_was_renamed(curves, gradient, tmp_path):  # no
     fields["log"] = {"dict": fields.pop("report")["parts"]}
     for entry in fields["history"]["tuple"]:
         entry["parts"]["objective"] = entry["parts"].pop("dual")
+    before = [entry._replace(objective=float("nan")) for entry in result.history]
     assert fields["extension"]["parts"].pop("gradient") == gradient
     new = torchgw.load(path)
     archive_module.write_archive(path, tree, arrays)
     old = torchgw.load(path)
     assert old.report == result.report
-    assert equal(old.history, result.history)
+    assert equal(old.history, tuple(before))
     np.testing.assert_array_equal(old.transform(curves[0]), new.transform(curves[0]))
     back = new.inverse_transform(curves[1])
     np.testing.assert_array_equal(old.inverse_transform(curves[1]), back)

@@ -132,7 +132,7 @@ def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
         result = torchgw.solve(
             x, y, distances="sqeuclidean", gradient=gradient, random_state=seed, epsilon=1e-3
         )
-        recovered = (result.lazy_plan.argmax().numpy() == answer).mean()
+        recovered = (np.asarray(result.lazy_plan.argmax()) == answer).mean()
         # neighbours are exchanged by the blur of epsilon and by sampling
         assert recovered > 0.9, (seed, recovered)
 
@@ -147,7 +147,7 @@ def test_gaussian_clouds_with_few_anchors():
         result = torchgw.solve(
             x, x, distances="euclidean", gradient="sampled", n_anchors=256, random_state=seed
         )
-        recovered = (result.lazy_plan.argmax().numpy() == np.arange(300)).mean()
+        recovered = (np.asarray(result.lazy_plan.argmax()) == np.arange(300)).mean()
         assert recovered > 0.8, (seed, recovered)
 
 
@@ -160,7 +160,7 @@ def test_mirrored_curves_are_told_apart(distances, seed):
     result = torchgw.solve(
         x, y, distances=distances, n_neighbors=count, gradient=gradient, random_state=seed
     )
-    matched = t_y[result.lazy_plan.argmax().numpy()]
+    matched = t_y[np.asarray(result.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
     assert 0 < result.ambiguity < 0.9
     assert "mbiguous" not in repr(result)
@@ -288,7 +288,7 @@ def test_alternatives_are_starts():
     assert np.isnan(again.ambiguity)
     mirrored = torchgw.solve(x, y, init=other, **options)
     assert mirrored.value > result.value
-    matched = t_y[mirrored.lazy_plan.argmax().numpy()]
+    matched = t_y[np.asarray(mirrored.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
     with pytest.raises(torchgw.InvalidInputError, match=r"shape \(110, 130\)"):
         torchgw.solve(y, x, init=other, **options)
@@ -326,7 +326,7 @@ def test_high_dimensions_are_searched_among_all_points_or_not_at_all(monkeypatch
 
     def share(**options):
         result = torchgw.solve(x, y, distances="cosine", random_state=0, **options)
-        return result, (result.lazy_plan.argmax().numpy() == answer).mean()
+        return result, (np.asarray(result.lazy_plan.argmax()) == answer).mean()
 
     result, right = share()
     assert right > 0.95
@@ -364,7 +364,7 @@ def test_fused_search_follows_the_linear_term():
     result = torchgw.solve(
         points[:, None], points[:, None], distances="euclidean", M=linear, alpha=0.9
     )
-    order = result.lazy_plan.argmax().numpy()
+    order = np.asarray(result.lazy_plan.argmax())
     assert scipy.stats.spearmanr(np.arange(120), order).statistic < -0.99
     assert result.ambiguity < 0.5
     # a constant in the linear term changes no plan
@@ -402,7 +402,7 @@ def test_any_provider_that_gives_columns():
         for points in map(torch.as_tensor, (x, y))
     ]
     result = torchgw.solve(*providers, gradient="sampled", random_state=0)
-    matched = t_y[result.lazy_plan.argmax().numpy()]
+    matched = t_y[np.asarray(result.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
     assert len(result.alternatives) >= 2
 
@@ -429,7 +429,7 @@ def test_init_as_matching_and_potentials():
     options = {"distances": "euclidean", "random_state": 0}
     order = np.arange(60)
     backwards = torchgw.solve(x, y, init=order[::-1].copy(), **options)
-    matched = t_y[backwards.lazy_plan.argmax().numpy()]
+    matched = t_y[np.asarray(backwards.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
     some = order.copy()
     some[10:50] = -1
@@ -440,7 +440,7 @@ def test_init_as_matching_and_potentials():
         assert result.value == pytest.approx(best.value, rel=1e-4)
     for gradient in ("factored", "sampled"):
         other = torchgw.solve(x, y, init=pairs, gradient=gradient, distances="sqeuclidean")
-        matched = t_y[other.lazy_plan.argmax().numpy()]
+        matched = t_y[np.asarray(other.lazy_plan.argmax())]
         assert scipy.stats.spearmanr(t_x, matched).statistic > 0.9
     warm = torchgw.solve(x, y, init=best.potentials, **options)
     assert warm.marginal_error < 1e-6
@@ -479,7 +479,7 @@ def test_large_factored_problems_search_their_subsample(monkeypatch):
     monkeypatch.setattr(module, "_COARSE_POINTS", 150)
     (x, t_x), (y, t_y) = curve(400), curve(300, 1)
     result = torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0)
-    matched = t_y[result.lazy_plan.argmax().numpy()]
+    matched = t_y[np.asarray(result.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic > 0.99
     best = result.alternatives[0]
     assert best.shape == (400, 300)

@@ -25,6 +25,7 @@ __all__ = [
     "check_points",
     "check_tensor",
     "in_kind",
+    "is_tensor",
     "make_generator",
     "resolve_device",
     "to_numpy",
@@ -68,10 +69,15 @@ def to_numpy(values: Any) -> NDArray[Any]:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+def is_tensor(given: Any) -> bool:
+    """Whether an argument is a tensor, a like of it of another package, or a graph of tensors."""
+    foreign = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)
+    return foreign or hasattr(given, "edge_index")
+
+
 def in_kind(given: Any, tensor: Tensor) -> Any:
     """Return a tensor as what was given: NumPy's, unless that was a tensor or a like of it."""
-    foreign = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)
-    return tensor if isinstance(given, Tensor) or foreign else to_numpy(tensor)
+    return tensor if is_tensor(given) else to_numpy(tensor)
 
 
 def as_labels(name: str, value: Any) -> NDArray[Any]:

@@ -147,11 +147,13 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        return (self.T @ chosen).T
+        rows: Tensor = (self.T @ chosen).T
+        return rows
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""
-        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        matrix: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        return matrix
 
 
 def implicit_plan(link: Link, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
@@ -184,7 +186,8 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, link: Link, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
         ctx.link, ctx.transposed = link, transposed
         ctx.save_for_backward(values, *inputs)
-        return (link.plan.T if transposed else link.plan) @ values
+        result: Tensor = (link.plan.T if transposed else link.plan) @ values
+        return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

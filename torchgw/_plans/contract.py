@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.arrays import in_kind, to_numpy
 from torchgw._boundary.plans import (
     as_index,
     as_points_of,
@@ -60,6 +60,9 @@ class Plan(ABC):
 
     # NumPy leaves ``values @ plan`` to the plan
     __array_ufunc__ = None
+    # Whether indices, and products with what is no tensor, are NumPy's: those of a solve that was
+    # given no tensor either.
+    in_numpy = False
     # What to say of points that carry no mass, when they are to be mapped.
     _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
 
@@ -98,9 +101,9 @@ class Plan(ABC):
         return self.T._product(chosen).T
 
     @exactly
-    def __matmul__(self, values: Any) -> Tensor:
+    def __matmul__(self, values: Any) -> Any:
         """Return plan @ values, (n,) or (n, c), for values of shape (m,) or (m, c)."""
-        values = as_values("values", values, self.device)
+        given, values = values, as_values("values", values, self.device)
         if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
             raise InvalidInputError(
                 f"`plan @ values` needs values of shape ({self.shape[1]},) or "
@@ -111,28 +114,30 @@ class Plan(ABC):
         table = values.to(torch.promote_types(dtype, self.dtype))
         result = self._product(table.reshape(len(values), -1))
         shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
-        return shaped
+        return self._handed_out(shaped, given)
 
-    def __rmatmul__(self, values: Any) -> Tensor:
+    def _handed_out(self, result: Tensor, given: Any = None) -> Any:
+        """Turn what was computed from something ``given`` into the user's kind of array."""
+        return in_kind(given, result) if self.in_numpy else result
+
+    def __rmatmul__(self, values: Any) -> Any:
         """Return values @ plan for values of shape (n,) or (c, n)."""
-        values = as_values("values", values, self.device)
+        given, values = values, as_values("values", values, self.device)
         if values.ndim not in (1, 2) or values.shape[-1] != self.shape[0]:
             raise InvalidInputError(
                 f"`values @ plan` needs values of shape ({self.shape[0]},) or "
                 f"(c, {self.shape[0]}); got {tuple(values.shape)}."
             )
         moved: Tensor = self.T @ values.T if values.ndim == 2 else self.T @ values
-        return moved.T if values.ndim == 2 else moved
+        return self._handed_out(moved.T if values.ndim == 2 else moved, given)
 
-    def push(self, values: Any) -> Tensor:
+    def push(self, values: Any) -> Any:
         """Map values (n, c) on the source to the target, ``plan.T @ values`` (moscot's name)."""
-        mapped: Tensor = self.T @ values
-        return mapped
+        return self.T @ values
 
-    def pull(self, values: Any) -> Tensor:
+    def pull(self, values: Any) -> Any:
         """Map values (m, c) on the target to the source, ``plan @ values`` (moscot's name)."""
-        mapped: Tensor = self @ values
-        return mapped
+        return self @ values
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
@@ -141,7 +146,7 @@ class Plan(ABC):
         )
         return self @ ones_m, self.T @ ones_n
 
-    def barycentric(self, points: Any) -> Tensor:
+    def barycentric(self, points: Any) -> Any:
         """Map each source point to the plan-weighted mean of target points.
 
         Parameters
@@ -151,31 +156,36 @@ class Plan(ABC):
 
         Returns
         -------
-        Tensor, shape (n, d)
-            Row i is sum_j P_ij y_j / sum_j P_ij.
+        Tensor or ndarray, shape (n, d)
+            Row i is sum_j P_ij y_j / sum_j P_ij. NumPy's for points that are no tensor, if the
+            solve was given no tensor either.
 
         Raises
         ------
         UnsupportedError
             If a source point carries no mass.
         """
-        points = as_points_of("points", points, self.shape[1], self.device)
+        given, points = points, as_points_of("points", points, self.shape[1], self.device)
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         empty = int((sums[:, -1] == 0).sum())
         if empty:
             raise UnsupportedError(f"{empty} points {self._unmapped}")
-        return sums[:, :-1] / sums[:, -1:]
+        return self._handed_out(sums[:, :-1] / sums[:, -1:], given)
 
     @exactly
     def rows(self, index: Any) -> Tensor:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
         return self._block(as_index(index, self.shape[0], self.device))
 
-    def argmax(self, axis: int = 1) -> Tensor:
-        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
+    def argmax(self, axis: int = 1) -> Any:
+        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64.
+
+        NumPy's, if the solve was given no tensor.
+        """
         if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
-        return self.topk(1)[1][:, 0] if axis == 1 else self.T.argmax(axis=1)
+        turned = self if axis == 1 else self.T
+        return self._handed_out(turned.topk(1)[1][:, 0])
 
     @exactly
     def topk(self, k: int) -> tuple[Tensor, Tensor]:

@@ -122,7 +122,7 @@ class TransportPlan(DualPlan):
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave behind what reads have prepared, for pickle and deepcopy."""
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
-        return TransportPlan, parts
+        return TransportPlan, parts, {"in_numpy": self.in_numpy}
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -136,7 +136,9 @@ class TransportPlan(DualPlan):
     def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
         (f, g), (p, q) = self.potentials, self.masses
-        return TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(q, p))
+        turned = TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(q, p))
+        turned.in_numpy = self.in_numpy
+        return turned
 
     def replaced(
         self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
@@ -176,7 +178,7 @@ class TransportPlan(DualPlan):
         check_equal_masses(a, b)
         return round_plan(self, a, b)
 
-    def barycentric(self, points: Any) -> Tensor:
+    def barycentric(self, points: Any) -> Any:
         """Map each source point to the plan-weighted mean of target points.
 
         Parameters
@@ -186,15 +188,16 @@ class TransportPlan(DualPlan):
 
         Returns
         -------
-        Tensor, shape (n, d)
+        Tensor or ndarray, shape (n, d)
             Row i is sum_j P_ij y_j / sum_j P_ij. A source point of weight zero is mapped by its
-            conditional plan, which is still defined.
+            conditional plan, which is still defined. NumPy's for points that are no tensor, if the
+            solve was given no tensor either.
         """
-        points = as_points_of("points", points, self.shape[1], self.device)
+        given, points = points, as_points_of("points", points, self.shape[1], self.device)
         ones = torch.ones_like(self.weights.a)
         conditional = self.replaced(self.potentials, Marginals(ones, self.weights.b))
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
-        return product[:, :-1] / product[:, -1:]
+        return self._handed_out(product[:, :-1] / product[:, -1:], given)
 
     @exactly
     def topk(self, k: int) -> tuple[Tensor, Tensor]:

@@ -32,8 +32,13 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
         )
 
 
-def warn_of_far_points(name: str, weight: str, points: Tensor, used: Tensor | None) -> None:
-    """Warn of a few points that are so far away that the others have no distances beside theirs."""
+def warn_of_far_points(
+    name: str, weight: str, points: Tensor, used: Tensor | None, *, flat: bool = True
+) -> None:
+    """Warn of a few points that are so far away that the others have no distances beside theirs.
+
+    Where distances are not ``flat``, angles were found to agree better beside such a point.
+    """
     if used is not None:
         # a point without weight has no say in the scale
         rows = used.to(points.device).nonzero()[:, 0]
@@ -49,12 +54,12 @@ def warn_of_far_points(name: str, weight: str, points: Tensor, used: Tensor | No
         return
     worst = int(apart.argmax())
     row = worst if used is None else int(rows[worst])
+    follows = "their match means little" if flat else "angles are compared instead"
     others = "" if len(far) == 1 else f" ({len(far)} rows are that far away)"
     warn_user(
         f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
         f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "
-        f"and their match means little. If that is an error, drop the row, or give it no weight "
-        f"in `{weight}`.",
+        f"and {follows}. If that is an error, drop the row, or give it no weight in `{weight}`.",
         TorchGWWarning,
     )
 

@@ -174,8 +174,10 @@ def build_providers(
     ):
         used = None if weight is None else as_weights(side, weight, provider.n, device) > 0
         flat = name not in ANGLES and name not in of_curvature()
-        if item.points is not None and options.scale in ("auto", "max") and flat:
-            warn_of_far_points(item.name, side, item.points, used)
+        # one such point may have decided against straight distances
+        told = flat or decision is not None
+        if item.points is not None and options.scale in ("auto", "max") and told:
+            warn_of_far_points(item.name, side, item.points, used, flat=flat)
         divided, factor = _scale(
             provider, item.points, options.scale, used, computed=name != "given"
         )

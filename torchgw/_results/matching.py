@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
@@ -42,10 +43,10 @@ class Matching:
 
     Attributes
     ----------
-    source, target : Tensor, shape (p,), int64
+    source, target : Tensor or ndarray, shape (p,), int64
         The pairs, in the order of the side that every point of which is matched; on the device of
-        the plan.
-    weights : Tensor, shape (p,), float64
+        the plan. NumPy's if the solve was given no tensor.
+    weights : Tensor or ndarray, shape (p,), float64
         Weight of each pair: that of its point on that side.
     value : float
         The objective of the plan that moves these weights between the pairs, in the units and the
@@ -60,9 +61,9 @@ class Matching:
         Edges of the source and of the target.
     """
 
-    source: Tensor
-    target: Tensor
-    weights: Tensor
+    source: Any
+    target: Any
+    weights: Any
     value: float
     value_standard_error: float
     edges_kept: int | None
@@ -73,9 +74,10 @@ class Matching:
         return len(self.source)
 
     @property
-    def pairs(self) -> Tensor:
+    def pairs(self) -> Any:
         """The pairs as a table (p, 2), which :func:`torchgw.solve` takes as ``init``."""
-        return torch.stack([self.source, self.target], dim=1)
+        stack = torch.stack if isinstance(self.source, Tensor) else np.stack
+        return stack([self.source, self.target], 1)
 
     def __repr__(self) -> str:
         """Summarise in a line."""
@@ -125,7 +127,12 @@ def match(
         weights = _weights(task, rows)
         if improved and _small(task):
             partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
-        return _judge(task, rows, partners[rows], weights, turned)
+        found = _judge(task, rows, partners[rows], weights, turned)
+    if not plan.in_numpy:
+        return found
+    kinds = {name: to_numpy(getattr(found, name)) for name in ("source", "target", "weights")}
+    handed: Matching = replace(found, **cast("dict[str, Any]", kinds))
+    return handed
 
 
 def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:

@@ -501,6 +501,8 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def _build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`_parts` took apart."""
     renamed = _FORMERLY.get(kind, {})
+    # a name may have got another meaning since
+    renamed = {old: new for old, new in renamed.items() if new not in parts}
     parts = {renamed.get(name, name): part for name, part in parts.items()}
     if kind not in {*_RECORDS, *_DATACLASSES, *_BUILDERS}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
-from torchgw._search.graphs import Graphs, density
+from torchgw._search.graphs import Graphs, density, least_value
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
@@ -94,6 +94,9 @@ _CONVEX = Ladder(0.01, 0.5, 20)
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
 # that are sharp cost less. [L336]
 _STIR = 0.01
+# Chains of large graphs that are followed first, each to the target: the search is over once so
+# many of them, the very first among them, keep all edges but for a share of these. [L404]
+_TRIED_FIRST, _ALL_EDGES = 2, 1e-4
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)
 # Shares of rows of the kicks that send the best chains round again, by turns, and how many. [L345]
@@ -164,6 +167,10 @@ def climb(
     kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
     graph = is_graph(coarse.problem)
     if graph:
+        # otherwise all chains together take as long
+        first = _first_chains(world, level, low) if world.large else None
+        if first is not None:
+            return first
         # the convex path finds what most chains do not
         count = max(len(_FIRST), count // 2)
     chains: list[_Chain] = []
@@ -206,6 +213,39 @@ def climb(
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
     agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
+
+
+def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
+    """Follow few chains on two large graphs; they are all, if no plan is better than the first."""
+    chains: list[_Chain] = []
+    plans: list[Tensor] = []
+    behind: list[_Chain] = []
+    for number, kind in enumerate(_FIRST):
+        chain = world.begin(kind, number)
+        world.descend([chain], kind.ladder, level)
+        world.descend([chain], _REFINE, low)
+        plan = _unbeaten(world, chain, low)
+        if plan is None:
+            behind.append(chain)
+        else:
+            chains.append(chain)
+            plans.append(plan)
+        if not chains:
+            return None
+        if len(chains) == _TRIED_FIRST:
+            break
+    order = sorted(range(len(chains)), key=lambda place: chains[place].objective)
+    trials = [chains[place].trial("refined") for place in order]
+    trials += [chain.trial("left behind") for chain in behind]
+    return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True)
+
+
+def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
+    """Settle the plan of a chain, (1, s, t), if none keeps more edges of two graphs, or few."""
+    plan = world.settle([chain], low)
+    edges = float(world.problem.source.table.square().mean())
+    enough = least_value(world.problem) + _ALL_EDGES * edges
+    return plan if float(world.problem.value(plan)) <= enough else None
 
 
 def _again(
@@ -295,6 +335,11 @@ class _World:
         self.y = problem.y.float()
         self.column = problem.column.float()
         self.sparse = _Sparse.of(problem)
+
+    @property
+    def large(self) -> bool:
+        """Whether each chain is advanced alone."""
+        return self.base.numel() > _TOGETHER[self.base.device.type]
 
     def costs(self, plans: Tensor) -> Tensor:
         """Linearise at plans (B, s, t)."""

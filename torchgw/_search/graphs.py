@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import scipy
 import torch
 from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem
 
-__all__ = ["Graphs", "density"]
+__all__ = ["Graphs", "density", "least_value"]
 
 
 def density(problem: CoarseProblem) -> float:
@@ -17,6 +19,23 @@ def density(problem: CoarseProblem) -> float:
         return 1.0
     tables = problem.source.table, problem.target.table
     return max(int(table.count_nonzero()) / table.numel() for table in tables)
+
+
+def least_value(problem: CoarseProblem) -> float:
+    """Bound the values of all plans from below; no bound if a table has negative entries.
+
+    <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
+    Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
+    other.
+    """
+    sides = [(side.table, side.weights) for side in (problem.source, problem.target)]
+    if min(float(table.min()) for table, _ in sides) < 0:
+        return -math.inf
+    masses = [float(weights @ table @ weights) for table, weights in sides]
+    squares = sum(float(weights @ table.square() @ weights) for table, weights in sides)
+    largest = [float(table.max()) for table, _ in sides]
+    most = min(masses[0] * largest[1], masses[1] * largest[0])
+    return float(problem.alpha) * (squares - 2 * most)
 
 
 class Graphs:

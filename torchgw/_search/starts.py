@@ -173,8 +173,13 @@ def _distribution(side: SpreadPoints) -> Tensor:
 
 def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     """Return quantiles of each row of distances (s, n) by weight, (s, q), each over sqrt(q)."""
-    values, order = table.sort(dim=1)
-    cumulative = weights[order].cumsum(1)
+    if table.device.type == "cpu" and bool((weights == weights[0]).all()):
+        # NumPy sorts by vector instructions, without the order; the order has no say here
+        values = torch.from_numpy(np.sort(table.numpy(), axis=1))
+        cumulative = weights.cumsum(0).expand_as(values).contiguous()
+    else:
+        values, order = table.sort(dim=1)
+        cumulative = weights[order].cumsum(1)
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)

@@ -25,6 +25,9 @@ RELAXED_FACTOR = 2.0
 SMALLEST, LARGEST = 1e-30, 1e30
 # Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
+# Entries of a kernel up to which a CPU keeps it in both orders: products along its rows take a
+# third to a half of the time. [L405]
+_TURNED_ENTRIES = 2**16
 
 
 class BatchPlans(NamedTuple):
@@ -57,13 +60,16 @@ def solve_batch(
     exponent = (g - costs).div_(epsilon)
     exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
     kernel = exponent.exp_()
+    turned = kernel.mT
+    if costs.device.type == "cpu" and kernel[0].numel() <= _TURNED_ENTRIES:
+        turned = turned.contiguous()
     v = b.expand(len(costs), 1, -1)
-    u = a / (kernel @ v.mT)
+    u = a / (v @ turned).mT
     for _ in range(iterations):
         v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
-        u = _relax(u, a / (kernel @ v.mT), relaxation - 1)
+        u = _relax(u, a / (v @ turned).mT, relaxation - 1)
     v = (b / (u.mT @ kernel)).clamp_(SMALLEST, LARGEST)
-    u = a / (kernel @ v.mT)
+    u = a / (v @ turned).mT
     return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+import scipy
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.cost import DenseCost, exp_
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "usable_sums"]
+__all__ = ["EagerBackend", "sparse_sweeper", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
@@ -21,6 +23,14 @@ _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
 # exp(-2 * 20) in the kernel, far from underflow. [L284]
 _LARGEST_SCALING = 20.0
+# Share of the entries of a kernel, on a CPU, up to which those that matter are kept alone; of how
+# many entries at least and at most that is asked; and how far both scalings may rise together, in
+# logarithms, before others may matter. [L403]
+_SPARSE = 0.1
+_SPARSE_ENTRIES = (250_000, 100_000_000)
+_SLACK = 6.0
+# Mass of a row or column that may be lost so, in units of the rounding of the dtype. [L403]
+_LOST = 16
 
 
 class EagerBackend:
@@ -44,43 +54,105 @@ class EagerProblem(PreparedProblem):
     # iteration divides f by the row sums of E diag(b) and g by the column sums of diag(a) E.
 
     def sweeper(self, start: Potentials) -> Sweeper:
-        """Make sweeps that scale one kernel of a stored cost, or compute it anew from factors."""
+        """Make sweeps that scale one kernel, if it is small, or compute it anew from factors."""
+        sparse = sparse_sweeper(self.problem, start)
+        if sparse is not None:
+            return sparse
         if isinstance(self.problem.cost, DenseCost):
-            return _StoredKernel(self.problem, start)
+            return _ScaledKernel(self.problem, start, _Kernel(self.plan(start)))
         return _StreamedKernel(self.problem)
 
 
-class _StoredKernel:
-    """Scales one stored kernel: two matrix-vector products per iteration."""
+class _Kernel:
+    """A kernel E (n, m) near a plan, and its products with vectors."""
+
+    slack: float | None = None  # how far scalings of both sides may rise together
+
+    def __init__(self, plan: EntropicPlan) -> None:
+        self.table = plan.density()
+
+    def rows(self, vector: Tensor) -> Tensor:
+        """Multiply by a vector (m,)."""
+        return torch.mv(self.table, vector)
+
+    def columns(self, vector: Tensor) -> Tensor:
+        """Multiply the transpose by a vector (n,)."""
+        return torch.mv(self.table.T, vector)
+
+
+class _SparseKernel:
+    """The same by the entries that matter, if they are few: those of sharp plans."""
+
+    # At the fixed point the sum of each row of E b and of each column of a E is one. What is left
+    # out is less than _LOST roundings of it, until scalings have risen by the slack.
+
+    slack: float | None = _SLACK
+
+    def __init__(self, entries: scipy.sparse.csr_array) -> None:
+        self.entries = entries
+
+    @classmethod
+    def of(cls, plan: EntropicPlan) -> _SparseKernel | None:
+        """Collect the entries, row by row, as long as they are few."""
+        (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
+        if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:
+            return None
+        values, columns, counts, left = [], [], [], int(_SPARSE * n * m)
+        for _, density in plan.densities():
+            large = density >= least
+            counts.append(large.sum(1))
+            left -= int(counts[-1].sum())
+            if left < 0:
+                return None
+            values.append(density[large])
+            columns.append(large.nonzero()[:, 1].int())
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), *counts]).cumsum(0).int()
+        parts = (torch.cat(values), torch.cat(columns), ends)
+        return cls(scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=(n, m)))
+
+    def rows(self, vector: Tensor) -> Tensor:
+        """Multiply by a vector (m,)."""
+        return torch.from_numpy(self.entries @ vector.numpy())
+
+    def columns(self, vector: Tensor) -> Tensor:
+        """Multiply the transpose by a vector (n,)."""
+        return torch.from_numpy(self.entries.T @ vector.numpy())
+
+
+class _ScaledKernel:
+    """Scales one kernel that is kept: two matrix-vector products per iteration."""
 
     two_level = False
 
-    def __init__(self, problem: LinearProblem, start: Potentials) -> None:
+    def __init__(
+        self, problem: LinearProblem, start: Potentials, kernel: _Kernel | _SparseKernel
+    ) -> None:
         cost, self.marginals, self.epsilon, self.tau = problem
-        self.origin = start
+        self.origin, self.kernel, self.dtype = start, kernel, cost.dtype
         self.a, self.b = (weight.to(cost.dtype) for weight in self.marginals)
         self.unused = _unused(self.marginals, cost.dtype)
-        self.kernel = EntropicPlan(cost, self.marginals, start, self.epsilon).density()
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
         u, v = (
-            ((part - origin) / self.epsilon).to(self.kernel.dtype)
+            ((part - origin) / self.epsilon).to(self.dtype)
             for part, origin in zip(start, self.origin, strict=True)
         )
         # tau (origin + epsilon u) - origin, in units of epsilon
         shift = [
-            ((tau - 1) / self.epsilon * part).to(self.kernel.dtype)
+            ((tau - 1) / self.epsilon * part).to(self.dtype)
             for tau, part in zip(self.tau, self.origin, strict=True)
         ]
         ok = torch.ones((), dtype=torch.bool, device=u.device)
         for last in _iterations(count, relaxation):
             step = 1.0 if last else relaxation
-            row_sum = torch.mv(self.kernel, self.b * v.exp()) + self.unused.a
+            row_sum = self.kernel.rows(self.b * v.exp()) + self.unused.a
             u_next = u - step * (self.tau[0] * row_sum.log() - shift[0] + u)
-            column_sum = torch.mv(self.kernel.T, self.a * u_next.exp()) + self.unused.b
+            column_sum = self.kernel.columns(self.a * u_next.exp()) + self.unused.b
             v_next = v - step * (self.tau[1] * column_sum.log() - shift[1] + v)
             ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
+            if self.kernel.slack is not None:
+                ok = ok & (u_next.max() + v_next.max() <= self.kernel.slack)
             if not last:
                 u, v = u_next, v_next
         ok = ok & (u_next.abs().max() < _LARGEST_SCALING) & (v_next.abs().max() < _LARGEST_SCALING)
@@ -92,6 +164,16 @@ class _StoredKernel:
         """Turn log-scalings into potentials."""
         f, g = self.origin
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
+
+
+def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:
+    """Make sweeps over the entries of the kernel that matter near ``start``, if they are few."""
+    if problem.tau != STRICT:
+        # relaxed sums are not one at the fixed point
+        return None
+    plan = EntropicPlan(problem.cost, problem.marginals, start, problem.epsilon)
+    kernel = _SparseKernel.of(plan)
+    return None if kernel is None else _ScaledKernel(problem, start, kernel)
 
 
 class _StreamedKernel:
@@ -152,4 +234,6 @@ def _iterations(count: int, relaxation: float) -> Iterator[bool]:
 
 def usable_sums(sums: Tensor) -> Tensor:
     """Whether every sum is finite and has lost nothing to underflow."""
-    return (sums > _SMALLEST_SUM).all() & torch.isfinite(sums).all()
+    least, largest = sums.aminmax()
+    # both are NaN if any is
+    return (least > _SMALLEST_SUM) & (largest < math.inf)

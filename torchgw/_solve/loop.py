@@ -58,7 +58,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     )
     follow = NextPoint(gradient, anneal, marginals, generator)
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    descent = Descent(options.objective_tol, _dual_excess(setting))
+    excess = _dual_excess(setting)
+    descent = Descent(options.objective_tol, excess)
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     error, stuck = math.inf, 0
     left = options.max_iter - state.done
@@ -90,9 +91,13 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         settled = at_target and not sampled and change <= reachable
         budget = next_budget(setting, budget, inner.error, settled=settled)
 
-        if recorder.add(
-            Iteration(done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape)
-        ):
+        objective = math.nan
+        if setting.rule is None and not math.isnan(verdict.now):
+            objective = verdict.dual - verdict.own / 2 - excess
+        entry = Iteration(
+            done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape, objective
+        )
+        if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         spent = settled and most_inner == options.inner_max_iter and not inner.converged
         stuck = stuck + 1 if spent and inner.error > _STUCK_SHARE * error else 0

@@ -20,7 +20,7 @@ class Status(Enum):
         "plan still moves among plans of nearly the same objective. Pass `objective_tol=0` to go "
         "on until it settles."
     )
-    STOPPED = "Stopped by the callback before convergence."
+    STOPPED = "Stopped by the callback or a time limit before convergence."
     OUTER_LIMIT = (
         "Outer iterations ran out before the plan settled: raise `max_iter`, loosen `tol`, or "
         "raise `epsilon`."

@@ -19,6 +19,7 @@ from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
+from torchgw._variants.embedding import joint_embedding
 from torchgw.anndata._spaces import (
     Names,
     Recipe,
@@ -344,7 +345,7 @@ class TranslationProblem:
         if scale_by_marginals:
             mass = plan.marginals()[0].cpu().numpy().reshape(-1, *[1] * (values.ndim - 1))
             values = np.divide(values, mass, out=np.zeros_like(values), where=mass > 0)
-        moved = np.asarray((plan.T @ values).cpu().numpy(), dtype=np.float64)
+        moved = np.asarray(to_numpy(plan.T @ values), dtype=np.float64)
         if key_added is not None:
             self._put_column(end, key_added, moved)
         return moved
@@ -406,10 +407,79 @@ class TranslationProblem:
         sides = (start, source_groups), (end, target_groups)
         rows, columns = (Categorical(_column(side, name)) for side, name in sides)
         left, right = (np.eye(len(it.categories) + 1)[it.codes][:, :-1] for it in (rows, columns))
-        table = left.T @ (plan @ right).cpu().numpy()
+        table = left.T @ to_numpy(plan @ right)
         total = table.sum(axis=int(forward), keepdims=True)
         share = np.divide(table, total, out=np.full(table.shape, np.nan), where=total > 0)
         return DataFrame(share, index=rows.categories, columns=columns.categories)
+
+    @reject_unknown
+    def embed(
+        self,
+        *,
+        dimension: int = 2,
+        n_neighbors: int | None = None,
+        coupling: float = 1.0,
+        key_added: str = "X_joint",
+    ) -> TranslationProblem:
+        """Put all objects into one space of few dimensions, and return the problem.
+
+        Each keeps its neighbours, and cells lie near those that the plans to the reference match
+        them with; sources meet through the reference, as in SCOTv2 [1]_. Other than :meth:`write`,
+        which maps all into the space of the reference, this moves the reference too.
+
+        Parameters
+        ----------
+        dimension, n_neighbors, coupling
+            As in :func:`torchgw.joint_embedding`.
+        key_added : str
+            Entry of ``obsm`` that the coordinates are written to, in every object.
+
+        Raises
+        ------
+        InvalidInputError
+            If there are no solutions, or distances were compared, which have no neighbours here.
+
+        References
+        ----------
+        .. [1] P. Demetci, R. Santorella, M. Chakravarthy, B. Sandstede, R. Singh. SCOTv2:
+           single-cell multiomic alignment with disproportionate cell-type representation. Journal
+           of Computational Biology 2022.
+        """
+        if not isinstance(key_added, str):
+            raise InvalidTypeError(f"`key_added` must be a name; got {key_added!r}.")
+        if not self.solutions:
+            raise InvalidInputError("Call `prepare` and `solve` before `embed`.")
+        matrices = [name for name, space in self._spaces.items() if space.is_matrix]
+        if matrices:
+            raise InvalidInputError(
+                f"{', '.join(map(repr, matrices))} was compared by distances. `embed` needs points "
+                "or graphs: pass `use_rep`, or `use_obsp` of a neighbour graph, to `prepare`."
+            )
+        sources, target = self._sources, self._spaces[self._reference]
+        joint = joint_embedding(
+            [self._spaces[name].value for name in sources],
+            target.value,
+            [self.solutions[name, self._reference] for name in sources],
+            dimension=dimension,
+            n_neighbors=n_neighbors,
+            coupling=coupling,
+        )
+        found = {
+            name: to_numpy(part)
+            for name, part in zip(
+                [*sources, self._reference], (*joint.sources, joint.anchor), strict=True
+            )
+        }
+        if self._whole is None:
+            for name, side in self._sides.items():
+                side.adata.obsm[key_added] = found[name]
+            return self
+        batch = self._whole.obs[self._batch_key].astype(str).to_numpy()
+        table = np.full((self._whole.n_obs, dimension), np.nan)
+        for name, part in found.items():
+            table[batch == name] = part
+        self._whole.obsm[key_added] = table
+        return self
 
     @reject_unknown
     def write(

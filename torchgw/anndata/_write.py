@@ -8,6 +8,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from torchgw._boundary.arrays import to_numpy
 from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
@@ -22,7 +23,7 @@ __all__ = ["carry", "check_column", "figures", "largest_entries", "means", "read
 def means(plan: Plan, values: NDArray[Any]) -> NDArray[np.float64]:
     """Average values (m, c) over the partners of each row, (n, c); NaN for a row without mass."""
     table = np.column_stack([values, np.ones(len(values))])
-    sums = (plan @ table).cpu().numpy()
+    sums = to_numpy(plan @ table)
     return np.asarray(_ratio(sums[:, :-1], sums[:, -1:]))
 
 
@@ -49,7 +50,7 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         known = np.isfinite(values)
         table = np.column_stack([np.where(known, values, 0), known])
-        sums = (plan @ table).cpu().numpy()
+        sums = to_numpy(plan @ table)
         return {"": _ratio(sums[:, 0], sums[:, 1])}
     known = Categorical(column)
     # a missing label gets no share

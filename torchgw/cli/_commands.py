@@ -198,7 +198,7 @@ def _score(options: argparse.Namespace) -> int:
             raise InvalidInputError(
                 f"{options.truth}: expected {n} row numbers of Y, each from 0 to {m - 1}."
             )
-        found = result.lazy_plan.argmax().cpu().numpy()
+        found = to_numpy(result.lazy_plan.argmax())
         scores["matched"] = float((found == partners).mean())
         if projected is not None and target is not None:
             scores["foscttm"] = foscttm(projected, target[torch.from_numpy(partners)])
@@ -206,7 +206,7 @@ def _score(options: argparse.Namespace) -> int:
     if labels is not None:
         own, other = labels
         classes, place = np.unique(other, return_inverse=True)
-        moved = (result.lazy_plan @ np.eye(len(classes))[place]).cpu().numpy()
+        moved = to_numpy(result.lazy_plan @ np.eye(len(classes))[place])
         agreeing = moved[own[:, None] == classes].sum()
         scores["mass_on_same_label"] = float(agreeing / moved.sum())
         if projected is not None and target is not None:

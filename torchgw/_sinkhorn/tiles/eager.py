@@ -14,10 +14,11 @@ from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.cost import exp_
-from torchgw._sinkhorn.eager import usable_sums
+from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
+from torchgw._sinkhorn.problem import STRICT
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
-from torchgw._sinkhorn.tiles.sweeper import Engine
+from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
 from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Potentials
@@ -37,6 +38,14 @@ class TiledEagerProblem(TiledProblem):
     def tiles(self) -> TileProblem:
         """The problem in blocks."""
         return self.tiling.problem(self.problem)
+
+    def sweeper(self, start: Potentials) -> Sweeper:
+        """Make sweeps over tiles, or over entries where these are few and yet in most tiles."""
+        if self.problem.tau != STRICT:
+            return self.whole.sweeper(start)
+        engine = _EagerEngine(self, start)
+        sparse = None if self.tiling.pays() else sparse_sweeper(self.problem, start)
+        return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
 
     def _engine(self, start: Potentials) -> Engine:
         return _EagerEngine(self, start)

@@ -52,6 +52,9 @@ _SMALL_PAIRS = 2**24
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
+# Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
+# which takes longer. [L406]
+_FEW_PAIRS = 2**18
 
 
 def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
@@ -61,8 +64,8 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     found is not defined.
     """
     if not base.is_cuda:
-        by_tree = base.shape[1] <= _TREE_DIMENSIONS
-        if not by_tree and len(base) * len(query) > _MANY_PAIRS:
+        pairs, wide = len(base) * len(query), base.shape[1] > _TREE_DIMENSIONS
+        if wide and pairs > _MANY_PAIRS:
             warn_user(
                 f"an exact search among {len(base)} points in {base.shape[1]} dimensions compares "
                 "all pairs, which takes long on a CPU. Use a GPU, fewer dimensions, or pass as X "
@@ -70,7 +73,7 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
                 "torchgw.distances.",
                 PerformanceWarning,
             )
-        search = _nearest_by_tree if by_tree else _nearest_by_tiles
+        search = _nearest_by_tiles if wide or pairs <= _FEW_PAIRS else _nearest_by_tree
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
