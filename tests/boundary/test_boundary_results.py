@@ -171,7 +171,7 @@ def test_values_keep_their_precision():
     """A list of Python floats is double precision, as in NumPy."""
     third = [1 / 3] * 9
     for plan in (RESULT.lazy_plan, STREAMED.lazy_plan):
-        assert (plan @ third).dtype == torch.float64
+        assert torch.as_tensor(plan @ third).dtype == torch.float64
         np.testing.assert_allclose(plan @ third, plan @ np.array(third), rtol=1e-15)
         with pytest.raises(InvalidTypeError, match="real numbers"):
             plan @ torch.ones(9, dtype=torch.complex64)

@@ -148,6 +148,7 @@ def _neighbour_edges(
     else:
         why = ", because a point is not its own neighbour"
         check_within("n_neighbors", n_neighbors, 1, max(n - 1, 1), why)
+        n_neighbors = int(n_neighbors)
     if n == 1:
         return from_csr(scipy.sparse.csr_matrix((1, 1)))
     distance, index = nearest_others(embedded, n_neighbors, search)
