@@ -289,7 +289,7 @@ def _spaces(
 
 def _linear(cost: Any, weight: Any) -> dict[str, Any]:
     """Name a linear cost and its weight as ``solve`` does."""
-    known = isinstance(weight, Real) and 0 <= weight <= 1
+    known = isinstance(weight, Real) and 0 <= float(weight) <= 1
     if weight is not None and not known:
         raise InvalidInputError(f"`fgw_alpha` must be in [0, 1]; got {weight!r}.")
     if weight and cost is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -15,8 +15,8 @@ from torchgw.pot._arrays import Array
 __all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transport"]
 
 
-# Problems with more points on both sides are solved on part of their entries: so many a row, told by
-# every few rows; for some rounds, of some pivots of the simplex at most. [L402]
+# Problems with more points on both sides are solved on part of their entries: so many a row, told
+# by every few rows; for some rounds, of some pivots of the simplex at most. [L402]
 _LARGE = 150
 _KEPT = 12
 _EVERY = 16
@@ -32,22 +32,26 @@ class Linear(NamedTuple):
     potentials: Callable[[], tuple[Array, Array]] | None = None
 
 
-LinearSolver = Callable[[Array, float], Linear]
+class LinearSolver(Protocol):
+    """Solves a cost; where a value is reached already, a plan that gains enough on it may do."""
+
+    def __call__(self, cost: Array, reached: float = ...) -> Linear: ...
 
 
 def transport(p: Array, q: Array) -> LinearSolver:
     """Prepare the solver of transport problems between two weights of equal sum."""
     equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
     if equal:
-        return lambda cost, reached=0.0: _assign(cost, p[0])
+        return lambda cost, reached=-np.inf: _assign(cost, p[0])
     general = _General(p, q)
-    return lambda cost, reached=0.0: general(cost)
+    # gaining on a value is not enough: the steps are POT's
+    return lambda cost, reached=-np.inf: general(cost)
 
 
 def semirelaxed(p: Array) -> LinearSolver:
     """Prepare the solver where columns are free: each row goes to its cheapest columns."""
 
-    def solve(cost: Array, reached: float) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf) -> Linear:
         plan = (cost <= cost.min(1, keepdims=True) + 1e-15).astype(np.float64)
         plan *= (p / plan.sum(1))[:, None]
         return Linear(plan)
@@ -68,7 +72,7 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
         return transport(p, q)
     general = _General(more_p, more_q)
 
-    def solve(cost: Array, reached: float) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf) -> Linear:
         table = np.zeros((n + 1, m + 1))
         lowest = cost.min()
         table[:n, :m] = cost - lowest
@@ -116,7 +120,7 @@ class _General:
         self.p, self.q = p, q
         self.last: tuple[Array, Array, Array] | None = None  # the plan, and its prices
 
-    def __call__(self, cost: Array, reached: float | None = None) -> Linear:
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, any plan that gains half of the most will do."""
         try:
             import ot
@@ -125,8 +129,7 @@ class _General:
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
         cost = cost - lowest
-        worth = -np.inf if reached is None else reached - lowest * self.p.sum()
-        found = self._by_parts(ot.emd, cost, worth)
+        found = self._by_parts(ot.emd, cost, reached - lowest * self.p.sum())
         if found is None:
             plan, log = ot.emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
             found = plan, log["u"], log["v"]
