@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold_
 
 from torchgw._boundary.plans import as_mass, as_points_of, check_entries, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
@@ -19,6 +20,9 @@ from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["DualPlan", "TransportPlan"]
+
+# Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L295]
+_ZERO = 1e-240
 
 
 class DualPlan(Plan):
@@ -210,7 +214,7 @@ class TransportPlan(DualPlan):
     @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return self.prepared.dense(self.potentials)
+        return threshold_(self.prepared.dense(self.potentials), _ZERO, 0.0)
 
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
@@ -220,7 +224,7 @@ class TransportPlan(DualPlan):
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        return self.prepared.plan(self.potentials).rows(index)
+        return threshold_(self.prepared.plan(self.potentials).rows(index), _ZERO, 0.0)
 
     def _height(self) -> int:
         return int(next(row_blocks(self.cost)).stop)
