@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 from torchgw._boundary.plans import as_mass, as_points_of, check_entries, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
@@ -214,7 +213,7 @@ class TransportPlan(DualPlan):
     @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return threshold_(self.prepared.dense(self.potentials), _ZERO, 0.0)
+        return torch.threshold_(self.prepared.dense(self.potentials), _ZERO, 0.0)
 
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
@@ -224,7 +223,7 @@ class TransportPlan(DualPlan):
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        return threshold_(self.prepared.plan(self.potentials).rows(index), _ZERO, 0.0)
+        return torch.threshold_(self.prepared.plan(self.potentials).rows(index), _ZERO, 0.0)
 
     def _height(self) -> int:
         return int(next(row_blocks(self.cost)).stop)
