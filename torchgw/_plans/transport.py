@@ -20,7 +20,7 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["DualPlan", "TransportPlan"]
 
-# Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L406]
+# Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
 _ZERO = 1e-240
 
 
