@@ -30,6 +30,7 @@ STUDIES = {
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),
+    "pot-times": ("solves.pot_times", "small dense problems by torchgw.pot and by POT"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),
     "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),

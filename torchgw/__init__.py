@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from torchgw._variants.barycenter import barycenter as barycenter
     from torchgw._variants.embedding import JointEmbedding as JointEmbedding
     from torchgw._variants.embedding import joint_embedding as joint_embedding
+    from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
     from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
+    from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw
     from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
     from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
     from torchgw._variants.warmup import warmup as warmup
@@ -100,7 +102,9 @@ _HOMES = {
     "barycenter": "torchgw._variants.barycenter",
     "JointEmbedding": "torchgw._variants.embedding",
     "joint_embedding": "torchgw._variants.embedding",
+    "build_knn_graph": "torchgw._variants.sampled_gw",
     "sampled_gw": "torchgw._variants.sampled_gw",
+    "sampled_lowrank_gw": "torchgw._variants.sampled_gw",
     "LowRankResult": "torchgw._variants.solve_low_rank",
     "solve_low_rank": "torchgw._variants.solve_low_rank",
     "warmup": "torchgw._variants.warmup",

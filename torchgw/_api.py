@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +19,7 @@ from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
     check_features,
+    is_fused,
     linear_cost,
     without_structure,
 )
@@ -130,7 +131,8 @@ def solve(
         on a CPU it is ``"landmark"`` from 1,000 points on where the landmarks of both sides err by
         0.5% or less, unless ``gradient="dense"`` or ``polish`` asks for exact distances.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
-        Given distance matrices, in place of X and Y.
+        Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
+        kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
@@ -356,6 +358,7 @@ def solve(
         rule=check_marginal_rule(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
+        fixed_point=differentiable == "implicit",
     )
     if callback is not None and not callable(callback):
         raise InvalidTypeError(
@@ -363,11 +366,11 @@ def solve(
         )
     if not isinstance(verbose, Integral):
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
+    kind = find_loss(loss)
     if differentiable is not None:
         from torchgw._derivatives.tracked import check_tracked, check_units, tracked_inputs
 
-        scale = check_units(differentiable, options, scale)
-    kind = find_loss(loss)
+        scale = check_units(differentiable, options, scale, kind)
     options.check_search(given=init is not None, crossed=kind.cross is not None)
     distance_options = DistanceOptions(
         n_neighbors,
@@ -382,6 +385,7 @@ def solve(
         # what was asked for as exact is not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
         curvature=curvature,
+        signed=not kind.singular,
     )
     parts = features if isinstance(features, (tuple, list)) else (features,)
     given = X, Y, D_X, D_Y, M, a, b, *parts
@@ -389,6 +393,9 @@ def solve(
     by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
+    fused = is_fused(M, pair)
+    weight = check_alpha(alpha, fused=fused, named=by_name)
+    options.check_combination(linear=fused, differentiable=differentiable is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
@@ -398,7 +405,7 @@ def solve(
     with torch.no_grad(), exactly, verbose_progress(bool(verbose)) as report:
         recorder = Recorder(_both(report, callback))
         tables = D_X, D_Y
-        if _is_zero(alpha) and not structure and isinstance(distances, str):
+        if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
         sides = build_providers(
             (X, Y),
@@ -417,14 +424,11 @@ def solve(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
-        options.check_combination(
-            linear=linear is not None, differentiable=differentiable is not None
-        )
         problem = Problem(
             source,
             target,
             marginals,
-            check_alpha(alpha, linear, named=by_name),
+            weight,
             linear,
             kind,
         )
@@ -448,11 +452,6 @@ def solve(
 
     known = Definition(problem, pair, feature_metric)
     return attach(result, known, inputs, differentiable, generator)
-
-
-def _is_zero(alpha: Any) -> bool:
-    """Whether a weight that is not checked yet is zero."""
-    return isinstance(alpha, Real) and float(alpha) == 0
 
 
 def _both(

@@ -303,7 +303,8 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     The parameters are the options of :func:`torchgw.solve`, and ``metric``: with ``"precomputed"``
     Xs and Xt are matrices of distances, which labels and the coupling are transported by, but not
     points. Unlike POT's, the two domains need not share a space. In a pipeline the target domain is
-    a parameter of the fit: ``pipeline.fit(Xs, ys, gwtransport__Xt=Xt)``.
+    a parameter of the fit: ``pipeline.fit(Xs, ys, gwtransport__Xt=Xt)``. After a fit of tensors,
+    arrays that come out are tensors of the same dtype and device.
 
     Attributes
     ----------
@@ -312,8 +313,13 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     n_iter_ : int
         Outer iterations.
     n_features_in_ : int
-    coupling_ : ndarray, shape (n, m)
+    coupling_ : array, shape (n, m)
         The plan, as POT's transports have it; built when it is asked for.
+    cost_ : array, shape (n, m)
+        The cost of its linear problem, where POT's transports have distances between the domains:
+        the objective linearised at the plan, up to terms of rows and of columns.
+    log_ : dict
+        ``result_.log``.
     xs_, xt_ : ndarray
         The points of :meth:`fit`.
 
@@ -324,7 +330,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     >>> Xs = np.random.default_rng(0).normal(size=(60, 3))
     >>> ys = (Xs[:, 0] > 0).astype(int)
     >>> transport = GWTransport(distances="euclidean", random_state=0).fit(Xs=Xs, Xt=Xs + 5)
-    >>> bool((transport.transform_labels(ys) == ys).all())
+    >>> bool((transport.transform_labels(ys).argmax(1) == ys).all())
     True
     """
 
@@ -354,6 +360,8 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "GWTransport.fit needs both domains: fit(Xs=Xs, Xt=Xt), and in a pipeline "
                 "pipeline.fit(Xs, ys, gwtransport__Xt=Xt)."
             )
+        self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
+        Xs, Xt = self._taken(Xs), self._taken(Xt)  # noqa: N806
         self.xs_ = validate_data(self, Xs, dtype=[np.float64, np.float32])
         self.xt_ = check_array(Xt, dtype=[np.float64, np.float32], input_name="Xt")
         linear = None
@@ -367,10 +375,24 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         return self
 
     @property
-    def coupling_(self) -> NDArray[np.float64]:
+    def coupling_(self) -> Any:
         """The plan as a matrix."""
         check_is_fitted(self)
-        return to_numpy(self.result_.plan)
+        return self._give(self.result_.plan)
+
+    @property
+    def cost_(self) -> Any:
+        """The linearised cost as a matrix."""
+        check_is_fitted(self)
+        if not self.result_.epsilon:
+            raise UnsupportedError("A plan without entropy keeps no cost: drop `polish`.")
+        return self._give(self.result_.lazy_plan.cost.dense().matrix)
+
+    @property
+    def log_(self) -> dict[str, Any]:
+        """The log of the result."""
+        check_is_fitted(self)
+        return self.result_.log
 
     def fit_transform(
         self,
@@ -378,29 +400,40 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         ys: Any = None,
         Xt: Any = None,  # noqa: N803
         yt: Any = None,
-    ) -> NDArray[np.float64]:
+    ) -> Any:
         """Align, and map the source points into the target space, shape (n, d')."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
-    def transform(self, Xs: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, Xs: Any) -> Any:  # noqa: N803
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = validate_data(self, Xs, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        Xs = validate_data(  # noqa: N806
+            self, self._taken(Xs), dtype=[np.float64, np.float32], reset=False
+        )
         self._refuse_distances()
         if np.array_equal(Xs, self.xs_):
-            return to_numpy(self.result_.lazy_plan.barycentric(self.xt_))
+            return self._give(self.result_.lazy_plan.barycentric(self.xt_))
         none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
-        return to_numpy(self.result_.transform(Xs, M_new=none))
+        return self._give(self.result_.transform(Xs, M_new=none))
 
-    def inverse_transform(self, Xt: Any) -> NDArray[np.float64]:  # noqa: N803
+    def inverse_transform(self, Xt: Any) -> Any:  # noqa: N803
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
-        Xt = check_array(Xt, dtype=[np.float64, np.float32])  # noqa: N806
+        Xt = check_array(self._taken(Xt), dtype=[np.float64, np.float32])  # noqa: N806
         self._refuse_distances()
         if np.array_equal(Xt, self.xt_):
-            return to_numpy(self.result_.lazy_plan.T.barycentric(self.xs_))
+            return self._give(self.result_.lazy_plan.T.barycentric(self.xs_))
         none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
-        return to_numpy(self.result_.inverse_transform(Xt, M_new=none))
+        return self._give(self.result_.inverse_transform(Xt, M_new=none))
+
+    @staticmethod
+    def _taken(points: Any) -> Any:
+        """Take points as NumPy's, from any device; leave what is no tensor to scikit-learn."""
+        return to_numpy(points) if isinstance(points, torch.Tensor) else points
+
+    def _give(self, array: Any) -> Any:
+        """Hand an array out as the kind that was fitted."""
+        return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
 
     def _refuse_distances(self) -> None:
         """Refuse to map points where there were only distances."""
@@ -410,15 +443,27 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "transform_labels, coupling_, or GWAligner, which returns shares of the target."
             )
 
-    def transform_labels(self, ys: Any) -> NDArray[Any]:
-        """Label each target point as most of its mass is where it comes from, shape (m,)."""
-        check_is_fitted(self)
-        return _transfer(self.result_.lazy_plan.T, _labels(ys, len(self.xs_), "ys"))
+    def transform_labels(self, ys: Any) -> Any:
+        """Say from which classes each target point's mass comes, as POT does.
 
-    def inverse_transform_labels(self, yt: Any) -> NDArray[Any]:
-        """Label each source point as most of its mass is where it goes to, shape (n,)."""
+        Parameters
+        ----------
+        ys : array-like, shape (n,)
+            Labels of the source points.
+
+        Returns
+        -------
+        array of shape (m, classes)
+            Shares, of sum one, of the classes in the order of ``np.unique(ys)``: the labels are
+            ``np.unique(ys)[shares.argmax(1)]``.
+        """
         check_is_fitted(self)
-        return _transfer(self.result_.lazy_plan, _labels(yt, len(self.xt_), "yt"))
+        return self._give(_shares(self.result_.lazy_plan.T, _labels(ys, len(self.xs_), "ys")))
+
+    def inverse_transform_labels(self, yt: Any) -> Any:
+        """Say to which classes each source point's mass goes, shape (n, classes)."""
+        check_is_fitted(self)
+        return self._give(_shares(self.result_.lazy_plan, _labels(yt, len(self.xt_), "yt")))
 
 
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
@@ -431,12 +476,10 @@ def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
     return array
 
 
-def _transfer(plan: Any, labels: NDArray[Any]) -> NDArray[Any]:
-    """Find the label that most of each row's mass goes to."""
+def _shares(plan: Any, labels: NDArray[Any]) -> Any:
+    """Compute which share of each row's mass goes to each label."""
     classes, place = np.unique(labels, return_inverse=True)
-    shares = plan.barycentric(np.eye(len(classes))[place])
-    chosen: NDArray[Any] = classes[to_numpy(shares).argmax(axis=1)]
-    return chosen
+    return plan.barycentric(np.eye(len(classes))[place])
 
 
 class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]

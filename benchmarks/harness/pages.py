@@ -19,6 +19,7 @@ PAGES = {
     "performance": ROOT / "docs" / "performance.md",
     "readme": ROOT / "README.md",
     "log": ROOT / "OPTIMIZATION_LOG.md",
+    "migrating": ROOT / "docs" / "migrating.md",
 }
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
@@ -182,10 +183,39 @@ def _hard() -> str:
     return markdown(heads, [[str(row.get(head, "")) for head in heads] for row in rows])
 
 
+def _pot_tests() -> str:
+    """What became of POT's tests, by file, and of all."""
+    rows = [row for row in read("pot") if row["table"] == "POT's tests on torchgw.pot"]
+    outcomes = ("passed", "better", "refused", "failed")
+    heads = ["POT's tests", "the same", *outcomes[1:], "what is different"]
+    lines = [
+        [row["file"], *(row[name] for name in outcomes), "; ".join(row["reasons"])] for row in rows
+    ]
+    whole = [sum(row[name] for row in rows) for name in outcomes]
+    share = f"{100 * whole[0] / sum(whole):.1f}% are the same"
+    return markdown(heads, [*lines, ["all", *whole, share]])
+
+
+def _pot_times() -> str:
+    """Seconds of small problems beside POT's, and by how much values are higher at most."""
+    rows = [row for row in read("pot") if row["table"] == "torchgw.pot beside POT, seconds"]
+    sizes = sorted({row["n"] for row in rows})
+    heads = ["seconds ours / POT", *(f"n = {n}" for n in sizes), "highest excess of a value"]
+    lines = []
+    for kind in dict.fromkeys(row["row"] for row in rows):
+        part = {row["n"]: row for row in rows if row["row"] == kind}
+        cells = [f"{part[n]['ours']} / {part[n]['pot']}" for n in sizes]
+        excess = max(float(row["excess"]) for row in part.values())
+        lines.append([kind, *cells, "none" if excess < 1e-9 else f"{excess:.0e}"])
+    return markdown(heads, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "standing": _standing,
     "compared": _compared,
     "hard": _hard,
+    "pot-tests": _pot_tests,
+    "pot-times": _pot_times,
     "solves": _table(
         "whole solves",
         ("problem", _field("goal")),

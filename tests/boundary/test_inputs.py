@@ -302,8 +302,9 @@ def test_distance_matrices_are_square(value):
 def test_distance_matrices_are_symmetric_and_not_negative():
     with pytest.raises(InvalidInputError, match=r"`D_X` must be symmetric.*\(D_X \+ D_X.T\) / 2"):
         solve(D_X=np.triu(D_X), D_Y=D_Y)
-    with pytest.raises(InvalidInputError, match=r"`D_Y` must be non-negative.*S.max\(\) - S"):
-        solve(D_X=D_X, D_Y=-D_Y)
+    for refusing in ({"loss": "kl"}, {"scale": "max"}):
+        with pytest.raises(InvalidInputError, match=r"`D_Y` must be non-negative.*S.max\(\) - S"):
+            solve(D_X=D_X, D_Y=-D_Y, **refusing)
     # rounding is no asymmetry
     rounded = D_X * (1 + 1e-7 * RNG.normal(size=D_X.shape))
     check(solve(D_X=rounded, D_Y=D_Y), D_X, D_Y)
@@ -908,3 +909,77 @@ def test_weights_over_many_decades_have_a_usable_epsilon():
         mean = weights @ table @ weights
         spreads.append(np.sqrt(weights @ table**2 @ weights - mean**2))
     assert result.epsilon == pytest.approx(0.0025 * 4 * spreads[0] * spreads[1], rel=1e-6)
+
+
+SIDES = {"X": X[:4], "Y": Y[:4]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient": "sampled", "differentiable": "implicit", "epsilon": 0.1},
+        {"gradient": "sampled", "polish": True},
+        {"loss": "kl", "differentiable": "value", "epsilon": 0.1},
+        {"unbalanced": 1.0, "differentiable": "value", "epsilon": 0.1},
+        {"polish": True, "differentiable": "value", "epsilon": 0.1},
+        {"regularization": "proximal", "differentiable": "value", "epsilon": 0.1},
+        {"unbalanced": 1.0, "polish": True},
+        {"unbalanced": 1.0, "regularization": "proximal"},
+        {"unbalanced": 1.0, "M": np.zeros((4, 4))},
+        {"unbalanced": 1.0, "mass": 0.5},
+        {"search": "thorough", "init": np.full((4, 4), 1 / 16)},
+        {"search": "thorough", "loss": "absolute"},
+        {"alpha": 0.5},
+        {"alpha": torch.tensor(0.5, requires_grad=True), "M": np.zeros((4, 4))},
+        {"M": np.zeros((4, 4)), "features": (np.zeros((4, 1)), np.zeros((4, 1)))},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_options_that_cannot_work_together_are_refused_before_the_work(options, monkeypatch):
+    def begun(*args, **kwargs):
+        raise AssertionError("distances are made")
+
+    monkeypatch.setattr(torchgw._api, "build_providers", begun)
+    with pytest.raises(torchgw.TorchGWError):
+        torchgw.solve(**SIDES, **options)
+
+
+def test_an_exact_gradient_is_asked_for_before_the_search(monkeypatch):
+    """What is chosen for many points is known after their distances, and before all else."""
+    monkeypatch.setattr("torchgw._solve.strategy.choose_gradient", lambda *_: "sampled")
+    with pytest.raises(torchgw.UnsupportedError, match="needs a fixed point"):
+        solve(X, Y, epsilon=0.1, differentiable="implicit", distances="euclidean")
+
+
+@pytest.mark.parametrize("options", [{}, {"unbalanced": (0.5, 2)}])
+def test_similarities_may_be_negative(options):
+    """Squares of differences do not mind a constant added to both tables."""
+    rng = np.random.default_rng(0)
+    first, second = (np.corrcoef(rng.normal(size=(n, 9))) for n in (12, 10))
+    call = {"epsilon": 0.5, "init": np.full((12, 10), 1 / 120), **options}
+    found = solve(D_X=first, D_Y=second, **call)
+    shifted = solve(D_X=first + 1, D_Y=second + 1, **call)
+    assert first.min() < -0.1
+    assert found.value_quad == pytest.approx(shifted.value_quad, rel=1e-6)
+    assert found.value_quad == pytest.approx(
+        reference.gw_value(first, second, found.plan.numpy()), rel=1e-6
+    )
+    assert np.isfinite(found.transform(D_new=first[:2], values=np.eye(10))).all()
+
+
+def test_signs_have_a_tolerance_and_are_compared():
+    squares = (X**2).sum(1)
+    rounded = squares[:, None] + squares - 2 * X @ X.T - 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torchgw.TorchGWWarning)
+        solve(D_X=rounded, D_Y=D_Y, n_init=1, epsilon=5.0)
+    with pytest.warns(
+        torchgw.TorchGWWarning, match="`D_Y` has negative entries and `D_X` has none"
+    ):
+        solve(D_X=D_X, D_Y=-D_Y, n_init=1, epsilon=5.0)
+
+
+def test_numbers_may_be_tensors():
+    options = {"M": np.ones((len(D_X), len(D_Y))), "n_init": 1, "D_X": D_X, "D_Y": D_Y}
+    ours = solve(alpha=torch.tensor(0.5), epsilon=torch.tensor(1.0), **options)
+    assert ours.value == solve(alpha=0.5, epsilon=1.0, **options).value

@@ -210,6 +210,19 @@ def test_linear_problems_without_pot():
         assert f @ P + g @ Q == pytest.approx((found.plan * cost).sum())
 
 
+def test_linear_problems_by_parts():
+    """Large problems after the first are solved on some entries, to the optimum of all."""
+    rng = np.random.default_rng(0)
+    p, q = random_weights(170), random_weights(160, 1)
+    solve, cost = transport(p, q), rng.random((170, 160))
+    for _ in range(3):
+        found = solve(cost, 0.0)
+        assert np.vdot(found.plan, cost) == pytest.approx(ot.emd2(p, q, cost), rel=1e-9)
+        f, g = found.potentials()
+        assert (cost - f[:, None] - g).min() > -1e-9
+        cost = cost + 0.02 * rng.random(cost.shape)
+
+
 def test_prices_of_an_assignment():
     cost = RANDOM.normal(size=(N, N))
     weights = np.full(N, 1 / N)

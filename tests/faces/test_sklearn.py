@@ -113,10 +113,20 @@ def test_transport_like_ot_da():
     transport = GWTransport(distances="euclidean", epsilon=1e-3)
     moved = transport.fit_transform(Xs=x, Xt=y)
     assert np.linalg.norm(moved - y[answer], axis=1).mean() < 0.1
-    np.testing.assert_array_equal(transport.transform_labels(labels)[answer], labels)
-    np.testing.assert_array_equal(transport.inverse_transform_labels(labels), labels[answer])
+    shares = transport.transform_labels(labels)
+    coupling = transport.coupling_
+    assert shares.shape == (60, 4)
+    expected = (coupling / coupling.sum(0)).T @ np.eye(4)[labels]
+    np.testing.assert_allclose(shares, expected, atol=1e-6)
+    np.testing.assert_array_equal(shares[answer].argmax(1), labels)
+    back = transport.inverse_transform_labels(labels)
+    np.testing.assert_array_equal(back.argmax(1), labels[answer])
     names = np.array(list("wxyz"))[labels]
-    np.testing.assert_array_equal(transport.transform_labels(names)[answer], names)
+    np.testing.assert_array_equal(transport.transform_labels(names), shares)
+    # the plan is the one of its cost
+    off = transport.cost_ + transport.result_.epsilon * np.log(coupling)
+    assert np.abs(off - off.mean(1)[:, None] - off.mean(0) + off.mean()).max() < 1e-6
+    assert transport.log_["objective"] == transport.result_.log["objective"]
     back = transport.inverse_transform(y)
     assert np.linalg.norm(back[answer] - x, axis=1).mean() < 0.1
     assert transport.transform(x[:3] + 0.01).shape == (3, 3)
@@ -139,7 +149,7 @@ def test_labels_break_a_symmetry():
     order = np.random.default_rng(1).permutation(40)
     transport = GWTransport(distances="euclidean", alpha=0.5)
     transport.fit(x, labels, x[order], known[order])
-    np.testing.assert_array_equal(transport.transform_labels(labels), labels[order])
+    np.testing.assert_array_equal(transport.transform_labels(labels).argmax(1), labels[order])
     assert transport.result_.value_linear < 1e-3
     assert torch.isfinite(torch.as_tensor(transport.transform(x[:3] + 1e-3))).all()
 
@@ -171,6 +181,18 @@ def test_coupling_is_the_plan():
     assert not hasattr(transport, "coupling_")
     x = np.random.default_rng(0).normal(size=(20, 2))
     assert transport.fit(Xs=x, Xt=x[:15]).coupling_.sum(1) == pytest.approx(np.full(20, 1 / 20))
+
+
+def test_transport_of_tensors_gives_tensors():
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    transport = GWTransport(distances="euclidean", epsilon=0.01, random_state=0)
+    moved = transport.fit(Xs=x, Xt=x[:15]).transform(x)
+    found = (moved, transport.coupling_, transport.cost_, transport.inverse_transform(x[:15]))
+    found += (transport.transform_labels((x[:, 0] > 0).int()),)
+    assert all(part.dtype == x.dtype and part.device == x.device for part in found)
+    assert isinstance(transport.fit(Xs=x.numpy(), Xt=x[:15]).transform(x), np.ndarray)
+    with pytest.raises(torchgw.UnsupportedError, match="drop `polish`"):
+        transport.set_params(polish=True).fit(Xs=x, Xt=x).cost_  # noqa: B018
 
 
 class SelfTransport(GWTransport):

@@ -15,7 +15,8 @@ X, Y, MATCH = isometric_copy(40, noise=0.05)
 LINEAR = np.random.default_rng(0).uniform(size=(40, 40))
 NAMES = (
     "X_source X_target distance_mode M alpha fgw_alpha epsilon k n_landmarks s_shared semi_relaxed "
-    "rho differentiable multiscale lambda_ema_beta mixed_precision log"
+    "rho differentiable multiscale lambda_ema_beta mixed_precision log dist_source dist_target "
+    "max_iter tol p q device verbose T_init rho_a grad_mode n_coarse min_iter_before_converge"
 )
 
 
@@ -74,6 +75,8 @@ def test_weights_at_both_ends_of_the_range():
         ({"semi_relaxed": True}, (np.inf, 0)),
         ({"semi_relaxed": True, "rho": 0.5}, (np.inf, 0.5)),
         ({"rho": 0.5}, 0.5),
+        ({"rho_a": 0.4}, (0.4, np.inf)),
+        ({"rho_a": 0.4, "rho": 0.5}, (0.4, 0.5)),
     ],
 )
 def test_relaxed_marginals(theirs, ours):
@@ -104,6 +107,8 @@ def test_loss_has_gradients():
         ({"s_shared": 10}, torchgw.UnsupportedError, "s_shared"),
         ({"lambda_ema_beta": 0.5}, torchgw.UnsupportedError, "fixed unit"),
         ({"rho": -1.0}, torchgw.InvalidInputError, "unbalanced"),
+        ({"semi_relaxed": True, "rho_a": 1.0}, torchgw.InvalidInputError, "Drop one"),
+        ({"differentiable": True, "grad_mode": "tape"}, torchgw.InvalidInputError, "'implicit'"),
         ({"multiscale": False}, torchgw.UnsupportedError, "subsample"),
         ({"fgw_alpha": 0.5}, torchgw.InvalidInputError, "C_linear"),
         ({"fgw_alpha": 1.5, "C_linear": LINEAR}, torchgw.InvalidInputError, "fgw_alpha"),
@@ -133,3 +138,20 @@ def test_tables_weights_and_starts_by_the_names_of_the_design():
     assert (np.asarray(found.lazy_plan.argmax()) == np.arange(40)).mean() > 0.9
     with pytest.raises(torchgw.InvalidInputError, match="go together"):
         torchgw.sampled_gw(points, points, dist_source=table)
+
+
+def test_low_rank_and_graphs_by_the_names_of_the_design():
+    call = {"rank": 2, "random_state": 0, "tol": 0.1}
+    points = X[:15], Y[:12]
+    found = torchgw.sampled_lowrank_gw(*points, distance_mode="sqeuclidean", **call)
+    same = torchgw.solve_low_rank(*points, distances="sqeuclidean", **call)
+    assert torch.equal(found.plan, same.plan)
+    graph = torchgw.build_knn_graph(X, k=4)
+    assert (graph != torchgw.distances.knn_graph(torch.as_tensor(X), 4)).nnz == 0
+    with pytest.raises(torchgw.InvalidInputError, match="C_linear"):
+        torchgw.sampled_lowrank_gw(X, Y, rank=4, fgw_alpha=0.5)
+
+
+def test_what_has_no_effect_is_said():
+    with pytest.warns(torchgw.TorchGWWarning, match="n_coarse"):
+        torchgw.sampled_gw(X, Y, n_coarse=50, M=60, epsilon=0.1, random_state=0)

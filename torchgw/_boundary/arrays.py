@@ -169,8 +169,11 @@ def check_points(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def check_distances(name: str, value: Any) -> Tensor:
-    """Convert a distance matrix to a floating tensor of shape (n, n)."""
+def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
+    """Convert a distance matrix to a floating tensor of shape (n, n).
+
+    Negative entries are refused unless ``signed``; those that rounding explains become zero.
+    """
     tensor = _floating(to_tensor(name, value))
     if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
         raise InvalidInputError(
@@ -183,14 +186,19 @@ def check_distances(name: str, value: Any) -> Tensor:
     if gap > _SYMMETRY_TOLERANCE * scale:
         raise InvalidInputError(
             f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
-            f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean."
+            f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean; "
+            "torchgw.pot.solve_gromov solves small problems of directed costs."
         )
-    if float(tensor.min()) < 0:
+    least = float(tensor.min())
+    rounding = least >= -_SYMMETRY_TOLERANCE * scale
+    if least >= 0 or (signed and not rounding):
+        return tensor
+    if not rounding:
         raise InvalidInputError(
-            f"`{name}` must be non-negative; its smallest entry is {float(tensor.min()):.3g}. "
-            "A similarity is turned into a distance by, for example, D = S.max() - S."
+            f"`{name}` must be non-negative here; its smallest entry is {least:.3g}. A similarity "
+            "is turned into a distance by, for example, D = S.max() - S."
         )
-    return tensor
+    return tensor.clamp_min(0)
 
 
 def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:

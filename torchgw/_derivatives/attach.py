@@ -369,11 +369,6 @@ def attach(
 
         return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
     count = result.report.n_anchors
-    if mode == "implicit" and count is not None:
-        raise UnsupportedError(
-            "differentiable='implicit' needs a fixed point, and a sampled gradient has none. Pass "
-            "gradient='dense' or 'factored', or differentiable='value'."
-        )
     anchors = None if count is None else plan.sample(count, generator)
     link = Link(
         definition,

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
+from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -227,7 +228,7 @@ def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
 
 
 def check_units(
-    mode: Differentiable, options: Options, scale: ScaleName | None
+    mode: Differentiable, options: Options, scale: ScaleName | None, loss: Loss
 ) -> ScaleName | None:
     """Check the options of a differentiable solve, and say what ``scale`` means in it."""
     if not isinstance(mode, str) or mode not in get_args(Differentiable):
@@ -239,6 +240,11 @@ def check_units(
             "`differentiable` needs regularization='entropic' and polish=False: other plans are no "
             "fixed points of the entropic objective."
         )
+    if not loss.is_square:
+        raise UnsupportedError(
+            f"`differentiable` knows the square loss only; got loss={loss.name!r}. Pass "
+            "loss='square', or leave `differentiable` out."
+        )
     if options.epsilon == "auto":
         raise InvalidInputError(
             "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "
@@ -249,11 +255,6 @@ def check_units(
 
 def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
     """Refuse inputs that have no gradient, with the reason."""
-    if not problem.loss.is_square:
-        raise UnsupportedError(
-            f"`differentiable` knows the square loss only; got loss={problem.loss.name!r}. Pass "
-            "loss='square', or leave `differentiable` out."
-        )
     for name, provider in (("X", problem.source), ("Y", problem.target)):
         if (name in inputs or f"D_{name}" in inputs) and scaled:
             raise UnsupportedError(

@@ -20,6 +20,9 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["DualPlan", "TransportPlan"]
 
+# Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
+_ZERO = 1e-240
+
 
 class DualPlan(Plan):
     """A plan that has potentials: a solve can go on from it, and it extends to other points."""
@@ -213,7 +216,7 @@ class TransportPlan(DualPlan):
     @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return self.prepared.dense(self.potentials)
+        return torch.threshold_(self.prepared.dense(self.potentials), _ZERO, 0.0)
 
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
@@ -223,7 +226,7 @@ class TransportPlan(DualPlan):
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        return self.prepared.plan(self.potentials).rows(index)
+        return torch.threshold_(self.prepared.plan(self.potentials).rows(index), _ZERO, 0.0)
 
     def _height(self) -> int:
         return int(next(row_blocks(self.cost)).stop)

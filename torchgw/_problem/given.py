@@ -36,10 +36,11 @@ class GivenSpace(NamedTuple):
         return int((self.graph if self.points is None else self.points).shape[0])
 
 
-def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
+def recognise(name: str, value: Any, table: Any, spec: Any, *, signed: bool = False) -> GivenSpace:
     """Tell points, graphs, providers and matrices apart.
 
-    ``spec`` is what ``distances`` says of this side: a name or a provider.
+    ``spec`` is what ``distances`` says of this side: a name or a provider. Matrices may have
+    negative entries if ``signed``.
     """
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
@@ -60,7 +61,7 @@ def recognise(name: str, value: Any, table: Any, spec: Any) -> GivenSpace:
     if isinstance(given[0], DistanceProvider):
         return GivenSpace(name, provider=given[0])
     if table is not None:
-        matrix = check_distances(table_name, table)
+        matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
     graph = value if isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:

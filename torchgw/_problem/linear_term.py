@@ -20,6 +20,7 @@ __all__ = [
     "check_alpha",
     "check_features",
     "feature_cost",
+    "is_fused",
     "linear_cost",
     "spread",
     "without_structure",
@@ -67,6 +68,15 @@ def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] |
     return source, target
 
 
+def is_fused(table: Any, features: tuple[Tensor, Tensor] | None) -> bool:
+    """Say whether there is a linear cost; refuse two."""
+    if table is not None and features is not None:
+        raise InvalidInputError(
+            "`M` and `features` are two ways to give one linear cost. Pass one of them."
+        )
+    return table is not None or features is not None
+
+
 def linear_cost(
     table: Any,
     features: tuple[Tensor, Tensor] | None,
@@ -75,10 +85,6 @@ def linear_cost(
     device: torch.device,
 ) -> Cost | None:
     """Make M, shape (n, m), float64, from what was given; ``None`` if nothing was."""
-    if table is not None and features is not None:
-        raise InvalidInputError(
-            "`M` and `features` are two ways to give one linear cost. Pass one of them."
-        )
     if table is not None:
         return DenseCost(check_linear_cost(table, shape).to(device).double())
     if features is None:
@@ -143,16 +149,23 @@ def spread(cost: Cost) -> float:
     return float(variance.clamp_min(0).sqrt())
 
 
-def check_alpha(alpha: float | None, linear: Cost | None, *, named: bool = False) -> float:
+def check_alpha(alpha: float | Tensor | None, *, fused: bool, named: bool = False) -> float:
     """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
 
     That is 0.5, or 0.99 where features were asked for by name.
     """
     if alpha is None:
-        return 1.0 if linear is None else _NAMED_ALPHA if named else 0.5
+        return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
+    if isinstance(alpha, Tensor) and alpha.ndim == 0:
+        if alpha.requires_grad:
+            raise UnsupportedError(
+                "`alpha` has no gradients: pass float(alpha). The values of torchgw.pot.gromov "
+                "carry them for small problems."
+            )
+        alpha = alpha.item()
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
-    if alpha < 1 and linear is None:
+    if alpha < 1 and not fused:
         raise InvalidInputError(
             f"`alpha={alpha}` weighs a linear cost, and none was given. Pass `M` or `features`, "
             "or drop `alpha`."

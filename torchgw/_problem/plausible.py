@@ -7,8 +7,15 @@ from torch import Tensor
 
 from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
 from torchgw._tensors.memory import free_memory
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["check_tables_fit", "warn_of_far_points", "warn_of_transposed_points"]
+__all__ = [
+    "check_tables_fit",
+    "warn_of_far_points",
+    "warn_of_one_sign",
+    "warn_of_transposed_points",
+]
 
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
@@ -28,6 +35,20 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
         warn_user(
             f"`{name}` has {n} rows and {d} columns, and is taken as {n} points in {d} "
             f"dimensions. Rows are points: pass {name}.T if these are {d} points.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_one_sign(providers: list[DistanceProvider | None]) -> None:
+    """Warn of two given tables of which one alone has negative entries."""
+    least = [
+        float(part.matrix().min()) for part in providers if isinstance(part, PrecomputedDistance)
+    ]
+    if len(least) == 2 and min(least) < 0 <= max(least):
+        negative, other = ("D_X", "D_Y") if least[0] < 0 else ("D_Y", "D_X")
+        warn_user(
+            f"`{negative}` has negative entries and `{other}` has none. Entries are compared as "
+            "they are, so both have to be distances, or both similarities.",
             TorchGWWarning,
         )
 

@@ -25,7 +25,7 @@ from torchgw._problem.named import (
     of_curvature,
     pair_of_distances,
 )
-from torchgw._problem.plausible import check_tables_fit, warn_of_far_points
+from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
@@ -83,6 +83,8 @@ class DistanceOptions:
     dense: bool = False
     # Of the spaces of both sides, or of each.
     curvature: float | tuple[float, float] | None = None
+    # Whether given tables may have negative entries: the loss takes them, and they have no unit.
+    signed: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -135,7 +137,12 @@ def build_providers(
     """
     started = perf_counter()
     specs = pair_of_distances(distances)
-    given = [recognise(*each) for each in zip(labels, sides, tables, specs, strict=True)]
+    signed = options.signed and options.scale in (None, "auto")
+    given = [
+        recognise(*each, signed=signed) for each in zip(labels, sides, tables, specs, strict=True)
+    ]
+    if signed:
+        warn_of_one_sign([item.provider for item in given])
     largest = max(item.n for item in given)
     decision = _decide(given, specs, options, device, judge)
     if decision is not None:

@@ -19,7 +19,9 @@ from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.linear_term import feature_cost
 from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.new_points import CrossDistance, Space
+from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["Extension", "map_new"]
 
@@ -139,7 +141,7 @@ def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -
         )
     provider, known = extension.known.distances(side), space.points
     if table is not None:
-        table = _check_table(table, provider.n).to(provider.device)
+        table = _check_table(table, provider).to(provider.device)
         return CrossDistance(space, provider, None, table)
     if known is None:
         raise InvalidInputError(
@@ -155,8 +157,9 @@ def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -
     return CrossDistance(space, provider, points, None)
 
 
-def _check_table(value: Any, n: int) -> Tensor:
-    """Check distances of new points, shape (q, n), non-negative and finite."""
+def _check_table(value: Any, provider: DistanceProvider) -> Tensor:
+    """Check distances of new points, shape (q, n): finite, and non-negative as the known ones."""
+    n = provider.n
     table = to_tensor("D_new", value)
     if table.ndim != 2 or len(table) == 0 or table.shape[1] != n:
         raise InvalidInputError(
@@ -164,7 +167,8 @@ def _check_table(value: Any, n: int) -> Tensor:
             f"{tuple(table.shape)}."
         )
     table = check_linear_cost(table, (len(table), n), name="D_new")
-    if float(table.min()) < 0:
+    signed = isinstance(provider, PrecomputedDistance) and float(provider.matrix().min()) < 0
+    if not signed and float(table.min()) < 0:
         raise InvalidInputError(
             f"`D_new` must be non-negative; its smallest entry is {float(table.min()):.3g}."
         )

@@ -47,13 +47,15 @@ class Options:
     polish: bool = False
     rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
     skip_tiles: bool | Literal["auto"] = "auto"
+    fixed_point: bool = False  # whether the plan is to be differentiated at a fixed point
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
         for item in fields(self):
             value = getattr(self, item.name)
             # as results report them, to JSON for one
-            if isinstance(value, np.generic):
+            single = isinstance(value, torch.Tensor) and value.ndim == 0 and not value.requires_grad
+            if isinstance(value, np.generic) or single:
                 object.__setattr__(self, item.name, value.item())
         if not isinstance(self.epsilon, str) or self.epsilon != "auto":
             check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
@@ -89,6 +91,23 @@ class Options:
                 f"`redraw` is the share of anchors redrawn, in (0, 1]; got {self.redraw!r}."
             )
 
+        self.check_gradient(self.gradient)
+
+    def check_gradient(self, gradient: str) -> None:
+        """Refuse the sampled gradient, asked for or chosen, where an exact one is needed."""
+        if gradient != "sampled":
+            return
+        if self.polish:
+            raise UnsupportedError(
+                "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
+                "gradient='dense' or 'factored', or polish=False."
+            )
+        if self.fixed_point:
+            raise UnsupportedError(
+                "differentiable='implicit' needs a fixed point, and a sampled gradient has none. "
+                "Pass gradient='dense' or 'factored', or differentiable='value'."
+            )
+
     def check_combination(self, *, linear: bool, differentiable: bool) -> None:
         """Refuse what relaxed marginals do not combine with, with the reason."""
         if self.rule is None:
@@ -114,7 +133,7 @@ class Options:
                 "A linear cost (`M` or `features`) grows with the mass of a plan and the quadratic "
                 "cost with its square, so that they cannot share the normalised plans which "
                 "`unbalanced` iterates on. Make one side strict, (inf, rho), pass `mass`, or leave "
-                "the linear cost out."
+                "the linear cost out; torchgw.pot.solve_gromov solves small problems with both."
             )
 
     def check_search(self, *, given: bool, crossed: bool) -> None:

@@ -187,13 +187,8 @@ def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
     return TransportPlan(cost, zero, like.weights, 1.0)
 
 
-def check_polish(marginals: Marginals, rule: MarginalRule | None, *, exact: bool) -> None:
-    """Refuse a sampled gradient, and a general linear problem without POT."""
-    if not exact:
-        raise UnsupportedError(
-            "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
-            "gradient='dense' or 'factored', or polish=False."
-        )
+def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
+    """Refuse a general linear problem without POT."""
     free = rule is not None and rule.mass is None
     bounds = rule is not None and rule.mass is not None
     if bounds or not (free or _is_assignment(marginals)):

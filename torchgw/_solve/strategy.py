@@ -148,8 +148,9 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     gradient = choose_gradient(options.gradient, problem)
+    options.check_gradient(gradient)
     if options.polish:
-        check_polish(problem.marginals, options.rule, exact=gradient != "sampled")
+        check_polish(problem.marginals, options.rule)
     mass = (options.rule and options.rule.mass) or 1.0
     if mass < 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan

@@ -1,4 +1,4 @@
-"""The keyword names of the published sampled design, on top of :func:`torchgw.solve`."""
+"""The names of the published sampled design, for functions of ours."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import math
 from numbers import Real
 from typing import Any, Literal
 
+import scipy
 import torch
 
 from torchgw._api import solve
+from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.named import DistanceName
 from torchgw._results.result import GWResult
+from torchgw._solve.options import Differentiable
+from torchgw._typing import Seed
+from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
+from torchgw.distances.graph import knn_graph
 
-__all__ = ["sampled_gw"]
+__all__ = ["build_knn_graph", "sampled_gw", "sampled_lowrank_gw"]
 
 
 @reject_unknown
@@ -33,8 +39,11 @@ def sampled_gw(
     s_shared: int | None = None,
     semi_relaxed: bool = False,
     rho: float | None = None,
+    rho_a: float | None = None,
     differentiable: bool = False,
+    grad_mode: Differentiable = "value",
     multiscale: bool = True,
+    n_coarse: int | None = None,
     lambda_ema_beta: float | None = None,
     mixed_precision: bool = False,
     log: bool = False,
@@ -48,7 +57,7 @@ def sampled_gw(
     min_iter_before_converge: int = 40,
     device: torch.device | str | None = None,
     verbose: bool = False,
-    random_state: int | torch.Generator | None = None,
+    random_state: Seed | None = None,
 ) -> GWResult:
     """Solve with a sampled gradient, by the keyword names of the published sampled design.
 
@@ -81,15 +90,19 @@ def sampled_gw(
     semi_relaxed : bool
         ``unbalanced=(inf, rho)``: the source marginal is exact, and that of the target is relaxed,
         or free without ``rho``.
-    rho : float, optional
-        Weight of the divergence of marginals; without ``semi_relaxed`` that of both sides,
-        ``unbalanced=rho``. A penalty, not a damping of the iteration.
-    differentiable : bool
-        ``differentiable="value"``: ``result.loss`` carries gradients to the points, by fresh
-        anchors, for distances that have gradients. Needs a number for ``epsilon``.
+    rho, rho_a : float, optional
+        Weights of the divergences of marginals, penalties and no damping of the iteration:
+        ``unbalanced=(rho_a, rho)``, and ``unbalanced=rho`` without ``rho_a``. ``semi_relaxed`` has
+        no ``rho_a``.
+    differentiable, grad_mode : bool and {"value", "implicit", "unrolled"}
+        ``differentiable=grad_mode``: ``result.loss`` carries gradients to the points, for distances
+        that have gradients; with "value" by fresh anchors, the only way for sampled gradients.
+        Needs a number for ``epsilon``.
     multiscale : True
         Large problems with factors begin on a subsample by themselves; others have nothing to begin
         on.
+    n_coarse : int, optional
+        No effect, and a warning: the size of that subsample is chosen.
     mixed_precision : bool
         ``precision="mixed"``: float32 iterations, float64 marginals and values.
     log : bool
@@ -135,30 +148,25 @@ def sampled_gw(
                 "epsilon has a fixed unit. Drop it; `M` sets the number of anchors."
             )
     unbalanced: float | tuple[float, float] | None = rho
+    if semi_relaxed and rho_a is not None:
+        raise InvalidInputError(
+            "`semi_relaxed=True` holds the weights of the source, and `rho_a` relaxes them. Drop "
+            "one of them."
+        )
     if semi_relaxed:
         unbalanced = (math.inf, 0.0 if rho is None else rho)
+    elif rho_a is not None:
+        unbalanced = (rho_a, math.inf if rho is None else rho)
     if not multiscale:
         raise UnsupportedError(
             "`multiscale=False` is not available: large problems with factors begin on a subsample."
             " Pass a plan as `init` to `torchgw.solve` to begin elsewhere."
         )
-    known = isinstance(fgw_alpha, Real) and 0 <= fgw_alpha <= 1
-    if fgw_alpha is not None and not known:
-        raise InvalidInputError(f"`fgw_alpha` must be in [0, 1]; got {fgw_alpha!r}.")
-    if fgw_alpha and C_linear is None:
-        raise InvalidInputError(
-            f"`fgw_alpha={fgw_alpha}` weighs a linear cost, and none was given. Pass `C_linear`."
-        )
-    tables = dist_source is not None
-    if tables != (dist_target is not None):
-        raise InvalidInputError(
-            "`dist_source` and `dist_target` go together: pass both, or points alone."
-        )
+    if n_coarse is not None:
+        warn_user("`n_coarse` has no effect: the subsample's size is chosen.", TorchGWWarning)
     return solve(
-        None if tables else X_source,
-        None if tables else X_target,
-        D_X=dist_source,
-        D_Y=dist_target,
+        **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
+        **_linear(C_linear, fgw_alpha),
         a=p,
         b=q,
         init=T_init,
@@ -167,17 +175,125 @@ def sampled_gw(
         min_iter=min_iter_before_converge,
         device=device,
         verbose=verbose,
-        distances="auto" if tables else distance_mode,
         gradient="sampled",
         n_anchors=M,
         redraw=alpha,
-        M=C_linear,
-        alpha=None if fgw_alpha is None or C_linear is None else 1 - fgw_alpha,
         epsilon=epsilon,
         n_neighbors=k,
         n_landmarks=n_landmarks,
-        differentiable="value" if differentiable else None,
+        differentiable=grad_mode if differentiable else None,
         unbalanced=unbalanced,
         precision="mixed" if mixed_precision else "auto",
         random_state=random_state,
     )
+
+
+@reject_unknown
+def sampled_lowrank_gw(
+    X_source: Any = None,  # noqa: N803 - the names of the published design
+    X_target: Any = None,  # noqa: N803
+    *,
+    rank: int,
+    distance_mode: DistanceName = "landmark",
+    C_linear: Any = None,  # noqa: N803
+    fgw_alpha: float | None = None,
+    k: int | None = None,
+    n_landmarks: int | None = None,
+    dist_source: Any = None,
+    dist_target: Any = None,
+    p: Any = None,
+    q: Any = None,
+    T_init: Any = None,  # noqa: N803
+    max_iter: int = 500,
+    tol: float = 1e-4,
+    device: torch.device | str | None = None,
+    log: bool = False,
+    random_state: Seed | None = None,
+) -> LowRankResult:
+    """Find a plan of low rank, by the keyword names of the published sampled design.
+
+    :func:`torchgw.solve_low_rank`: nothing is sampled, and there is no epsilon.
+
+    Parameters
+    ----------
+    rank : int
+        Number of groups of points, at most the smaller of n and m.
+    X_source, X_target, distance_mode, C_linear, fgw_alpha, k, n_landmarks, dist_source, \
+dist_target, p, q, device, log, random_state
+        As in :func:`torchgw.sampled_gw`.
+    T_init : GWResult or LowRankResult, optional
+        ``init``.
+    max_iter, tol : int and float
+        Mirror steps at most, and the decrease at which to stop.
+
+    Returns
+    -------
+    LowRankResult
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For input that cannot be used.
+    """
+    return solve_low_rank(
+        **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
+        **_linear(C_linear, fgw_alpha),
+        rank=rank,
+        a=p,
+        b=q,
+        init=T_init,
+        n_neighbors=k,
+        n_landmarks=n_landmarks,
+        max_iter=max_iter,
+        tol=tol,
+        device=device,
+        random_state=random_state,
+    )
+
+
+def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:  # noqa: N803
+    """Build a neighbour graph: :func:`torchgw.distances.knn_graph` under another name.
+
+    Parameters
+    ----------
+    X : array-like, shape (n, d)
+        Points.
+    k : int, optional
+        Neighbours of each point, ``n_neighbors``; log n by default, kept between 5 and 15.
+
+    Returns
+    -------
+    scipy.sparse.csr_matrix, shape (n, n), float64
+        Symmetric edge lengths.
+
+    Raises
+    ------
+    InvalidInputError
+        For input that cannot be used.
+    """
+    return knn_graph(to_tensor("X", X), k)
+
+
+def _spaces(
+    source: Any, target: Any, dist_source: Any, dist_target: Any, mode: DistanceName
+) -> dict[str, Any]:
+    """Name two sides of points, or of tables, as ``solve`` does."""
+    if (dist_source is None) != (dist_target is None):
+        raise InvalidInputError(
+            "`dist_source` and `dist_target` go together: pass both, or points alone."
+        )
+    if dist_source is None:
+        return {"X": source, "Y": target, "distances": mode}
+    return {"D_X": dist_source, "D_Y": dist_target}
+
+
+def _linear(cost: Any, weight: Any) -> dict[str, Any]:
+    """Name a linear cost and its weight as ``solve`` does."""
+    known = isinstance(weight, Real) and 0 <= float(weight) <= 1
+    if weight is not None and not known:
+        raise InvalidInputError(f"`fgw_alpha` must be in [0, 1]; got {weight!r}.")
+    if weight and cost is None:
+        raise InvalidInputError(
+            f"`fgw_alpha={weight}` weighs a linear cost, and none was given. Pass `C_linear`."
+        )
+    return {"M": cost, "alpha": None if weight is None or cost is None else 1 - weight}

@@ -19,7 +19,13 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
-from torchgw._problem.linear_term import FeatureMetric, check_alpha, check_features, linear_cost
+from torchgw._problem.linear_term import (
+    FeatureMetric,
+    check_alpha,
+    check_features,
+    is_fused,
+    linear_cost,
+)
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
@@ -183,6 +189,7 @@ curvature, scale, device
     check_positive("tol", tol, "small values mean more steps")
     by_name = isinstance(features, str)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
+    weight = check_alpha(alpha, fused=is_fused(M, pair), named=by_name)
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
@@ -202,9 +209,7 @@ curvature, scale, device
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
-        problem = Problem(
-            source, target, marginals, check_alpha(alpha, linear, named=by_name), linear
-        )
+        problem = Problem(source, target, marginals, weight, linear)
         if rank > min(source.n, target.n):
             raise InvalidInputError(
                 f"`rank` must be at most the number of points of either side, "

@@ -60,7 +60,7 @@ def descend(
     converged = False
     for step in range(max(int(max_iter), 1)):
         slope = linear + weight * quadratic_slope
-        found = solver(slope)
+        found = solver(slope, float(np.vdot(slope, plan)))
         direction = found.plan - plan
         descent = float(np.vdot(slope, direction))
         change = term.gradient(direction)

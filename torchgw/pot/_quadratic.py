@@ -13,8 +13,9 @@ __all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "t
 
 LOSSES = ("square_loss", "kl_loss")
 
-# What POT adds below a logarithm. [L389]
-_TINY = 1e-15
+# What POT adds below a logarithm, and below that of a derivative by a table. [L389]
+_TINY = 1e-18
+_TINY_SLOPE = 1e-15
 # Negative entries that rounding explains, over the largest. [L389]
 _ROUNDING = 1e-10
 
@@ -110,6 +111,6 @@ def table_slopes(
             2 * (C2 * second - plan.T @ C1 @ other),
         )
     return (
-        np.log(C1 + _TINY) * first - plan @ np.log(C2 + _TINY) @ other.T,
-        second - plan.T @ C1 @ other / (C2 + _TINY),
+        np.log(C1 + _TINY_SLOPE) * first - plan @ np.log(C2 + _TINY_SLOPE) @ other.T,
+        second - plan.T @ C1 @ other / (C2 + _TINY_SLOPE),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -15,6 +15,15 @@ from torchgw.pot._arrays import Array
 __all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transport"]
 
 
+# Problems with more points on both sides are solved on part of their entries: so many a row, told
+# by every few rows; for some rounds, of some pivots of the simplex at most. [L408]
+_LARGE = 150
+_KEPT = 12
+_EVERY = 16
+_ROUNDS = 3
+_PIVOTS = 1_000_000
+
+
 class Linear(NamedTuple):
     """A plan of least linear cost."""
 
@@ -23,21 +32,26 @@ class Linear(NamedTuple):
     potentials: Callable[[], tuple[Array, Array]] | None = None
 
 
-LinearSolver = Callable[[Array], Linear]
+class LinearSolver(Protocol):
+    """Solves a cost; where a value is reached already, a plan that gains enough on it may do."""
+
+    def __call__(self, cost: Array, reached: float = ...) -> Linear: ...
 
 
 def transport(p: Array, q: Array) -> LinearSolver:
     """Prepare the solver of transport problems between two weights of equal sum."""
     equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
     if equal:
-        return lambda cost: _assign(cost, p[0])
-    return _General(p, q)
+        return lambda cost, reached=-np.inf: _assign(cost, p[0])
+    general = _General(p, q)
+    # gaining on a value is not enough: the steps are POT's
+    return lambda cost, reached=-np.inf: general(cost)
 
 
 def semirelaxed(p: Array) -> LinearSolver:
     """Prepare the solver where columns are free: each row goes to its cheapest columns."""
 
-    def solve(cost: Array) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf) -> Linear:
         plan = (cost <= cost.min(1, keepdims=True) + 1e-15).astype(np.float64)
         plan *= (p / plan.sum(1))[:, None]
         return Linear(plan)
@@ -58,11 +72,12 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
         return transport(p, q)
     general = _General(more_p, more_q)
 
-    def solve(cost: Array) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf) -> Linear:
         table = np.zeros((n + 1, m + 1))
-        table[:n, :m] = cost - cost.min()
+        lowest = cost.min()
+        table[:n, :m] = cost - lowest
         table[-1, -1] = 2 * table.max() + 1
-        return Linear(general(table).plan[:n, :m])
+        return Linear(general(table, reached - mass * lowest).plan[:n, :m])
 
     return solve
 
@@ -92,26 +107,56 @@ def _assign(cost: Array, weight: float) -> Linear:
 class _General:
     """Solve by POT's network simplex if it is installed, otherwise by SciPy's HiGHS.
 
-    The simplex begins at the prices of the last problem, which is near where steps are small.
+    Large problems after the first are solved on the entries that cost least beside the last prices,
+    and on those that the prices found leave too cheap, until there are none [1]_.
+
+    References
+    ----------
+    .. [1] B. Schmitzer. A sparse multiscale algorithm for dense optimal transport. Journal of
+       Mathematical Imaging and Vision 2016.
     """
 
     def __init__(self, p: Array, q: Array) -> None:
         self.p, self.q = p, q
-        self.prices: tuple[Array, Array] | None = None
+        self.last: tuple[Array, Array, Array] | None = None  # the plan, and its prices
 
-    def __call__(self, cost: Array) -> Linear:
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
+        """Solve; where a value is reached already, any plan that gains half of the most will do."""
         try:
             import ot
         except ImportError:
             return _by_scipy(self.p, self.q, cost)
-        options: dict[str, Any] = {}
-        if self.prices is not None and "potentials_init" in inspect.signature(ot.emd).parameters:
-            options["potentials_init"] = self.prices
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
-        plan, log = ot.emd(self.p, self.q, cost - lowest, numItermax=1_000_000, log=True, **options)
-        self.prices = log["u"], log["v"]
-        return Linear(plan, lambda: (log["u"] + lowest, log["v"]))
+        cost = cost - lowest
+        found = self._by_parts(ot.emd, cost, reached - lowest * self.p.sum())
+        if found is None:
+            plan, log = ot.emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
+            found = plan, log["u"], log["v"]
+        self.last = plan, u, v = found
+        return Linear(plan, lambda: (u + lowest, v))
+
+    def _by_parts(self, emd: Any, cost: Array, worth: float) -> tuple[Array, Array, Array] | None:
+        """Solve on some entries; None where these would be many or POT takes no sparse costs."""
+        least = min(cost.shape)
+        known = "potentials_init" in inspect.signature(emd).parameters
+        if self.last is None or least < _LARGE or not known:
+            return None
+        plan, u, v = self.last
+        rest = cost - u[:, None] - v
+        few = rest[::_EVERY]
+        place = few.size * _KEPT // least
+        used = (plan > 0) | (rest <= np.partition(few, place, axis=None)[place])
+        slack = 1e-12 * cost.max()
+        for _ in range(_ROUNDS):
+            table = scipy.sparse.coo_array((cost[used], np.nonzero(used)), shape=cost.shape)
+            part, log = emd(self.p, self.q, table, numItermax=_PIVOTS, log=True)
+            rest = cost - log["u"][:, None] - log["v"]
+            bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
+            if worth - log["cost"] > -max(bounds) or rest.min() >= -slack:
+                return part.toarray(), log["u"], log["v"]
+            used |= rest < -slack
+        return None
 
 
 def _by_scipy(p: Array, q: Array, cost: Array) -> Linear:
