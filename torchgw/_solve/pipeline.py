@@ -19,7 +19,13 @@ from torchgw._search.subsample import Subsample, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
-from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
+from torchgw._solve.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_relaxed,
+    judge,
+    misses_a_copy,
+)
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import RESOLVED, promised_error
 from torchgw._solve.loop import iterate
@@ -51,6 +57,12 @@ _HANDOVER_TOLERANCE = 1e-3
 # The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
 # and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
+# What is said of a plan that is no optimum.
+_WHY_NOT_A_COPY = (
+    "Both spaces seem to have the same distances in another order, and this plan does not keep "
+    "them: it is a local optimum far from the best. Pass a larger `n_init`, search='thorough', or "
+    "an `init` that you know."
+)
 
 
 class Ending(NamedTuple):
@@ -103,7 +115,10 @@ def solve_problem(
     setting, state = run(strategy, setting, state, guess)
     plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
-    gradient, coupling = setting.gradient, state.coupling
+    found, gradient = ending.evaluation, setting.gradient
+    if options.rule is None and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
+        search = (search or Search((), math.nan))._replace(doubt=_WHY_NOT_A_COPY)
+    coupling = state.coupling
     return Outcome(
         ending=ending,
         strategy=strategy,
