@@ -39,11 +39,17 @@ def tables(given, metric):
 def iterate(d_x, d_y, a, b, plan, epsilon, alpha=1.0, linear=0.0, most=500, tol=1e-6):
     """Linearise, scale a few times, repeat; return the plan and its last change."""
     log_a, log_b = np.log(a)[:, None], np.log(b)
-    g = np.zeros(len(b))
+    g = None
     for _ in range(most):
         cost = 2 * alpha * reference.gw_cost(d_x, d_y, plan) + (1 - alpha) * linear
         kernel = log_a + log_b - (cost - cost.min()) / epsilon
-        for _ in range(6):
+        count = 6
+        if g is None:
+            # that of the plan itself, up to a constant
+            g, count = np.zeros(len(b)), 300
+            if plan.min() > 0:
+                g = np.median(np.log(plan) - kernel, axis=0)
+        for _ in range(count):
             f = log_a[:, 0] - logsumexp(kernel + g, axis=1)
             g = log_b - logsumexp(kernel + f[:, None], axis=0)
         following = np.exp(kernel + f[:, None] + g)
@@ -53,12 +59,38 @@ def iterate(d_x, d_y, a, b, plan, epsilon, alpha=1.0, linear=0.0, most=500, tol=
     return plan, change
 
 
-def settle(given, metric, alpha, epsilon, plan):
-    """Follow the fixed point of entropic iteration; return objective, plan and last change."""
+def balance(flat, d_x, d_y, a, b, epsilon, alpha, linear):
+    """What one iteration changes of a plan, in units of a x b."""
+    product = a[:, None] * b
+    plan = np.maximum(flat.reshape(product.shape), 1e-290) * product
+    return (
+        iterate(d_x, d_y, a, b, plan, epsilon, alpha, linear, 1, 0.0)[0] / product
+    ).ravel() - flat
+
+
+def settle(given, metric, alpha, epsilon, plan, *, newton):
+    """Follow the fixed point of entropic iteration; return objective, plan and last change.
+
+    Iteration leaves saddle points, to which Newton's method comes as well.
+    """
     d_x, d_y, linear = tables(given, metric)
     linear = 0.0 if linear is None else linear
     a, b = (given[name] / given[name].sum() for name in "ab")
-    plan, change = iterate(d_x, d_y, a, b, plan, epsilon, alpha, linear, 3000, 1e-13)
+    if newton:
+        given_here = d_x, d_y, a, b, epsilon, alpha, linear
+        product = a[:, None] * b
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                flat = scipy.optimize.newton_krylov(
+                    lambda flat: balance(flat, *given_here), (plan / product).ravel(),
+                    f_tol=1e-11, maxiter=20,
+                )  # fmt: skip
+            except (scipy.optimize.NoConvergence, ValueError):
+                return np.nan, plan, np.inf
+        plan, change = flat.reshape(plan.shape) * product, 1e-13
+    else:
+        plan, change = iterate(d_x, d_y, a, b, plan, epsilon, alpha, linear, 3000, 1e-13)
     quadratic = alpha * reference.gw_value(d_x, d_y, plan)
     density = plan / (a[:, None] * b)
     entropy = scipy.special.xlogy(plan, density).sum()
@@ -126,13 +158,18 @@ def attempt_derivative(number, device):
     warned = any(issubclass(one.category, ConvergenceWarning) for one in said)
     wrong, notes = [], [options["differentiable"]]
     plan = result.plan.detach().cpu().numpy()
-    known = settle(given, metric, alpha, options["epsilon"], plan)
-    if known[2] > 1e-11 or np.abs(known[1] - plan).sum() > 1e-6:
-        # a plan that has not settled has no derivative by differences
+    case = given, metric, alpha, options["epsilon"]
+    for newton in (False, True):
+        known = settle(*case, plan, newton=newton)
+        if known[2] < 1e-11 and np.abs(known[1] - plan).sum() < 1e-6:
+            break
+        notes.append("no fixed point" if newton else "a saddle point, or slow")
+    else:
+        # there are no differences to compare with
         if result.status in GOOD and not warned:
-            notes.append("leaves its fixed point")
-        return _outcome(result, warned, [*notes, "not compared"], wrong)
-    objective, total = _differences(given, metric, alpha, options, directions, weights, known[1])
+            wrong.append(f"{result.status.name} at no fixed point: {known[2]:.2g}")
+        return _outcome(result, warned, notes, wrong)
+    objective, total = _differences(case, directions, weights, known[1], newton=newton)
     for name, pair, differences in (("loss", found, objective), ("plan", pushed, total)):
         if pair is None:
             continue
@@ -164,15 +201,16 @@ def _along(value, tensors, directions):
     return float(parts.sum()), float(np.abs(parts).sum())
 
 
-def _differences(given, metric, alpha, options, directions, weights, plan):
+def _differences(case, directions, weights, plan, *, newton):
     """Central differences of objective and plan, extrapolated, each with an error."""
+    given, metric, alpha, epsilon = case
 
     def at(step):
         moved = {
             name: value + step * directions[name] if name in directions else value
             for name, value in given.items()
         }
-        objective, found, change = settle(moved, metric, alpha, options["epsilon"], plan)
+        objective, found, change = settle(moved, metric, alpha, epsilon, plan, newton=newton)
         return np.array([objective, (found * weights).sum()]), change
 
     slopes, noise = [], 0.0

@@ -158,8 +158,11 @@ def run(options, keep):
 
 
 def grouped(message):
-    """Return the first words of a message, without its numbers."""
-    return " ".join(re.sub(r"[-+]?\d[\d.,e+-]*", "#", message).split()[:14])
+    """Return the first words of a message, without its numbers and the names of parts of files."""
+    message = re.sub(r"^`[^`]*`(: `[^`]*`)?", "`...`", re.sub(r"[-+]?\d[\d.,e+-]*", "#", message))
+    return " ".join(
+        re.sub(r"('#:[^']*'|names '[^']*'|\{.*|; got .*|parts, .*)", "...", message).split()[:14]
+    )
 
 
 def summarise(outcomes, left, under_way):
