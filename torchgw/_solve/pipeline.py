@@ -190,7 +190,9 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         clock = recorder.time("polish", clock)
     plan, evaluation = appraise(setting, plan, epsilon, solved)
     promised = promised_error(setting)
-    unresolved = polished is None and setting.rounding(epsilon) > RESOLVED
+    # where all plans cost the same, rounding has nothing to decide
+    unresolved = polished is None and not strategy.constant
+    unresolved &= setting.rounding(epsilon) > RESOLVED
     eaten = unresolved or (status.converged and evaluation.marginal_error > promised)
     if eaten and plan.dtype == torch.float32:
         # rounding shifts each sum over the plan in its own way: values would not be those of a plan
