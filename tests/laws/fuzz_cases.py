@@ -421,7 +421,14 @@ def judge_fixed_point(case, result, plan, weights, single):
             yield f"CONVERGED, and its cost leads {change:.3g} away"
         return
     before = own_objective(case, result, plan, weights, epsilon)
-    fall = before - own_objective(case, result, after, weights, epsilon)
+    steps = 5 if status is Status.FLAT else 1
+    for _ in range(steps - 1):
+        # it may go up and down: what counts is where some iterations lead
+        scaled = after if np.isinf(rule(case)[0]).any() else after / after.sum()
+        after = following(case, result, weights, own_cost(case, result, scaled), epsilon)
+        if after is None:
+            return
+    fall = (before - own_objective(case, result, after, weights, epsilon)) / steps
     squares = own_squares(case, result, plan)
     slack = (1e-9 + (4e-4 if single else 0) + 8 * result.marginal_error) * squares
     if status is Status.FLAT:
