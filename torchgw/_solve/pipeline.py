@@ -116,7 +116,9 @@ def solve_problem(
     plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
     found, gradient = ending.evaluation, setting.gradient
-    if options.rule is None and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
+    # a start that was given is what was asked for
+    searched = init is None and options.rule is None
+    if searched and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=_WHY_NOT_A_COPY)
     coupling = state.coupling
     return Outcome(
