@@ -21,7 +21,7 @@ _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
 _COMPARED = 15
 # Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
-# of the largest. [L404]
+# of the largest. [L415]
 _MOST_POINTS = 1500
 _SAME = 1e-5
 

@@ -61,7 +61,7 @@ class _StoredKernel:
         cost, self.marginals, self.epsilon, self.tau = problem
         self.origin = start
         self.kernel = EntropicPlan(cost, self.marginals, start, self.epsilon).density()
-        # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L402]
+        # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
         self.on_host = self.kernel.device.type == "cpu"
         weights = Marginals(*(weight.to(cost.dtype) for weight in self.marginals))
         self.a, self.b = map(self._array, weights)

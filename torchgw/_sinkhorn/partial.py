@@ -69,7 +69,7 @@ def partial_sinkhorn(
     cost, marginals, epsilon, _ = prepared.problem
     storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
-    # where operations of NumPy take a tenth. [L403]
+    # where operations of NumPy take a tenth. [L414]
     make_kernel = _HostKernel if g.device.type == "cpu" else _Kernel
     kernel: _Kernel | None = None
     if storable and start is not None:

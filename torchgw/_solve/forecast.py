@@ -20,7 +20,7 @@ _LONG = 60.0
 # Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
 # Share of the natural scale of the cost below which Sinkhorn's iterations are many at this epsilon,
-# and seconds of one: of its operations, and of each entry. [L405]
+# and seconds of one: of its operations, and of each entry. [L416]
 _SHARP = 2.5e-4
 _ITERATION, _ENTRY = 2e-4, 1.2e-9
 
