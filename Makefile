@@ -6,6 +6,7 @@ DEMO_OUTPUT ?= demo.png
 PYTEST_ARGS ?=
 MINUTES ?= 1
 START ?= 1000
+FUZZ_ARGS ?= --solves 10000 --derivatives 2000 --files 5000 --known 1000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types pytest fuzz docs dist format clean
@@ -35,9 +36,9 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
 
-fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on, many crafted files
-	$(BIN)/python tests/laws/fuzz_run.py $(START) $(MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_files.py tests/laws/test_state.py tests/faces/test_processes.py
+fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on (FUZZ_ARGS: how many)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/laws/fuzz_run.py --start $(START) --seconds $$((60 * $(MINUTES))) $(FUZZ_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -5,13 +5,16 @@ A case is made from its number alone, so that one that failed can be solved agai
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import reference
+from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
+from scipy.special import xlogy
 
 import torchgw
 from torchgw import Status, TorchGWError
@@ -46,7 +49,7 @@ def _points(rng, kind, n):
 POINTS = "normal", "collinear", "duplicates", "clusters", "heavy", "grid", "circle", "far", "tiny"
 
 
-def _tree_distances(rng, n):
+def tree_distances(rng, n):
     """Distances of a random tree with edges of length one: many ties."""
     table = np.zeros((n, n))
     for node in range(1, n):
@@ -87,9 +90,15 @@ class Case:
     described: dict[str, Any] = field(default_factory=dict)
 
 
-def make_case(number, most=24):
+# One case of so many has up to so many points, others up to 24; the absolute loss fewer.
+LARGE, LARGEST, LARGEST_ABSOLUTE = 25, 400, 120
+
+
+def make_case(number, most=None):
     """Make the case of a number, of at most so many points per side."""
     rng = np.random.default_rng([18, number])
+    if most is None:
+        most = LARGEST if number % LARGE == 7 else 24
     sizes = [int(rng.choice([1, 2, 3, 7, rng.integers(4, most + 1), most])) for _ in range(2)]
     arguments: dict[str, Any] = {"random_state": 0, "max_iter": 60, "inner_max_iter": 500}
     given = rng.choice(["points", "points", "tree", "adjacency", "copy"])
@@ -105,7 +114,7 @@ def make_case(number, most=24):
         tables = [cdist(side, side, metric) for side in sides]
     else:
         kinds = [str(given)] * 2
-        make = _tree_distances if given == "tree" else _adjacency
+        make = tree_distances if given == "tree" else _adjacency
         tables = [make(rng, n) for n in sizes]
         arguments |= {"D_X": tables[0], "D_Y": tables[1]}
     for name, n in zip("ab", sizes, strict=True):
@@ -121,13 +130,16 @@ def make_case(number, most=24):
         linear = rng.random(sizes)
         arguments |= {"M": linear, "alpha": float(rng.choice([0, 0.1, 0.5, 0.99, 1]))}
     maybe(0.25, loss=["kl", "absolute"])
+    if arguments.get("loss") == "absolute" and max(sizes) > LARGEST_ABSOLUTE:
+        del arguments["loss"]
     maybe(0.4, gradient=["dense", "factored", "sampled"])
     maybe(0.4, precision=["float32", "float32", "mixed", "float64"])
     maybe(0.3, storage=["stored", "streamed"])
     maybe(0.3, unbalanced=[0.1, 5.0, (np.inf, 0), (0, np.inf), (np.inf, 1.0)], mass=[0.3, 0.7, 1.0])
     maybe(0.1, regularization=["proximal"], polish=[True], skip_tiles=[True, False])
     maybe(0.3, n_init=[1, 4], search=["fast"], scale=[None, "max", "mean"])
-    maybe(0.2, tol=[1e-3, 1e-8], objective_tol=[0, 1e-2], inner_tol=[1e-3, 1e-9])
+    maybe(0.4, objective_tol=[0, 1e-2, 1e-3, 1e-3])
+    maybe(0.2, tol=[1e-3, 1e-8], inner_tol=[1e-3, 1e-9])
     if rng.random() < 0.6:
         spread = _spread(tables, arguments)
         arguments["epsilon"] = float(spread * 10 ** rng.uniform(-5, 1))
@@ -154,17 +166,35 @@ class Verdict:
     refusal: str = ""
     result: Any = None
     wrong: list[str] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)  # names of the warnings
+    seconds: float = 0.0  # of the solve, CPU time
 
 
 def run(case):
     """Solve a case and judge it; errors that are not refusals come through."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+    clock = time.process_time()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", torchgw.TorchGWWarning)
         try:
             result = torchgw.solve(**case.arguments)
         except TorchGWError as error:
             return Verdict(refusal=f"{type(error).__name__}: {error}")
-    return Verdict(result=result, wrong=list(judge(case, result)))
+    seconds = time.process_time() - clock
+    names = {one.category.__name__ for one in said}
+    return Verdict(result=result, wrong=list(judge(case, result)), said=names, seconds=seconds)
+
+
+def attempt(number, device):
+    """Try the case of a number, for ``fuzz_run.py``."""
+    case = make_case(number)
+    if device:
+        case.arguments["device"] = device
+    verdict = run(case)
+    ended = "refused" if verdict.refusal else verdict.result.status.name
+    return {
+        "ended": ended, "wrong": verdict.wrong, "refusal": verdict.refusal,
+        "notes": sorted(verdict.said), "seconds": round(verdict.seconds, 2),
+    }  # fmt: skip
 
 
 def judge(case, result):
@@ -181,8 +211,9 @@ def judge(case, result):
     single = result.lazy_plan.dtype.itemsize == 4
     yield from judge_marginals(case, result, plan, (a, b), single)
     yield from judge_value(case, result, plan, (a, b), single)
-    if result.status is Status.CONVERGED and _plain(case, result):
-        yield from judge_fixed_point(case, result, plan, (a, b), single)
+    yield from judge_fixed_point(case, result, plan, (a, b), single)
+    yield from judge_polish(case, result, plan, (a, b))
+    yield from judge_limit(case, result, plan, single)
 
 
 def judge_marginals(case, result, plan, weights, single):
@@ -212,30 +243,51 @@ def judge_marginals(case, result, plan, weights, single):
         yield f"{result.status.name} at a marginal error of {error:.3g}"
 
 
-def losses(case):
-    name = case.arguments.get("loss", "square")
-    return {"kl": reference.kl_loss, "absolute": reference.absolute_loss}.get(name)
+def own_tables(case, result):
+    """Distances as the result has scaled them."""
+    return [table * scale for table, scale in zip((case.d_x, case.d_y), result.scale, strict=True)]
+
+
+def own_quadratic(case, result, plan):
+    """L(P), float64."""
+    d_x, d_y = own_tables(case, result)
+    loss = case.arguments.get("loss", "square")
+    if loss == "absolute":
+        return reference.loss_cost(reference.absolute_loss, d_x, d_y, plan)
+    if loss == "kl":
+        # x log(x / y) - x + y, term by term
+        p, q, tiny = plan.sum(1), plan.sum(0), 1e-18
+        row, column = (d_x * np.log(d_x + tiny) - d_x) @ p, d_y @ q
+        return row[:, None] + column - d_x @ plan @ np.log(d_y + tiny).T
+    return reference.gw_cost(d_x, d_y, plan)
 
 
 def own_cost(case, result, plan):
-    """L(P), float64, from the distances as the result has scaled them."""
-    d_x, d_y = (
-        table * scale for table, scale in zip((case.d_x, case.d_y), result.scale, strict=True)
-    )
-    loss = losses(case)
-    if loss is None:
-        return reference.gw_cost(d_x, d_y, plan), (d_x, d_y)
-    return reference.loss_cost(loss, d_x, d_y, plan), (d_x, d_y)
+    """C(P), the derivative of the objective without entropy."""
+    cost = 2 * result.alpha * own_quadratic(case, result, plan)
+    return cost if case.linear is None else cost + (1 - result.alpha) * case.linear
+
+
+def own_value(case, result, plan):
+    """The two parts of the value of a plan."""
+    quadratic = result.alpha * float((own_quadratic(case, result, plan) * plan).sum())
+    linear = 0.0 if case.linear is None else (1 - result.alpha) * float((case.linear * plan).sum())
+    return quadratic, linear
+
+
+def own_squares(case, result, plan):
+    """What cancels in a value: rounding is a share of this."""
+    d_x, d_y = own_tables(case, result)
+    p, q = plan.sum(1), plan.sum(0)
+    squares = p @ d_x**2 @ p + q @ d_y**2 @ q
+    if case.arguments.get("loss", "square") != "square":
+        squares += 40 * max(d_x.max(initial=0), d_y.max(initial=0))
+    return squares if case.linear is None else max(squares, float(np.abs(case.linear).max()))
 
 
 def judge_value(case, result, plan, weights, single):
-    cost, (d_x, d_y) = own_cost(case, result, plan)
-    quadratic = result.alpha * float((cost * plan).sum())
-    linear = 0.0 if case.linear is None else (1 - result.alpha) * float((case.linear * plan).sum())
-    p, q = plan.sum(1), plan.sum(0)
-    squares = p @ d_x**2 @ p + q @ d_y**2 @ q
-    if losses(case) is not None:
-        squares += 40 * max(d_x.max(initial=0), d_y.max(initial=0))
+    quadratic, linear = own_value(case, result, plan)
+    squares = own_squares(case, result, plan)
     noise = 8 * np.nan_to_num(result.report.value_standard_error)
     # products in float32, of the distances and of the plan; in float64 the cancellation alone
     exact = result.precision == "float64" or (result.precision == "mixed" and not single)
@@ -250,37 +302,187 @@ def judge_value(case, result, plan, weights, single):
     ):
         if abs(found - own) > slack + (1e-5 if loose else 1e-9) * abs(own):
             yield f"{name} {found:.8g} for one of {own:.8g}"
+    worst = sum(own_value(case, result, np.outer(*weights)))
     balanced = "unbalanced" not in case.arguments and case.arguments.get("mass", 1) == 1
-    if result.status in GOOD and balanced:
-        product = np.outer(*weights)
-        worst = result.alpha * float((own_cost(case, result, product)[0] * product).sum())
-        worst += 0.0 if case.linear is None else (1 - result.alpha) * (case.linear * product).sum()
-        spare = (1e-6 + 8 * result.marginal_error) * squares + slack + 1e-5 * abs(worst)
-        if result.value > worst + spare:
-            yield f"{result.status.name} at {result.value:.6g}, above the product's {worst:.6g}"
+    spare = (1e-6 + 8 * result.marginal_error) * squares + slack + 1e-5 * abs(worst)
+    if result.status in GOOD and balanced and result.value > worst + spare:
+        yield f"{result.status.name} at {result.value:.6g}, above the product's {worst:.6g}"
+    implausible = result.value_quad < spare or (balanced and result.value > worst - spare)
+    if result.status is Status.IMPLAUSIBLE and not implausible:
+        yield f"IMPLAUSIBLE at {result.value:.6g}, the product's is {worst:.6g}"
 
 
-def _plain(case, result):
-    """Whether the fixed point is that of the plain entropic iteration."""
-    relaxed = "unbalanced" in case.arguments or case.arguments.get("mass", 1) < 1
-    kind = case.arguments.get("regularization", "entropic")
-    exact = result.gradient != "sampled"
-    return not relaxed and kind == "entropic" and result.epsilon > 0 and exact
+def rule(case):
+    """The weights of both marginals, and the mass of a partial plan."""
+    rho = case.arguments.get("unbalanced")
+    pair = (rho, rho) if np.isscalar(rho) else rho or (np.inf, np.inf)
+    mass = case.arguments.get("mass")
+    return pair, mass if mass is not None and mass < 1 else None
+
+
+def logsumexp(table, axis=None):
+    """SciPy's takes ten times as long for small tables."""
+    most = np.maximum(table.max(axis, keepdims=True), -1e300)
+    sums = np.exp(table - most).sum(axis, keepdims=True)
+    sums = np.log(np.maximum(sums, 1e-300)) + most
+    return sums.squeeze() if axis is None else sums.squeeze(axis)
+
+
+def following(case, result, weights, cost, epsilon):
+    """The plan of a linear problem, solved here; None if that takes long."""
+    (a, b), (pair, mass) = weights, rule(case)
+    with np.errstate(divide="ignore"):
+        log_a, log_b = np.log(a), np.log(b)
+    kernel = log_a[:, None] + log_b - (cost - cost.min()) / epsilon
+    taus = [1.0 if np.isinf(rho) else 2 * rho / (2 * rho + epsilon) for rho in pair]
+    g = result.potential_b.cpu().numpy() / epsilon
+    g = np.where(np.isfinite(g), g, 0.0)
+    g, mean = g - g.max(), 0.0
+    if mass is not None:
+        g = np.minimum(g, 0.0)
+
+    def half(log_weight, table, axis, tau):
+        # of points that have no mass nothing is asked
+        needed = np.where(log_weight > -np.inf, log_weight, 0.0) - logsumexp(table, axis=axis)
+        needed = np.where(log_weight > -np.inf, needed, 0.0)
+        return np.minimum(0.0, needed) if mass is not None else tau * needed
+
+    last = np.zeros_like(cost)
+    for step in range(min(2000, 4_000_000 // cost.size)):
+        f = half(log_a, kernel + g + mean, 1, taus[0])
+        g = half(log_b, kernel + f[:, None] + mean, 0, taus[1])
+        table = kernel + f[:, None] + g
+        if mass is not None:
+            mean = np.log(mass) - logsumexp(table)
+        elif not any(map(np.isinf, pair)):
+            mean = -logsumexp(table)
+        if step % 20 == 19:
+            plan = np.exp(table + mean)
+            over = plan.sum(1) - a, plan.sum(0) - b
+            if mass is not None:
+                error = max(part.clip(0).sum() for part in over)
+            elif np.isinf(pair).any():
+                error = max(
+                    np.abs(part).sum() if np.isinf(rho) else 0.0
+                    for part, rho in zip(over, pair, strict=True)
+                )
+            else:
+                error = 0.0
+            if error < 1e-7 and np.abs(plan - last).sum() < 1e-9:
+                return plan
+            last = plan
+    return None
+
+
+def own_objective(case, result, plan, weights, epsilon):
+    """What is minimised, at the best mass where that is free; ``plan`` has the mass it is given."""
+    (a, b), (pair, _) = weights, rule(case)
+    product = a[:, None] * b
+    entropy = float(xlogy(plan, plan / np.where(product > 0, product, 1)).sum())
+    masses = plan.sum(1), plan.sum(0)
+    apart = [
+        0.0 if np.isinf(rho) else 2 * rho * float(xlogy(part, part / np.where(w > 0, w, 1)).sum())
+        for part, w, rho in zip(masses, (a, b), pair, strict=True)
+    ]
+    value = sum(own_value(case, result, plan))
+    if any(map(np.isinf, pair)):
+        return value + epsilon * entropy + sum(apart)
+    # of a plan of mass one, times t = mass^2: t slope + weight (t log t - t + 1)
+    weight = sum(pair) + epsilon / 2
+    slope = value + epsilon * entropy + sum(apart)
+    return weight * (1 - np.exp(-slope / weight))
 
 
 def judge_fixed_point(case, result, plan, weights, single):
-    """A converged plan is near that of its own cost."""
-    a, b = weights
-    cost = 2 * result.alpha * own_cost(case, result, plan)[0]
-    if case.linear is not None:
-        cost = cost + (1 - result.alpha) * case.linear
-    epsilon = result.epsilon
-    g = result.potential_b.cpu().numpy()
-    f, g, _ = reference.sinkhorn(cost, a, b, epsilon, 300, g=g)
-    following = reference.plan(cost, a, b, f, g, epsilon)
-    if np.abs(following.sum(0) - b).sum() > 1e-6:
+    """What another iteration would change is what the status says that it may."""
+    status, arguments = result.status, case.arguments
+    if status not in GOOD or arguments.get("polish"):
         return
-    change = np.linalg.norm(following - plan) / np.linalg.norm(plan)
-    tol = max(case.arguments.get("tol", 1e-5), 2e-4 if single else 0)
-    if change > 100 * tol + 1e-3:
-        yield f"CONVERGED, and its cost leads {change:.3g} away"
+    epsilon = result.epsilon
+    proximal = arguments.get("regularization") == "proximal"
+    if not np.isinf(rule(case)[0]).any():
+        plan = plan / plan.sum()
+    cost = own_cost(case, result, plan)
+    if proximal:
+        # a step has the weight that was asked for, and keeps to the plan
+        if "epsilon" not in arguments:
+            return
+        epsilon = arguments["epsilon"]
+        with np.errstate(divide="ignore"):
+            ratio = np.log(plan / np.maximum(weights[0][:, None] * weights[1], 1e-300))
+        cost = cost - epsilon * np.maximum(ratio, -600)
+    after = following(case, result, weights, cost, epsilon)
+    if after is None:
+        return
+    change = np.linalg.norm(after - plan) / np.linalg.norm(plan)
+    tol = max(arguments.get("tol", 1e-5), 2e-4 if single else 0)
+    if status is Status.CONVERGED:
+        if change > 100 * tol + 1e-3:
+            yield f"CONVERGED, and its cost leads {change:.3g} away"
+        return
+    before = own_objective(case, result, plan, weights, epsilon)
+    steps = 5 if status is Status.FLAT else 1
+    for _ in range(steps - 1):
+        # it may go up and down: what counts is where some iterations lead
+        scaled = after if np.isinf(rule(case)[0]).any() else after / after.sum()
+        after = following(case, result, weights, own_cost(case, result, scaled), epsilon)
+        if after is None:
+            return
+    fall = (before - own_objective(case, result, after, weights, epsilon)) / steps
+    squares = own_squares(case, result, plan)
+    slack = (1e-9 + (4e-4 if single else 0) + 8 * result.marginal_error) * squares
+    if status is Status.FLAT:
+        allowed = 10 * arguments.get("objective_tol", 1e-4) * abs(before)
+    else:
+        noise = np.nan_to_num(result.report.cost_standard_error or 0.0)
+        allowed = 0.01 * abs(before) + 3 * noise
+    if fall > allowed + slack:
+        yield f"{status.name}: {before:.4g} falls by {fall:.3g} more, not {allowed:.3g}"
+
+
+def judge_polish(case, result, plan, weights):
+    """A polished plan that is CONVERGED is stationary, and one at POLISH_LIMIT is not."""
+    if not case.arguments.get("polish") or rule(case) != ((np.inf, np.inf), None):
+        return
+    if result.status not in (Status.CONVERGED, Status.POLISH_LIMIT) or plan.size > 600:
+        return
+    n, m = plan.shape
+    cost = own_cost(case, result, plan)
+    rows, columns = np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))
+    found = linprog(
+        cost.ravel(),
+        A_eq=np.vstack([rows, columns]),
+        b_eq=np.concatenate([plan.sum(1), plan.sum(0)]),
+    )
+    if found.x is None:
+        return
+    here = float((cost * plan).sum())
+    gap = here - float(found.fun)
+    slack = 1e-6 * max(own_squares(case, result, plan), abs(here))
+    if result.status is Status.CONVERGED and gap > slack:
+        yield f"CONVERGED, polished, and a vertex is lower by {gap:.3g} of {here:.4g}"
+    if result.status is Status.POLISH_LIMIT and abs(gap - result.report.polish_gap) > slack:
+        yield f"POLISH_LIMIT with a gap of {gap:.3g}, not {result.report.polish_gap:.3g}"
+
+
+def judge_limit(case, result, plan, single):
+    """A limit that is named was met."""
+    report, status, arguments = result.report, result.status, case.arguments
+    outer = report.outer_iterations >= report.max_iter
+    if status in (Status.OUTER_LIMIT, Status.BOTH_LIMITS) and not outer:
+        yield f"{status.name} after {report.outer_iterations} of {report.max_iter} iterations"
+    if status in (Status.INNER_LIMIT, Status.BOTH_LIMITS):
+        asked = arguments.get("inner_tol", 5e-7)
+        strict = np.isinf(rule(case)[0]).any()
+        if strict and rule(case)[1] is None and result.marginal_error <= asked / 2:
+            yield f"{status.name} at a marginal error of {result.marginal_error:.3g}"
+    if status is Status.STOPPED:
+        yield "STOPPED by no callback"
+    if status is Status.POLISH_LIMIT and not arguments.get("polish"):
+        yield "POLISH_LIMIT of no polish"
+    if status is Status.PRECISION_LIMIT and result.epsilon > 0:
+        cost = own_cost(case, result, plan)
+        precise = result.precision == "float64" or result.precision == "mixed"
+        rounding = np.ptp(cost) / result.epsilon * (2.2e-16 if precise else 1.2e-7)
+        if rounding < 1e-6:
+            yield f"PRECISION_LIMIT where exponents are known to {rounding:.2g}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import networkx
 import numpy as np
 import pytest
 import reference
@@ -492,3 +494,24 @@ def test_large_factored_problems_search_their_subsample(monkeypatch):
     )
     with pytest.warns(torchgw.SearchWarning, match="began on a subsample"):
         torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0, search="thorough")
+
+
+@pytest.mark.slow
+def test_a_plan_that_misses_a_copy_says_so():
+    """A copy of a network in another order is matched at no cost, or there is a warning."""
+    doubted = []
+    for seed in (2, 8):
+        table, other = (
+            networkx.to_numpy_array(networkx.barabasi_albert_graph(120, 2, seed=one))
+            for one in (seed, seed + 9)
+        )
+        order = np.random.default_rng(seed).permutation(120)
+        options = {"search": "fast", "n_init": 2, "random_state": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+            result = torchgw.solve(D_X=table, D_Y=table[np.ix_(order, order)], **options)
+            # another network of the same size is no copy
+            assert not torchgw.solve(D_X=table, D_Y=other, **options).doubt
+        doubted.append("the same distances in another order" in result.doubt)
+        assert doubted[-1] == (result.value > 0.01 * 2 * table.var())
+    assert any(doubted)

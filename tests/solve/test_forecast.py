@@ -19,6 +19,21 @@ def test_long_work_is_announced(monkeypatch, caplog):
         torchgw.solve(X, X, distances="sqeuclidean", random_state=0)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"epsilon": 1e-7}, "natural scale"), ({"regularization": "proximal"}, "proximal steps")],
+)
+def test_slow_corners_are_announced(options, told, caplog):
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    with caplog.at_level(logging.INFO, logger="torchgw"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        torchgw.solve(X, X, max_iter=1, inner_max_iter=1, n_init=1, random_state=0, **options)
+        assert told in caplog.text
+        caplog.clear()
+        torchgw.solve(X, X, max_iter=1, inner_max_iter=1, n_init=1, random_state=0)
+        assert told not in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("distances", ["sqeuclidean", "euclidean"])
 def test_the_forecast_is_of_the_right_order(distances, caplog):

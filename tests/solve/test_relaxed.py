@@ -483,3 +483,14 @@ def test_devices_agree(options, storage, device):
         sharp = torchgw.solve(X, Y, device=device, polish=True, **given)
         assert sharp.converged
         assert sharp.value < result.value
+
+
+def test_a_mass_that_float32_cannot_hold_is_an_error():
+    """Partners were drawn from NaN, which is an index error at best."""
+    rng = np.random.default_rng(0)
+    x, y = (4 * rng.normal(size=(n, 20)) for n in (40, 45))
+    with pytest.raises(torchgw.NumericalError, match="mass"):
+        torchgw.solve(
+            x, y, distances="sqeuclidean", scale=None, gradient="sampled", precision="float32",
+            unbalanced=5.0, n_init=1, random_state=0,
+        )  # fmt: skip

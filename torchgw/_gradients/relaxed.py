@@ -7,11 +7,13 @@ the terms of rows and columns alone, which follow its own marginals.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchgw._errors import NumericalError
 from torchgw._gradients.contract import (
     CostNoise,
     Coupling,
@@ -125,6 +127,12 @@ class RelaxedGradient(Gradient):
             one = torch.ones_like(self.marginals.a[0])
             return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
         normalised, masses, total = normalise(plan)
+        if not self.exact and not 0 < float(total) < math.inf:
+            # nothing could be drawn; other plans are found out with their values
+            raise NumericalError(
+                f"The plan of a relaxed problem has the mass {float(total)}: its exponents are too "
+                "large for the precision. Raise `epsilon`, or pass `precision='float64'`."
+            )
         return RelaxedCoupling(self._base.update(normalised, known, generator), masses, total)
 
     def dual_value(

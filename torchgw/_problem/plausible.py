@@ -1,4 +1,4 @@
-"""Input that can be solved and was probably meant otherwise, or that cannot fit."""
+"""Input that can be solved and was probably meant otherwise, that cannot fit, or is a copy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.memory import free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = [
+    "are_copies",
     "check_tables_fit",
     "warn_of_far_points",
     "warn_of_one_sign",
@@ -26,6 +28,10 @@ _FAR = 100.0
 _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
 _COMPARED = 15
+# Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
+# of the largest. [L415]
+_MOST_POINTS = 1500
+_SAME = 1e-5
 
 
 def warn_of_transposed_points(name: str, points: Tensor) -> None:
@@ -110,3 +116,25 @@ def check_tables_fit(
         f"`{what}` stores tables of {n:,} x {m:,} points, at least {needed / 2**30:,.1f} GiB, and "
         f"{free / 2**30:,.1f} GiB are free on {device}. Pass {instead}."
     )
+
+
+def are_copies(problem: Problem) -> bool:
+    """Tell whether both spaces have the same weights and distances, in whatever order.
+
+    By the eigenvalues of both tables, weighted: those of copies are equal, and hardly any others.
+    """
+    sides = problem.source, problem.target
+    a, b = problem.marginals
+    if len(a) != len(b) or len(a) > _MOST_POINTS or not all(side.cheap_columns for side in sides):
+        return False
+    if not torch.allclose(a.sort().values, b.sort().values, rtol=_SAME, atol=0):
+        return False
+    spectra: list[Tensor] = []
+    for side, weight in zip(sides, (a, b), strict=True):
+        table = stored_matrix(side).double()
+        table = weight.sqrt()[:, None] * table * weight.sqrt()
+        # the sum of their squares, which costs nothing
+        if spectra and not torch.isclose(table.norm(), spectra[0].norm(), rtol=_SAME, atol=0):
+            return False
+        spectra.append(torch.linalg.eigvalsh(table))
+    return bool((spectra[0] - spectra[1]).abs().max() <= _SAME * spectra[0].abs().max())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import scipy
 import torch
 from torch import Tensor
@@ -70,14 +72,22 @@ class _Kernel:
 
     def __init__(self, plan: EntropicPlan) -> None:
         self.table = plan.density()
+        # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
+        self.on_host = self.table.device.type == "cpu"
 
-    def rows(self, vector: Tensor) -> Tensor:
-        """Multiply by a vector (m,)."""
-        return torch.mv(self.table, vector)
+    def rows(self, vector: Any) -> Any:
+        """Multiply by a vector (m,), of NumPy on a CPU."""
+        return self._product(self.table, vector)
 
-    def columns(self, vector: Tensor) -> Tensor:
+    def columns(self, vector: Any) -> Any:
         """Multiply the transpose by a vector (n,)."""
-        return torch.mv(self.table.T, vector)
+        return self._product(self.table.T, vector)
+
+    def _product(self, table: Tensor, vector: Any) -> Any:
+        if not self.on_host:
+            return torch.mv(table, vector)
+        # by PyTorch, whose threads are those of the solve
+        return torch.mv(table, torch.from_numpy(vector)).numpy()
 
 
 class _SparseKernel:
@@ -87,6 +97,7 @@ class _SparseKernel:
     # out is less than _LOST roundings of it, until scalings have risen by the slack.
 
     slack: float | None = _SLACK
+    on_host = True
 
     def __init__(self, entries: scipy.sparse.csr_array) -> None:
         self.entries = entries
@@ -110,13 +121,13 @@ class _SparseKernel:
         parts = (torch.cat(values), torch.cat(columns), ends)
         return cls(scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=(n, m)))
 
-    def rows(self, vector: Tensor) -> Tensor:
-        """Multiply by a vector (m,)."""
-        return torch.from_numpy(self.entries @ vector.numpy())
+    def rows(self, vector: Any) -> Any:
+        """Multiply by a vector (m,) of NumPy."""
+        return self.entries @ vector
 
-    def columns(self, vector: Tensor) -> Tensor:
-        """Multiply the transpose by a vector (n,)."""
-        return torch.from_numpy(self.entries.T @ vector.numpy())
+    def columns(self, vector: Any) -> Any:
+        """Multiply the transpose by a vector (n,) of NumPy."""
+        return self.entries.T @ vector
 
 
 class _ScaledKernel:
@@ -129,40 +140,68 @@ class _ScaledKernel:
     ) -> None:
         cost, self.marginals, self.epsilon, self.tau = problem
         self.origin, self.kernel, self.dtype = start, kernel, cost.dtype
-        self.a, self.b = (weight.to(cost.dtype) for weight in self.marginals)
-        self.unused = _unused(self.marginals, cost.dtype)
+        weights = Marginals(*(weight.to(cost.dtype) for weight in self.marginals))
+        self.a, self.b = map(self._array, weights)
+        unused = _unused(self.marginals, cost.dtype)
+        self.unused = [self._array(part) if bool(part.any()) else None for part in unused]
+        self.most = [self._array(torch.full_like(part, torch.inf)) for part in unused]
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
+        library: Any = np if self.kernel.on_host else torch
+        exp, minimum, maximum = library.exp, library.minimum, library.maximum
         u, v = (
-            ((part - origin) / self.epsilon).to(self.dtype)
+            self._array(((part - origin) / self.epsilon).to(self.dtype))
             for part, origin in zip(start, self.origin, strict=True)
         )
         # tau (origin + epsilon u) - origin, in units of epsilon
         shift = [
-            ((tau - 1) / self.epsilon * part).to(self.dtype)
+            self._array(((tau - 1) / self.epsilon * part).to(self.dtype))
             for tau, part in zip(self.tau, self.origin, strict=True)
         ]
-        ok = torch.ones((), dtype=torch.bool, device=u.device)
-        for last in _iterations(count, relaxation):
-            step = 1.0 if last else relaxation
-            row_sum = self.kernel.rows(self.b * v.exp()) + self.unused.a
-            u_next = u - step * (self.tau[0] * row_sum.log() - shift[0] + u)
-            column_sum = self.kernel.columns(self.a * u_next.exp()) + self.unused.b
-            v_next = v - step * (self.tau[1] * column_sum.log() - shift[1] + v)
-            ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
-            if self.kernel.slack is not None:
-                ok = ok & (u_next.max() + v_next.max() <= self.kernel.slack)
-            if not last:
-                u, v = u_next, v_next
-        ok = ok & (u_next.abs().max() < _LARGEST_SCALING) & (v_next.abs().max() < _LARGEST_SCALING)
+
+        def following(side: int, now: Any, sums: Any, step: float) -> Any:
+            change = library.log(sums)
+            if self.tau[side] != 1:
+                change = self.tau[side] * change - shift[side]
+            return -change if step == 1 else now - step * (change + now)
+
+        least, slack = self.most, self.kernel.slack
+        ok: Any = True
+        with np.errstate(all="ignore"):
+            for last in _iterations(count, relaxation):
+                step = 1.0 if last else relaxation
+                row_sum = self._sums(0, self.b * exp(v))
+                u_next = following(0, u, row_sum, step)
+                column_sum = self._sums(1, self.a * exp(u_next))
+                v_next = following(1, v, column_sum, step)
+                # NaN stays; an infinite sum leaves nothing to the next one
+                least = list(map(minimum, least, (row_sum, column_sum)))
+                if slack is not None:
+                    ok = ok & (u_next.max() + v_next.max() <= slack)
+                if not last:
+                    u, v = u_next, v_next
+            ok = ok & (minimum(least[0].min(), least[1].min()) > _SMALLEST_SUM)
+            largest = maximum(abs(u_next).max(), abs(v_next).max())
+            ok = torch.as_tensor(ok & (largest < _LARGEST_SCALING))
         after, before = self._potentials(u_next, v_next), self._potentials(u, v)
         check = checked(ok, before.g, after.g, self.marginals.b, self.epsilon)
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
 
-    def _potentials(self, u: Tensor, v: Tensor) -> Potentials:
+    def _array(self, numbers: Tensor) -> Any:
+        """Return what the operations of a sweep are of."""
+        return numbers.numpy() if self.kernel.on_host else numbers
+
+    def _sums(self, side: int, scaling: Any) -> Any:
+        """Sum the scaled kernel over rows (0) or columns (1); of unused points it is one."""
+        sums = self.kernel.columns(scaling) if side else self.kernel.rows(scaling)
+        unused = self.unused[side]
+        return sums if unused is None else sums + unused
+
+    def _potentials(self, u: Any, v: Any) -> Potentials:
         """Turn log-scalings into potentials."""
         f, g = self.origin
+        u, v = torch.as_tensor(u), torch.as_tensor(v)
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
 
 

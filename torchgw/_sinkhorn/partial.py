@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
@@ -67,9 +69,11 @@ def partial_sinkhorn(
     cost, marginals, epsilon, _ = prepared.problem
     storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
+    # where operations of NumPy take a tenth. [L414]
+    make_kernel = _HostKernel if g.device.type == "cpu" else _Kernel
     kernel: _Kernel | None = None
     if storable and start is not None:
-        kernel = _Kernel(prepared.plan(Potentials(start.f, g)))
+        kernel = make_kernel(prepared.plan(Potentials(start.f, g)))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
     while True:
@@ -91,7 +95,7 @@ def partial_sinkhorn(
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
         g = g.clamp_max(0.0)
         if storable and kernel is None:
-            kernel = _Kernel(prepared.plan(found.potentials))
+            kernel = make_kernel(prepared.plan(found.potentials))
     return SinkhornResult(found.potentials, error, done, error <= tol)
 
 
@@ -99,17 +103,23 @@ def _iterate(
     softmins: _Softmins, g: Tensor, marginals: Marginals, count: int, epsilon: float, mass: float
 ) -> _Round:
     """Run some iterations from g."""
-    a, b = marginals
-    for remaining in reversed(range(count)):
-        rows = softmins.softmin_rows(g)
-        height = level(rows, a, mass, epsilon)
-        f = (rows - height).clamp_max(0.0) + height
-        columns = softmins.softmin_columns(f)
-        rise = level(columns, b, mass, epsilon)
-        g_next = (columns - rise).clamp_max(0.0)
-        if remaining:
-            g = g_next
-    masses = [_masses(part, columns, b, epsilon) for part in (g, g_next + rise)]
+    a: Any = marginals.a
+    b: Any = marginals.b
+    at: Any = g
+    if isinstance(softmins, _HostKernel):
+        a, b, at = a.numpy(), b.numpy(), at.numpy()
+    with np.errstate(all="ignore"):
+        for remaining in reversed(range(count)):
+            rows = softmins.softmin_rows(at)
+            height = level(rows, a, mass, epsilon)
+            f = (rows - height).clip(max=0.0) + height
+            columns = softmins.softmin_columns(f)
+            rise = level(columns, b, mass, epsilon)
+            g_next = (columns - rise).clip(max=0.0)
+            if remaining:
+                at = g_next
+    f, g, g_next, columns, rise = map(torch.as_tensor, (f, at, g_next, columns, rise))
+    masses = [_masses(part, columns, marginals.b, epsilon) for part in (g, g_next + rise)]
     error = (masses[0] - masses[1]).abs().sum(dtype=torch.float64)
     return _Round(Potentials(f, g), g_next, error)
 
@@ -122,19 +132,36 @@ class _Kernel:
 
     def __init__(self, plan: EntropicPlan) -> None:
         self.origin, self.epsilon = plan.potentials, plan.epsilon
-        self.a, self.b = (weight.to(plan.dtype) for weight in plan.marginals)
+        self.a, self.b = (self._array(weight.to(plan.dtype)) for weight in plan.marginals)
+        self.f, self.g = map(self._array, plan.potentials)
         self.matrix = plan.density()
 
-    def softmin_rows(self, g: Tensor) -> Tensor:
-        return self._softmin(self.matrix, self.b, g - self.origin.g, self.origin.f)
+    def softmin_rows(self, g: Any) -> Any:
+        return self._softmin(self.matrix, self.b, g - self.g, self.f)
 
-    def softmin_columns(self, f: Tensor) -> Tensor:
-        return self._softmin(self.matrix.T, self.a, f - self.origin.f, self.origin.g)
+    def softmin_columns(self, f: Any) -> Any:
+        return self._softmin(self.matrix.T, self.a, f - self.f, self.g)
 
-    def _softmin(self, matrix: Tensor, weight: Tensor, change: Tensor, origin: Tensor) -> Tensor:
+    def _array(self, numbers: Tensor) -> Any:
+        return numbers
+
+    def _softmin(self, matrix: Tensor, weight: Any, change: Any, origin: Any) -> Any:
         scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(matrix.dtype).exp()
         sums = torch.mv(matrix, weight * scaling).clamp_min(torch.finfo(matrix.dtype).tiny)
         return origin - self.epsilon * sums.to(origin.dtype).log()
+
+
+class _HostKernel(_Kernel):
+    """The same with arrays of NumPy, whose operations on a few numbers take a tenth."""
+
+    def _array(self, numbers: Tensor) -> Any:
+        return numbers.numpy()
+
+    def _softmin(self, matrix: Tensor, weight: Any, change: Any, origin: Any) -> Any:
+        scaling = np.exp(np.where(weight > 0, change / self.epsilon, 0.0).astype(weight.dtype))
+        sums = torch.mv(matrix, torch.from_numpy(weight * scaling)).numpy()
+        sums = np.maximum(sums, np.finfo(sums.dtype).tiny).astype(origin.dtype)
+        return origin - self.epsilon * np.log(sums)
 
 
 def _distance(potentials: Potentials, origin: Potentials, marginals: Marginals) -> Tensor:
@@ -152,8 +179,12 @@ def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) 
     return weight * exponent.exp()
 
 
-def level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tensor:
+def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     """Find the level h, (), with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass, in (0, 1)."""
+    if isinstance(softmin, np.ndarray):
+        return _host_level(softmin, weight, mass, epsilon)
+    if softmin.device.type == "cpu":
+        return torch.as_tensor(_host_level(softmin.numpy(), weight.numpy(), mass, epsilon))
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
     # and the right number is the least whose level lies below the next point.
@@ -170,3 +201,21 @@ def level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tenso
     fits = (heights <= ordered) & room
     first = torch.where(fits.any(), fits.to(torch.int8).argmax(), room.sum() - 1)
     return (heights[first].minimum(ordered[first]) * epsilon).to(softmin.dtype)
+
+
+def _host_level(
+    softmin: NDArray[Any], weight: NDArray[np.float64], mass: float, epsilon: float
+) -> Any:
+    """Find the same in NumPy."""
+    exponent = np.where(weight > 0, softmin.astype(np.float64) / epsilon, np.inf)
+    order = exponent.argsort(kind="stable")
+    ordered, sizes = exponent[order], weight[order]
+    full = sizes.cumsum() - sizes
+    with np.errstate(all="ignore"):
+        terms = np.where(sizes > 0, np.log(sizes) - ordered, -np.inf)
+        others = np.logaddexp.accumulate(terms[::-1])[::-1]
+        heights = np.log(np.maximum(mass - full, 0)) - others
+    room = full < mass
+    fits = (heights <= ordered) & room
+    first = fits.argmax() if fits.any() else room.sum() - 1
+    return (min(heights[first], ordered[first]) * epsilon).astype(softmin.dtype)

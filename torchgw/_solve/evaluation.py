@@ -17,6 +17,7 @@ from torchgw._problem.marginals import (
     quadratic_divergence,
     relative_entropy,
 )
+from torchgw._problem.plausible import are_copies
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
@@ -25,7 +26,7 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge"]
+__all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge", "misses_a_copy"]
 
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
 # [L293]
@@ -33,6 +34,9 @@ _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 # Standard errors of an estimated value within which it proves nothing. [L293]
 _VALUE_NOISE = 6.0
+# Share of the value of the product plan by which a plan may lie above a match that keeps all
+# distances. [L415]
+_ABOVE_A_COPY = 1e-3
 
 
 class Evaluation(NamedTuple):
@@ -152,6 +156,21 @@ def judge(
         value += (1 - alpha) * found.linear
         slack += _VALUE_ROUNDING * abs(mean)
     return Status.IMPLAUSIBLE if value > product + slack else status
+
+
+def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsilon: float) -> bool:
+    """Whether the spaces are copies of each other, and a plan is worse than the match of these.
+
+    That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger objective
+    is no optimum.
+    """
+    product = gradient.product
+    if problem.linear is not None or product is None or problem.alpha == 0:
+        return False
+    entropy = float(torch.special.entr(problem.marginals.a).sum())
+    excess = problem.alpha * found.quadratic.value + epsilon * (found.kl - entropy)
+    excess -= _VALUE_NOISE * problem.alpha * found.quadratic.standard_error
+    return excess > _ABOVE_A_COPY * product and are_copies(problem)
 
 
 def _mean_linear(cost: Cost, marginals: Marginals) -> float:

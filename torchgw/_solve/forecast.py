@@ -19,6 +19,10 @@ _FEWEST, _MOST = 15, 60
 _LONG = 60.0
 # Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
+# Share of the natural scale of the cost below which Sinkhorn's iterations are many at this epsilon,
+# and seconds of one: of its operations, and of each entry. [L416]
+_SHARP = 2.5e-4
+_ITERATION, _ENTRY = 2e-4, 1.2e-9
 
 
 def forecast(strategy: Strategy) -> None:
@@ -28,6 +32,16 @@ def forecast(strategy: Strategy) -> None:
         return
     each = seconds_per_iteration(strategy)
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
+    options, entries = strategy.options, problem.source.n * problem.target.n
+    if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
+        worst = options.max_iter * options.inner_max_iter * (_ITERATION + _ENTRY * entries)
+        logger.info(
+            "forecast: epsilon is %.1g of the natural scale of the cost, so that linear problems "
+            "may take all of `inner_max_iter`: up to %.0f s; a larger epsilon and `polish=True` "
+            "come to sharp plans sooner", strategy.epsilon / strategy.scale, worst,
+        )  # fmt: skip
+    if strategy.proximal:
+        logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     least, most = (min(count, strategy.options.max_iter) * each for count in (_FEWEST, _MOST))
     if least > _LONG:
         warn_user(

@@ -19,7 +19,13 @@ from torchgw._search.subsample import Subsample, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
-from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
+from torchgw._solve.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_relaxed,
+    judge,
+    misses_a_copy,
+)
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import RESOLVED, promised_error
 from torchgw._solve.loop import iterate
@@ -51,6 +57,12 @@ _HANDOVER_TOLERANCE = 1e-3
 # The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
 # and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
+# What is said of a plan that is no optimum.
+_WHY_NOT_A_COPY = (
+    "Both spaces seem to have the same distances in another order, and this plan does not keep "
+    "them: it is a local optimum far from the best. Pass a larger `n_init`, search='thorough', or "
+    "an `init` that you know."
+)
 
 
 class Ending(NamedTuple):
@@ -103,7 +115,12 @@ def solve_problem(
     setting, state = run(strategy, setting, state, guess)
     plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
-    gradient, coupling = setting.gradient, state.coupling
+    found, gradient = ending.evaluation, setting.gradient
+    # a start that was given is what was asked for
+    searched = init is None and options.rule is None
+    if searched and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
+        search = (search or Search((), math.nan))._replace(doubt=_WHY_NOT_A_COPY)
+    coupling = state.coupling
     return Outcome(
         ending=ending,
         strategy=strategy,
@@ -175,7 +192,9 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         clock = recorder.time("polish", clock)
     plan, evaluation = appraise(setting, plan, epsilon, solved)
     promised = promised_error(setting)
-    unresolved = polished is None and setting.rounding(epsilon) > RESOLVED
+    # where all plans cost the same, rounding has nothing to decide
+    resolvable = polished is None and not strategy.constant
+    unresolved = resolvable and setting.rounding(epsilon) > RESOLVED
     eaten = unresolved or (status.converged and evaluation.marginal_error > promised)
     if eaten and plan.dtype == torch.float32:
         # rounding shifts each sum over the plan in its own way: values would not be those of a plan

@@ -8,7 +8,17 @@ __all__ = ["Status"]
 
 
 class Status(Enum):
-    """How a solve ended. The value is the advice."""
+    """How a solve ended. The value is the advice.
+
+    The marginals of ``CONVERGED``, ``STATIONARY`` and ``FLAT`` are missed by ten times
+    ``inner_tol`` at most, and their value is at most that of the product plan. One more exact
+    iteration changes the plan of ``CONVERGED`` by about ``tol``, relative to its norm; five lower
+    the objective of ``FLAT`` by at most ten times ``objective_tol`` of it each, on average; one
+    lowers that of ``STATIONARY`` by at most 1% of it and three times
+    ``report.cost_standard_error``. A polished ``CONVERGED`` plan has no vertex of lower linearised
+    cost. All this holds up to rounding, see docs/failures.md, and says nothing of other optima:
+    a saddle point is a fixed point as well.
+    """
 
     CONVERGED = "Converged: the plan is a fixed point and both marginals are met."
     STATIONARY = (
