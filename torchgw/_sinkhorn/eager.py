@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import PreparedProblem, Sweep, Sweeper
+from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.cost import DenseCost, exp_
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "usable_sums"]
+__all__ = ["EagerBackend", "EagerProblem", "StoredSweeper", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
@@ -46,39 +46,39 @@ class EagerProblem(PreparedProblem):
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps that scale one kernel of a stored cost, or compute it anew from factors."""
         if isinstance(self.problem.cost, DenseCost):
-            return _StoredKernel(self.problem, start)
+            return StoredSweeper(self.problem, start, self.kernel(start))
         return _StreamedKernel(self.problem)
 
 
-class _StoredKernel:
+class StoredSweeper:
     """Scales one stored kernel: two matrix-vector products per iteration."""
 
     two_level = False
 
-    def __init__(self, problem: LinearProblem, start: Potentials) -> None:
+    def __init__(self, problem: LinearProblem, start: Potentials, kernel: Kernel) -> None:
         cost, self.marginals, self.epsilon, self.tau = problem
-        self.origin = start
+        self.origin, self.dtype = start, cost.dtype
         self.a, self.b = (weight.to(cost.dtype) for weight in self.marginals)
         self.unused = _unused(self.marginals, cost.dtype)
-        self.kernel = EntropicPlan(cost, self.marginals, start, self.epsilon).density()
+        self.kernel = kernel
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
         u, v = (
-            ((part - origin) / self.epsilon).to(self.kernel.dtype)
+            ((part - origin) / self.epsilon).to(self.dtype)
             for part, origin in zip(start, self.origin, strict=True)
         )
         # tau (origin + epsilon u) - origin, in units of epsilon
         shift = [
-            ((tau - 1) / self.epsilon * part).to(self.kernel.dtype)
+            ((tau - 1) / self.epsilon * part).to(self.dtype)
             for tau, part in zip(self.tau, self.origin, strict=True)
         ]
         ok = torch.ones((), dtype=torch.bool, device=u.device)
         for last in _iterations(count, relaxation):
             step = 1.0 if last else relaxation
-            row_sum = torch.mv(self.kernel, self.b * v.exp()) + self.unused.a
+            row_sum = self.kernel.rows(self.b * v.exp()) + self.unused.a
             u_next = u - step * (self.tau[0] * row_sum.log() - shift[0] + u)
-            column_sum = torch.mv(self.kernel.T, self.a * u_next.exp()) + self.unused.b
+            column_sum = self.kernel.columns(self.a * u_next.exp()) + self.unused.b
             v_next = v - step * (self.tau[1] * column_sum.log() - shift[1] + v)
             ok = ok & usable_sums(row_sum) & usable_sums(column_sum)
             if not last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,7 +13,6 @@ from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.problem import EntropicPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["level", "partial_sinkhorn"]
@@ -69,7 +69,7 @@ def partial_sinkhorn(
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
     kernel: _Kernel | None = None
     if storable and start is not None:
-        kernel = _Kernel(prepared.plan(Potentials(start.f, g)))
+        kernel = _Kernel(prepared, Potentials(start.f, g))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
     while True:
@@ -91,7 +91,7 @@ def partial_sinkhorn(
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
         g = g.clamp_max(0.0)
         if storable and kernel is None:
-            kernel = _Kernel(prepared.plan(found.potentials))
+            kernel = _Kernel(prepared, found.potentials)
     return SinkhornResult(found.potentials, error, done, error <= tol)
 
 
@@ -120,20 +120,23 @@ class _Kernel:
     # Sums of points that carry next to nothing underflow. Their softmins are then too small, and
     # still far above the level, which is all that counts.
 
-    def __init__(self, plan: EntropicPlan) -> None:
-        self.origin, self.epsilon = plan.potentials, plan.epsilon
-        self.a, self.b = (weight.to(plan.dtype) for weight in plan.marginals)
-        self.matrix = plan.density()
+    def __init__(self, prepared: PreparedProblem, origin: Potentials) -> None:
+        cost, marginals, self.epsilon, _ = prepared.problem
+        self.origin, self.dtype = origin, cost.dtype
+        self.a, self.b = (weight.to(cost.dtype) for weight in marginals)
+        self.kernel = prepared.kernel(origin)
 
     def softmin_rows(self, g: Tensor) -> Tensor:
-        return self._softmin(self.matrix, self.b, g - self.origin.g, self.origin.f)
+        return self._softmin(self.kernel.rows, self.b, g - self.origin.g, self.origin.f)
 
     def softmin_columns(self, f: Tensor) -> Tensor:
-        return self._softmin(self.matrix.T, self.a, f - self.origin.f, self.origin.g)
+        return self._softmin(self.kernel.columns, self.a, f - self.origin.f, self.origin.g)
 
-    def _softmin(self, matrix: Tensor, weight: Tensor, change: Tensor, origin: Tensor) -> Tensor:
-        scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(matrix.dtype).exp()
-        sums = torch.mv(matrix, weight * scaling).clamp_min(torch.finfo(matrix.dtype).tiny)
+    def _softmin(
+        self, product: Callable[[Tensor], Tensor], weight: Tensor, change: Tensor, origin: Tensor
+    ) -> Tensor:
+        scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(self.dtype).exp()
+        sums = product(weight * scaling).clamp_min(torch.finfo(self.dtype).tiny)
         return origin - self.epsilon * sums.to(origin.dtype).log()
 
 

@@ -17,6 +17,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Subsample, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
 from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
@@ -84,6 +85,8 @@ def solve_problem(
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
     strategy = choose_strategy(problem, options)
+    if options.ranks is not None:
+        options.ranks.agree(*strategy.fingerprint())
     forecast(strategy)
     # in units of the mass of a partial plan
     scaled = strategy.problem
@@ -195,7 +198,8 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     )
     recorder.time("evaluation", clock)
     # a result is as small as its factors
-    plan, unpolished = plan.released(), unpolished and unpolished.released()
+    backend = alone(setting.backend)
+    plan, unpolished = plan.released(backend), unpolished and unpolished.released(backend)
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 
@@ -268,6 +272,8 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     sample = sample.to(setting.problem.dtype)
     small = replace(
         setting,
+        # too small to be shared
+        backend=alone(setting.backend),
         gradient=FactoredGradient(sample.problem),
         problem=sample.problem,
         anneal=replace(setting.anneal, proximal=False),
@@ -277,7 +283,7 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     state = iterate(small, starting_point(small, guess))
     assert state.potentials is not None
     fine, epsilon = setting.gradient, setting.anneal.target
-    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, setting.backend)
+    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, small.backend)
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
     )
