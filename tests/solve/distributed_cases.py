@@ -41,6 +41,13 @@ CASES = {
     "absolute": {**DENSE, "loss": "absolute"},
     "compile": {**DENSE, "backend": "compile"},
 }
+# in Triton's interpreter where there is no GPU
+TRITON = {
+    "triton tiles": {**STREAMED, "backend": "triton", "max_iter": 3, "inner_max_iter": 4},
+    "triton factored": {**STREAMED, "backend": "triton", "skip_tiles": False, "max_iter": 2},
+    "triton dense": {**DENSE, "backend": "triton", "max_iter": 2},
+}
+CASES |= TRITON
 LITTLE = {"epsilon": 0.005, "n_init": 1, "max_iter": 6, "random_state": 0, "scale": "max"}
 
 
@@ -60,7 +67,7 @@ def numbers(result):
 def run(names):
     """Solve cases with the process group that there is."""
     return {
-        name: numbers(torchgw.solve(**{**LITTLE, **CASES[name]}, distributed=True))
+        name: numbers(torchgw.solve(**LITTLE | CASES[name], distributed=True))
         for name in names
     }
 

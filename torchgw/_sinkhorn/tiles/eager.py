@@ -51,6 +51,10 @@ class TiledEagerProblem(TiledProblem):
         problem = self.problem._replace(cost=self.problem.cost.dense())
         return self.backend.whole.prepare(problem).sweeper(start)
 
+    def _cut(self, lists: TileLists) -> Cut:
+        """Choose which blocks of rows are computed here."""
+        return Cut(self.backend.ranks, lists.start, self.problem.cost.shape[0], lists.width)
+
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
         weight = self.problem.marginals.b
@@ -59,13 +63,13 @@ class TiledEagerProblem(TiledProblem):
         lists = self.tiling.softmin_lists(tiles, v)
         bias = (v + columns.order.split(weight.log().double(), -torch.inf)).to(tiles.dtype)
         result = bias.new_empty(tiles.rows.weight.shape)
-        cut = Cut(self.backend.ranks, lists)
-        for block, kept in _blocks(lists, cut.own):
+        cut = self._cut(lists)
+        for block, kept in _blocks(lists, cut.blocks):
             exponent = tiles.products(block, kept).add_(bias[kept].flatten())
             largest = exponent.amax(1)
             total = exp_(exponent.sub_(largest[:, None])).sum(1)
             result[block] = largest + total.log()
-        joined = tiles.rows.order.join(cut.gather(result).double())
+        joined = tiles.rows.order.join(cut.join_blocks(result[cut.own]).double())
         return (tiles.row - joined * self.problem.epsilon).to(g.dtype)
 
     def _apply(self, potentials: Potentials, values: Tensor) -> Tensor:
@@ -75,7 +79,7 @@ class TiledEagerProblem(TiledProblem):
         walk = _Walk(self, potentials)
         for block, kept, kernel in walk:
             torch.mm(kernel, weighted[kept].flatten(0, 1), out=result[block])
-        product = tiles.rows.order.join(walk.cut.gather(result)).to(values.dtype)
+        product = tiles.rows.order.join(walk.cut.join_blocks(result[walk.cut.own])).to(values.dtype)
         return product * self.problem.marginals.a[:, None]
 
     def _topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
@@ -91,8 +95,9 @@ class TiledEagerProblem(TiledProblem):
             best = entries.topk(count, dim=1)
             values[block, :, :count] = best.values
             index[block, :, :count] = points[kept].flatten()[best.indices]
-        order, gather = tiles.rows.order, walk.cut.gather
-        return order.join(gather(values)), order.join(gather(index))
+        order, cut = tiles.rows.order, walk.cut
+        values, index = (order.join(cut.join_blocks(x[cut.own])) for x in (values, index))
+        return values, index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each of ``rows``, from the tiles that matter."""
@@ -130,12 +135,12 @@ class _Walk:
         self.tiles = prepared.tiles
         u, v = self.tiles.exponents(prepared.problem.marginals.mask(potentials))
         self.lists = prepared.tiling.lists(self.tiles, u, v)
-        self.cut = Cut(prepared.backend.ranks, self.lists)
+        self.cut = prepared._cut(self.lists)
         self.u, self.v = u.to(self.tiles.dtype), v.to(self.tiles.dtype)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Go through one's own blocks of rows: which, its kept blocks of columns, E of these."""
-        for block, kept in _blocks(self.lists, self.cut.own):
+        for block, kept in _blocks(self.lists, self.cut.blocks):
             yield block, kept, self.kernel(block, kept)
 
     def kernel(self, block: int, columns: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -248,7 +253,8 @@ class _SharedEngine(_EagerEngine):
         self.lists = self.tiling.record(self.tiles, kept)
         self._across = TileLists.of(kept.T, self.lists.width)
         self._cut, self._cut_across = (
-            Cut(self._ranks, lists) for lists in (self.lists, self._across)
+            Cut(self._ranks, lists.start, len(side.order.point), lists.width)
+            for lists, side in ((self.lists, self.rows), (self._across, self.columns))
         )
 
     def _used(self) -> tuple[Tensor, Tensor]:
@@ -264,12 +270,12 @@ class _SharedEngine(_EagerEngine):
         rows, columns = self.rows, self.columns
         u, v = self._used()
         sums = torch.ones_like(rows.weight)
-        for block, kept in _blocks(self.lists, self._cut.own):
+        for block, kept in _blocks(self.lists, self._cut.blocks):
             exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
             kernel = exp_(exponent.add_(u[block, :, None]))
             total = torch.mv(kernel, columns.weight[kept].flatten())
             sums[block] = torch.where(rows.weight[block] > 0, total, 1.0)
-        self._row_sum = self._cut.gather(sums)
+        self._row_sum = self._cut.join_blocks(sums[self._cut.own])
         self.u = self.u - self._row_sum.double().log()
 
     def update_columns(self) -> tuple[Tensor, Tensor]:
@@ -277,7 +283,7 @@ class _SharedEngine(_EagerEngine):
         turned, weight = self.tiles.T, self.rows.weight
         u, v = self._used()
         self._parts = []
-        for block, kept in _blocks(self._across, self._cut_across.own):
+        for block, kept in _blocks(self._across, self._cut_across.blocks):
             exponent = turned.products(block, kept).add_(u[kept].flatten())
             kernel = exp_(exponent.add_(v[block, :, None])).mul_(weight[kept].flatten())
             self._parts.append((block, kept, kernel.unflatten(1, (len(kept), -1)).sum(2)))
@@ -288,10 +294,12 @@ class _SharedEngine(_EagerEngine):
         masses = rows.new_zeros(len(columns), len(rows))
         for block, kept, sums in self._parts:
             masses[block, kept] = (sums.T @ self.columns.weight[block]).double()
-        return self._cut_across.gather(masses).T, rows, columns
+        return self._cut_across.join_blocks(masses[self._cut_across.own]).T, rows, columns
 
     def _column_sums(self, scaling: Tensor | None = None) -> Tensor:
         result = torch.zeros_like(self.columns.weight)
         for block, kept, sums in self._parts:
             result[block] = (sums if scaling is None else sums * scaling[kept].exp()).sum(1)
-        return self._cut_across.gather(result).masked_fill_(self.columns.weight == 0, 1.0)
+        return self._cut_across.join_blocks(result[self._cut_across.own]).masked_fill_(
+            self.columns.weight == 0, 1.0
+        )
