@@ -67,8 +67,7 @@ def numbers(result):
 def run(names):
     """Solve cases with the process group that there is."""
     return {
-        name: numbers(torchgw.solve(**LITTLE | CASES[name], distributed=True))
-        for name in names
+        name: numbers(torchgw.solve(**LITTLE | CASES[name], distributed=True)) for name in names
     }
 
 

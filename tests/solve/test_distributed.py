@@ -50,7 +50,8 @@ def finish(processes, seconds=120):
     end, texts = time.monotonic() + seconds, []
     try:
         for process in processes:
-            texts.append(process.communicate(timeout=max(0.1, end - time.monotonic()))[1])
+            process.output, errors = process.communicate(timeout=max(1, end - time.monotonic()))
+            texts.append(errors)
     finally:
         for process in processes:
             process.kill()
