@@ -23,6 +23,7 @@ from benchmarks.quality.tables import quality_table
 STUDIES = {
     "batch": ("batch.many", "many small problems a second, beside POT"),
     "coldstart": ("solves.coldstart", "first calls of fresh processes, and what they compile"),
+    "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
