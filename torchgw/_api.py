@@ -36,6 +36,7 @@ from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
+from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.options import (
     Differentiable,
     Options,
@@ -103,6 +104,7 @@ def solve(
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
     distributed: Distributed = False,
+    checkpoint: str | os.PathLike[str] | None = None,
     momentum: float | None = None,
 ) -> GWResult:
     """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
@@ -296,6 +298,11 @@ def solve(
         call with the same input, computes a part of each half-step and of each product with the
         plan, and gets the same result, whose bits do not depend on how many there are. ``True``
         needs a process group, ``"auto"`` makes use of one if there is one. See docs/distributed.md.
+    checkpoint : path, optional
+        File that keeps where the outer loop stands, written whole about every minute. Where it is
+        there, the solve goes on from it, in any number of processes, without a search; input and
+        options have to be the same. It is removed when the solve has ended. The history of the
+        result begins with the restart.
     momentum : float, optional
         Former name of ``redraw``, deprecated.
 
@@ -405,6 +412,7 @@ def solve(
         options = replace(options, ranks=ranks)
         seed = ranks.same_seed(seed)
         generator.manual_seed(seed)
+    keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)
     # whatever a provider's tensors require, no graph grows over the iterations; and no autocast of
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
@@ -446,7 +454,7 @@ def solve(
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = solve_problem(problem, options, init, generator, recorder)
+            outcome = solve_problem(problem, options, init, generator, recorder, keeper)
         if pair is not None:
             first, second = (
                 space._replace(features=part.to(where), feature_metric=feature_metric)

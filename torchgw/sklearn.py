@@ -87,6 +87,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
         distributed: Distributed = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         momentum: float | None = None,
         metric: Literal["precomputed"] | None = None,
     ) -> None:

@@ -1,8 +1,9 @@
 """Bits and seconds of a solve that processes share: ``python -m benchmarks distributed``.
 
-A spiral is aligned to a Swiss roll of as many points, as by ``python -m benchmarks scaling``. Each row is a torchrun of its own; a first call compiles and is not counted. ``bits`` is a
-digest of potentials, masses and value: rows of any number of processes must have the same. The row
-``alone`` does not share (another order of sums, so other bits). Exit code 1 if bits differ.
+A spiral is aligned to a Swiss roll of as many points, as by ``python -m benchmarks scaling``. Each
+row is a torchrun of its own; a first call compiles and is not counted. ``bits`` is a digest of
+potentials, masses and value: rows of any number of processes must have the same. The row ``alone``
+does not share (another order of sums, so other bits). Exit code 1 if bits differ.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from torchgw._search.subsample import Subsample, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
+from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
+from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, judge
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import RESOLVED, promised_error
@@ -80,7 +82,12 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(
-    problem: Problem, options: Options, init: Any, generator: torch.Generator, recorder: Recorder
+    problem: Problem,
+    options: Options,
+    init: Any,
+    generator: torch.Generator,
+    recorder: Recorder,
+    checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
@@ -91,10 +98,13 @@ def solve_problem(
     # in units of the mass of a partial plan
     scaled = strategy.problem
     sample = None
-    if init is None and can_subsample(scaled, strategy):
+    saved = None if checkpoint is None else checkpoint.read(strategy, problem.source.device)
+    if init is None and saved is None and can_subsample(scaled, strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
-    if options.rule is not None and searchable(problem, init, options):
+    if saved is not None:
+        guess, search = PRODUCT._replace(patient=saved.anneal.patient), None
+    elif options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
         guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon)
@@ -102,10 +112,18 @@ def solve_problem(
         strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, sample, guess, generator, recorder)
+    if saved is not None:
+        setting, state = replace(setting, anneal=saved.anneal), saved.state
+    if checkpoint is not None:
+        recorder.checkpoint = partial(checkpoint.keep, setting)
     recorder.time("setup", clock)
     setting, state = run(strategy, setting, state, guess)
+    if checkpoint is not None and state.status is Status.STOPPED:
+        checkpoint.keep(setting, state, now=True)
     plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
+    if checkpoint is not None and state.status is not Status.STOPPED:
+        checkpoint.done()
     gradient, coupling = setting.gradient, state.coupling
     return Outcome(
         ending=ending,

@@ -34,6 +34,8 @@ class Recorder:
     timings: dict[str, float] = field(default_factory=dict)
     settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
     ranks: Ranks | None = None  # who go on or stop together
+    # keeps a state in a file, once the loop over all points has begun
+    checkpoint: Callable[[LoopState], None] | None = None
 
     def add(self, entry: Iteration) -> bool:
         """Record an iteration; return whether the callback asks to stop, on any of the ranks."""

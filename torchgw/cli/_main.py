@@ -298,6 +298,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--loss", help=f"one of {losses}: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
+    add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
     add("--storage", help="auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
     add("--tol", type=float, help="tolerance of the outer iterations")
