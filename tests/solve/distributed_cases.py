@@ -43,9 +43,7 @@ CASES = {
 }
 # in Triton's interpreter where there is no GPU
 TRITON = {
-    "triton tiles": {**STREAMED, "backend": "triton", "max_iter": 3, "inner_max_iter": 4},
-    "triton factored": {**STREAMED, "backend": "triton", "skip_tiles": False, "max_iter": 2},
-    "triton dense": {**DENSE, "backend": "triton", "max_iter": 2},
+    "triton tiles": {**STREAMED, "backend": "triton", "max_iter": 2, "inner_max_iter": 3},
 }
 CASES |= TRITON
 LITTLE = {"epsilon": 0.005, "n_init": 1, "max_iter": 6, "random_state": 0, "scale": "max"}

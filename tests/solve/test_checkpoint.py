@@ -30,7 +30,10 @@ def cut_after(count):
     return callback
 
 
-@pytest.mark.parametrize("name", ["dense", "tiles", "sampled", "partial"])
+@pytest.mark.parametrize(
+    "name",
+    ["tiles", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "sampled", "partial"))],
+)
 def test_a_solve_goes_on(tmp_path, monkeypatch, name):
     monkeypatch.setattr(checkpoint, "EVERY", 0.0)
     options = {**cases.LITTLE, **cases.CASES[name], "max_iter": 60, "epsilon": 0.02}

@@ -82,14 +82,14 @@ def test_any_number_has_the_bits_of_one(one, tmp_path, size):
     compare(size, list(cases.CASES), tmp_path)
 
 
-def test_one_process_of_a_group_solves_the_same_problem(one):
+@pytest.mark.parametrize("name", ["tiles", pytest.param("dense", marks=pytest.mark.slow)])
+def test_one_process_of_a_group_solves_the_same_problem(one, name):
     """Up to rounding: sums are taken in another order."""
-    for name in ("tiles", "dense"):
-        options = {**cases.LITTLE, **cases.CASES[name], "max_iter": 40}
-        shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
-        assert shared.value == pytest.approx(alone.value, rel=1e-5)
-        # what is asked of a result needs no other process
-        assert type(shared.lazy_plan.backend) is type(alone.lazy_plan.backend)
+    options = {**cases.LITTLE, **cases.CASES[name], "epsilon": 0.02, "max_iter": 40}
+    shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
+    assert shared.value == pytest.approx(alone.value, rel=1e-5)
+    # what is asked of a result needs no other process
+    assert type(shared.lazy_plan.backend) is type(alone.lazy_plan.backend)
 
 
 def test_refusals():
