@@ -17,6 +17,8 @@ import sys
 import time
 import warnings
 
+# as in the scaling study
+EPSILON = 5e-4
 PHASES = ("graph", "geodesics", "landmarks", "multistart", "cost", "sinkhorn", "coupling")
 PHASES += ("settle", "evaluation")
 
@@ -35,13 +37,14 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
     if shared:
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
+    # one call alone is its own first
     calls = []
     for _ in range(repeat + 1):
         if shared:
             torch.distributed.barrier()
         begin = time.perf_counter()
         result = torchgw.solve(
-            x, y, epsilon=5e-4, device=device, random_state=0, distributed=shared
+            x, y, epsilon=EPSILON, device=device, random_state=0, distributed=shared
         )
         calls.append((time.perf_counter() - begin, result.timings))
     digest = hashlib.sha256()
@@ -53,7 +56,7 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
         torch.distributed.destroy_process_group()
     if rank:
         return None
-    seconds, timings = min(calls[1:], key=lambda call: call[0])
+    seconds, timings = min(calls[1:] or calls, key=lambda call: call[0])
     return {
         "first_s": calls[0][0],
         "seconds": seconds,
