@@ -24,7 +24,7 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Checkpoint", "Saved"]
 
-# Seconds between two writes: what a restart loses at most, beside one iteration. A choice. [L403]
+# Seconds between two writes: what a restart loses at most, beside one iteration. A choice. [L418]
 EVERY = 60.0
 
 _KINDS: dict[str, Any] = {

@@ -26,15 +26,15 @@ __all__ = ["Distributed", "Ranks", "check_distributed", "join", "pieces", "toget
 Distributed = bool | Literal["auto"]
 
 # Pieces that the rows of a problem are cut into, and rows of a piece at least. A choice: up to 256
-# ranks have work, and one of eight has 3% more of it than another at most. [L402]
+# ranks have work, and one of eight has 3% more of it than another at most. [L417]
 _PIECES = 256
 _LEAST_ROWS = 32
 # Seconds that a rank may take to answer when another one is missed, and between two looks at
-# whether one is. A choice. [L402]
+# whether one is. A choice. [L417]
 _ROLL_CALL = 5.0
 _LOOK = 0.5
 # Looks at an exchange that follow each other at once, before the process sleeps between them. A
-# choice. [L402]
+# choice. [L417]
 _SPIN, _NAP = 200, 1e-4
 
 
