@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchgw._errors import InvalidTypeError as InvalidTypeError
     from torchgw._errors import NumericalError as NumericalError
     from torchgw._errors import PlanTooLargeError as PlanTooLargeError
+    from torchgw._errors import RankError as RankError
     from torchgw._errors import SearchWarning as SearchWarning
     from torchgw._errors import TorchGWError as TorchGWError
     from torchgw._errors import TorchGWWarning as TorchGWWarning
@@ -80,6 +81,7 @@ _HOMES = {
     "InvalidTypeError": "torchgw._errors",
     "NumericalError": "torchgw._errors",
     "PlanTooLargeError": "torchgw._errors",
+    "RankError": "torchgw._errors",
     "SearchWarning": "torchgw._errors",
     "TorchGWError": "torchgw._errors",
     "TorchGWWarning": "torchgw._errors",

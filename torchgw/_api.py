@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,7 @@ from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
+from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.options import (
     Differentiable,
     Options,
@@ -44,6 +46,7 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
+from torchgw._tensors.ranks import Distributed, check_distributed, join, together
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
@@ -99,6 +102,8 @@ def solve(
     cache: str | os.PathLike[str] | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
+    distributed: Distributed = False,
+    checkpoint: str | os.PathLike[str] | None = None,
     momentum: float | None = None,
 ) -> GWResult:
     """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
@@ -288,6 +293,16 @@ def solve(
         Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
         (``pip install tqdm``), otherwise one line per outer iteration. The choices
         of backend and gradient go to ``logging.getLogger("torchgw")``.
+    distributed : bool or "auto"
+        Whether the processes of ``torch.distributed`` share the solve. Every process makes the same
+        call with the same input, computes a part of each half-step and of each product with the
+        plan, and gets the same result, whose bits do not depend on how many there are. ``True``
+        needs a process group, ``"auto"`` makes use of one if there is one. See docs/distributed.md.
+    checkpoint : path, optional
+        File that keeps where the outer loop stands, written whole about every minute. Where it is
+        there, the solve goes on from it, in any number of processes, without a search; input and
+        options have to be the same. It is removed when the solve has ended. The history of the
+        result begins with the restart.
     momentum : float, optional
         Former name of ``redraw``, deprecated.
 
@@ -303,6 +318,8 @@ def solve(
         For options that cannot be met here.
     NumericalError
         If the solve becomes non-finite.
+    RankError
+        If another process of a distributed solve has ended, or has other input.
 
     Warns
     -----
@@ -338,6 +355,7 @@ def solve(
     if momentum is not None:
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
+    check_distributed(distributed, differentiable=differentiable, polish=polish)
     options = Options(
         epsilon=epsilon,
         gradient=gradient,
@@ -399,11 +417,18 @@ def solve(
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
+    ranks = join(distributed, where)
+    if ranks is not None:
+        options = replace(options, ranks=ranks)
+        seed = ranks.same_seed(seed)
+        generator.manual_seed(seed)
+    keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)
     # whatever a provider's tensors require, no graph grows over the iterations; and no autocast of
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
-    with torch.no_grad(), exactly, verbose_progress(bool(verbose)) as report:
-        recorder = Recorder(_both(report, callback))
+    shown = bool(verbose) and (ranks is None or ranks.rank == 0)
+    with torch.no_grad(), exactly, together(ranks), verbose_progress(shown) as report:
+        recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
@@ -436,7 +461,7 @@ def solve(
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = solve_problem(problem, options, init, generator, recorder)
+            outcome = solve_problem(problem, options, init, generator, recorder, keeper)
         if pair is not None:
             first, second = (
                 space._replace(features=part.to(where), feature_metric=feature_metric)

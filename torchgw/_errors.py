@@ -6,7 +6,8 @@ TorchGWError
 ├── UnsupportedError (NotImplementedError)  a combination that is refused, with what to do instead
 ├── BackendUnavailableError (RuntimeError)  a backend asked for by name that cannot run here
 ├── PlanTooLargeError (MemoryError)       a dense plan that would not fit
-└── NumericalError (ArithmeticError)      a non-finite number inside a solve
+├── NumericalError (ArithmeticError)      a non-finite number inside a solve
+└── RankError (RuntimeError)              another process of a distributed solve has ended
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "NumericalError",
     "PerformanceWarning",
     "PlanTooLargeError",
+    "RankError",
     "SearchWarning",
     "TorchGWError",
     "TorchGWWarning",
@@ -60,6 +62,10 @@ class PlanTooLargeError(TorchGWError, MemoryError):
 
 class NumericalError(TorchGWError, ArithmeticError):
     """A solve produced a non-finite number; the message tells bad input from small epsilon."""
+
+
+class RankError(TorchGWError, RuntimeError):
+    """A distributed solve cannot go on together; the message names the rank and says why."""
 
 
 class TorchGWWarning(UserWarning):

@@ -102,6 +102,15 @@ class TritonProblem(PreparedProblem):
             return self._turned._operands.transpose()
         return operands(self.problem.cost, self.problem.epsilon, self.backend.precision)
 
+    def rows(self, part: slice) -> TritonProblem:
+        """Prepare the problem of some source points, on the operands of this one."""
+        a, b = self.problem.marginals
+        cost = self.problem.cost.rows(part)
+        problem = self.problem._replace(cost=cost, marginals=Marginals(a[part], b))
+        result = TritonProblem(problem, self.backend)
+        result.__dict__["_operands"] = self._operands.rows(part)
+        return result
+
     def _kernel_plan(self, potentials: Potentials) -> KernelPlan:
         """Describe the plan of some potentials as the kernels read it."""
         return KernelPlan(self._operands, self.problem.marginals, potentials, self.problem.epsilon)

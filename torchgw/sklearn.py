@@ -25,6 +25,7 @@ from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Precision, Regularization, Storage
+from torchgw._tensors.ranks import Distributed
 from torchgw._typing import Iteration, Seed
 from torchgw.metrics import foscttm
 
@@ -85,6 +86,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         cache: str | os.PathLike[str] | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         verbose: bool = False,
+        distributed: Distributed = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         momentum: float | None = None,
         metric: Literal["precomputed"] | None = None,
     ) -> None:

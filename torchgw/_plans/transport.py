@@ -116,9 +116,11 @@ class TransportPlan(DualPlan):
         plan._set(prepared, potentials, masses)
         return plan
 
-    def released(self) -> TransportPlan:
+    def released(self, backend: Backend) -> TransportPlan:
         """Copy the plan without what its reads have prepared, as large as its factors."""
-        plan = self.replaced(self.potentials, self.weights, self.masses)
+        plan = TransportPlan(
+            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
+        )
         plan._sums = self._sums
         return plan
 

@@ -73,8 +73,15 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
-# Classes of modules that are not imported with torchgw, and where they are.
-_ELSEWHERE = {"BatchResult": "torchgw._many.result", "OTResult": "torchgw.pot"}
+# What a file can hold, in modules that are not imported with torchgw.
+_ELSEWHERE = {
+    "GWResult": "torchgw._results.result",
+    "BatchResult": "torchgw._many.result",
+    "BarycenterResult": "torchgw._variants.barycenter",
+    "JointEmbedding": "torchgw._variants.embedding",
+    "LowRankResult": "torchgw._variants.solve_low_rank",
+    "OTResult": "torchgw.pot",
+}
 # What files written before a part was renamed call it.
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}

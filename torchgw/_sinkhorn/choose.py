@@ -15,11 +15,14 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import BackendUnavailableError, InvalidInputError
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.sharded import ShardedBackend
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._tensors.ranks import Ranks
 
 __all__ = [
     "BackendName",
+    "alone",
     "batch_solver",
     "check_backend",
     "choose_backend",
@@ -94,25 +97,27 @@ def choose_backend(
     device: torch.device,
     dtype: torch.dtype,
     tiling: Tiling | None = None,
+    ranks: Ranks | None = None,
 ) -> Backend:
     """Find the backend asked for, or for "auto" the first in order that can run."""
     # An object is taken as it is. With a tiling it is the form of the backend that skips tiles, if
-    # there is one. One that was asked for by name and cannot run is an error, with the reason.
+    # there is one; with ranks they share its work. One that was asked for by name and cannot run is
+    # an error, with the reason.
     if not isinstance(name, str):
-        return name
+        return _shared(name, ranks)
     if name != "auto":
         reason = _why_not(name, device, dtype)
         if reason is not None:
             raise BackendUnavailableError(
                 f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
             )
-        return _make(_BUILT_IN[name], tiling, {})
+        return _make(_BUILT_IN[name], tiling, {}, ranks)
     for candidate, entry in _BUILT_IN.items():
         if entry.automatic_on is not None and device.type not in entry.automatic_on:
             continue
         reason = _why_not(candidate, device, dtype)
         if reason is None:
-            return _make(entry, tiling, entry.automatic)
+            return _make(entry, tiling, entry.automatic, ranks)
         _log_once(candidate, reason)
     raise AssertionError("the last backend runs everywhere")
 
@@ -145,13 +150,26 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def _make(entry: _BuiltIn, tiling: Tiling | None, arguments: Mapping[str, Any]) -> Backend:
+def alone(backend: Backend) -> Backend:
+    """Return a backend as one process uses it by itself."""
+    if isinstance(backend, TiledBackend):
+        return TiledBackend(alone(backend.whole), backend.kind, backend.tiling)
+    return backend.alone if isinstance(backend, ShardedBackend) else backend
+
+
+def _make(
+    entry: _BuiltIn, tiling: Tiling | None, arguments: Mapping[str, Any], ranks: Ranks | None
+) -> Backend:
     """Make a backend, or its form that skips tiles."""
     kind = _load(entry.backend)
     if tiling is not None and entry.tiles is not None:
-        return TiledBackend(kind(), _load(entry.tiles), tiling)
-    backend: Backend = kind(**arguments)
-    return backend
+        return TiledBackend(_shared(kind(), ranks), _load(entry.tiles), tiling, ranks)
+    return _shared(kind(**arguments), ranks)
+
+
+def _shared(backend: Backend, ranks: Ranks | None) -> Backend:
+    """Share the work of a backend among ranks, if there are any."""
+    return backend if ranks is None else ShardedBackend(backend, ranks)
 
 
 def _load(place: str) -> Any:

@@ -17,10 +17,11 @@ from torch import Tensor
 from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
 from torchgw._tensors.draws import sample_categories
-from torchgw._typing import Potentials
+from torchgw._typing import Marginals, Potentials
 
 __all__ = [
     "Backend",
+    "Kernel",
     "PreparedProblem",
     "SoftminSweeper",
     "Sweep",
@@ -63,6 +64,35 @@ class Sweeper(Protocol):
         """Run ``count`` full iterations from ``start``: :func:`torchgw.backends.softmin_sweep`."""
 
 
+class Kernel(Protocol):
+    """A stored kernel E_ij = exp((f_i + g_j - C_ij) / epsilon), to be multiplied by vectors."""
+
+    slack: float | None  # how far scalings of both sides may rise together, in logarithms
+
+    def rows(self, vector: Tensor) -> Tensor:
+        """Compute E @ vector, (n,)."""
+
+    def columns(self, vector: Tensor) -> Tensor:
+        """Compute E.T @ vector, (m,)."""
+
+
+class StoredKernel:
+    """A kernel as one matrix."""
+
+    slack: float | None = None
+
+    def __init__(self, matrix: Tensor) -> None:
+        self._matrix = matrix
+
+    def rows(self, vector: Tensor) -> Tensor:
+        """Compute E @ vector, (n,)."""
+        return torch.mv(self._matrix, vector)
+
+    def columns(self, vector: Tensor) -> Tensor:
+        """Compute E.T @ vector, (m,)."""
+        return torch.mv(self._matrix.T, vector)
+
+
 class PreparedProblem:
     """A linear problem that is ready to be solved, and whose plans can be read.
 
@@ -85,6 +115,18 @@ class PreparedProblem:
     def T(self) -> PreparedProblem:  # noqa: N802 - the name of every array library
         """The problem with source and target exchanged."""
         return self.backend.prepare(self.problem.T)
+
+    def rows(self, part: slice) -> PreparedProblem:
+        """Prepare the problem of some source points, whose half-steps and plan are its rows."""
+        a, b = self.problem.marginals
+        cost = self.problem.cost.rows(part)
+        return self.backend.prepare(
+            self.problem._replace(cost=cost, marginals=Marginals(a[part], b))
+        )
+
+    def kernel(self, start: Potentials) -> Kernel:
+        """Store the kernel whose entries are the density of a plan."""
+        return StoredKernel(self.plan(start).density())
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         """Compute the half-step of :func:`torchgw.backends.softmin`, without ``tau``.

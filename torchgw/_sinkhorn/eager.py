@@ -11,13 +11,13 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import PreparedProblem, Sweep, Sweeper
+from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.cost import DenseCost, exp_
 from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "sparse_sweeper", "usable_sums"]
+__all__ = ["EagerBackend", "EagerProblem", "StoredSweeper", "sparse_sweeper", "usable_sums"]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
@@ -61,43 +61,17 @@ class EagerProblem(PreparedProblem):
         if sparse is not None:
             return sparse
         if isinstance(self.problem.cost, DenseCost):
-            return _ScaledKernel(self.problem, start, _Kernel(self.plan(start)))
+            return StoredSweeper(self.problem, start, self.kernel(start))
         return _StreamedKernel(self.problem)
 
 
-class _Kernel:
-    """A kernel E (n, m) near a plan, and its products with vectors."""
-
-    slack: float | None = None  # how far scalings of both sides may rise together
-
-    def __init__(self, plan: EntropicPlan) -> None:
-        self.table = plan.density()
-        # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
-        self.on_host = self.table.device.type == "cpu"
-
-    def rows(self, vector: Any) -> Any:
-        """Multiply by a vector (m,), of NumPy on a CPU."""
-        return self._product(self.table, vector)
-
-    def columns(self, vector: Any) -> Any:
-        """Multiply the transpose by a vector (n,)."""
-        return self._product(self.table.T, vector)
-
-    def _product(self, table: Tensor, vector: Any) -> Any:
-        if not self.on_host:
-            return torch.mv(table, vector)
-        # by PyTorch, whose threads are those of the solve
-        return torch.mv(table, torch.from_numpy(vector)).numpy()
-
-
 class _SparseKernel:
-    """The same by the entries that matter, if they are few: those of sharp plans."""
+    """A kernel by the entries that matter, if they are few: those of sharp plans."""
 
     # At the fixed point the sum of each row of E b and of each column of a E is one. What is left
     # out is less than _LOST roundings of it, until scalings have risen by the slack.
 
     slack: float | None = _SLACK
-    on_host = True
 
     def __init__(self, entries: scipy.sparse.csr_array) -> None:
         self.entries = entries
@@ -121,25 +95,25 @@ class _SparseKernel:
         parts = (torch.cat(values), torch.cat(columns), ends)
         return cls(scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=(n, m)))
 
-    def rows(self, vector: Any) -> Any:
-        """Multiply by a vector (m,) of NumPy."""
-        return self.entries @ vector
+    def rows(self, vector: Tensor) -> Tensor:
+        """Multiply by a vector (m,)."""
+        return torch.from_numpy(self.entries @ vector.numpy())
 
-    def columns(self, vector: Any) -> Any:
-        """Multiply the transpose by a vector (n,) of NumPy."""
-        return self.entries.T @ vector
+    def columns(self, vector: Tensor) -> Tensor:
+        """Multiply the transpose by a vector (n,)."""
+        return torch.from_numpy(self.entries.T @ vector.numpy())
 
 
-class _ScaledKernel:
+class StoredSweeper:
     """Scales one kernel that is kept: two matrix-vector products per iteration."""
 
     two_level = False
 
-    def __init__(
-        self, problem: LinearProblem, start: Potentials, kernel: _Kernel | _SparseKernel
-    ) -> None:
+    def __init__(self, problem: LinearProblem, start: Potentials, kernel: Kernel) -> None:
         cost, self.marginals, self.epsilon, self.tau = problem
         self.origin, self.kernel, self.dtype = start, kernel, cost.dtype
+        # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
+        self.on_host = cost.device.type == "cpu"
         weights = Marginals(*(weight.to(cost.dtype) for weight in self.marginals))
         self.a, self.b = map(self._array, weights)
         unused = _unused(self.marginals, cost.dtype)
@@ -148,7 +122,7 @@ class _ScaledKernel:
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
-        library: Any = np if self.kernel.on_host else torch
+        library: Any = np if self.on_host else torch
         exp, minimum, maximum = library.exp, library.minimum, library.maximum
         u, v = (
             self._array(((part - origin) / self.epsilon).to(self.dtype))
@@ -190,11 +164,14 @@ class _ScaledKernel:
 
     def _array(self, numbers: Tensor) -> Any:
         """Return what the operations of a sweep are of."""
-        return numbers.numpy() if self.kernel.on_host else numbers
+        return numbers.numpy() if self.on_host else numbers
 
     def _sums(self, side: int, scaling: Any) -> Any:
         """Sum the scaled kernel over rows (0) or columns (1); of unused points it is one."""
-        sums = self.kernel.columns(scaling) if side else self.kernel.rows(scaling)
+        product = self.kernel.columns if side else self.kernel.rows
+        # products are PyTorch's, whose threads are those of the solve
+        sums: Any = product(torch.as_tensor(scaling))
+        sums = self._array(sums)
         unused = self.unused[side]
         return sums if unused is None else sums + unused
 
@@ -212,7 +189,7 @@ def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:
         return None
     plan = EntropicPlan(problem.cost, problem.marginals, start, problem.epsilon)
     kernel = _SparseKernel.of(plan)
-    return None if kernel is None else _ScaledKernel(problem, start, kernel)
+    return None if kernel is None else StoredSweeper(problem, start, kernel)
 
 
 class _StreamedKernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,6 @@ from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.problem import EntropicPlan
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["level", "partial_sinkhorn"]
@@ -73,7 +73,7 @@ def partial_sinkhorn(
     make_kernel = _HostKernel if g.device.type == "cpu" else _Kernel
     kernel: _Kernel | None = None
     if storable and start is not None:
-        kernel = make_kernel(prepared.plan(Potentials(start.f, g)))
+        kernel = make_kernel(prepared, Potentials(start.f, g))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
     while True:
@@ -95,7 +95,7 @@ def partial_sinkhorn(
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
         g = g.clamp_max(0.0)
         if storable and kernel is None:
-            kernel = make_kernel(prepared.plan(found.potentials))
+            kernel = make_kernel(prepared, found.potentials)
     return SinkhornResult(found.potentials, error, done, error <= tol)
 
 
@@ -130,24 +130,27 @@ class _Kernel:
     # Sums of points that carry next to nothing underflow. Their softmins are then too small, and
     # still far above the level, which is all that counts.
 
-    def __init__(self, plan: EntropicPlan) -> None:
-        self.origin, self.epsilon = plan.potentials, plan.epsilon
-        self.a, self.b = (self._array(weight.to(plan.dtype)) for weight in plan.marginals)
-        self.f, self.g = map(self._array, plan.potentials)
-        self.matrix = plan.density()
+    def __init__(self, prepared: PreparedProblem, origin: Potentials) -> None:
+        cost, marginals, self.epsilon, _ = prepared.problem
+        self.origin, self.dtype = origin, cost.dtype
+        self.a, self.b = (self._array(weight.to(cost.dtype)) for weight in marginals)
+        self.f, self.g = map(self._array, origin)
+        self.kernel = prepared.kernel(origin)
 
     def softmin_rows(self, g: Any) -> Any:
-        return self._softmin(self.matrix, self.b, g - self.g, self.f)
+        return self._softmin(self.kernel.rows, self.b, g - self.g, self.f)
 
     def softmin_columns(self, f: Any) -> Any:
-        return self._softmin(self.matrix.T, self.a, f - self.f, self.g)
+        return self._softmin(self.kernel.columns, self.a, f - self.f, self.g)
 
     def _array(self, numbers: Tensor) -> Any:
         return numbers
 
-    def _softmin(self, matrix: Tensor, weight: Any, change: Any, origin: Any) -> Any:
-        scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(matrix.dtype).exp()
-        sums = torch.mv(matrix, weight * scaling).clamp_min(torch.finfo(matrix.dtype).tiny)
+    def _softmin(
+        self, product: Callable[[Tensor], Tensor], weight: Any, change: Any, origin: Any
+    ) -> Any:
+        scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(self.dtype).exp()
+        sums = product(weight * scaling).clamp_min(torch.finfo(self.dtype).tiny)
         return origin - self.epsilon * sums.to(origin.dtype).log()
 
 
@@ -157,9 +160,11 @@ class _HostKernel(_Kernel):
     def _array(self, numbers: Tensor) -> Any:
         return numbers.numpy()
 
-    def _softmin(self, matrix: Tensor, weight: Any, change: Any, origin: Any) -> Any:
+    def _softmin(
+        self, product: Callable[[Tensor], Tensor], weight: Any, change: Any, origin: Any
+    ) -> Any:
         scaling = np.exp(np.where(weight > 0, change / self.epsilon, 0.0).astype(weight.dtype))
-        sums = torch.mv(matrix, torch.from_numpy(weight * scaling)).numpy()
+        sums = product(torch.from_numpy(weight * scaling)).numpy()
         sums = np.maximum(sums, np.finfo(sums.dtype).tiny).astype(origin.dtype)
         return origin - self.epsilon * np.log(sums)
 

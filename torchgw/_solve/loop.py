@@ -87,6 +87,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         state = LoopState(
             coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1
         )
+        if recorder.checkpoint is not None:
+            recorder.checkpoint(state)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and not sampled and change <= reachable
         budget = next_budget(setting, budget, inner.error, settled=settled)

@@ -15,6 +15,7 @@ from torchgw._gradients.choose import GradientName
 from torchgw._problem.marginals import MarginalRule
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import check_backend
+from torchgw._tensors.ranks import Ranks
 
 __all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
 
@@ -48,6 +49,7 @@ class Options:
     rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
     skip_tiles: bool | Literal["auto"] = "auto"
     fixed_point: bool = False  # whether the plan is to be differentiated at a fixed point
+    ranks: Ranks | None = None  # processes that share the solve
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Subsample, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.cost import DenseCost
-from torchgw._solve.begin import Guess, first_guess, searchable, starting_point
+from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
+from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
     Evaluation,
     evaluate,
@@ -91,19 +94,29 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(
-    problem: Problem, options: Options, init: Any, generator: torch.Generator, recorder: Recorder
+    problem: Problem,
+    options: Options,
+    init: Any,
+    generator: torch.Generator,
+    recorder: Recorder,
+    checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
     strategy = choose_strategy(problem, options)
+    if options.ranks is not None:
+        options.ranks.agree(*strategy.fingerprint())
     forecast(strategy)
     # in units of the mass of a partial plan
     scaled = strategy.problem
     sample = None
-    if init is None and can_subsample(scaled, strategy):
+    saved = None if checkpoint is None else checkpoint.read(strategy, problem.source.device)
+    if init is None and saved is None and can_subsample(scaled, strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
-    if options.rule is not None and searchable(problem, init, options):
+    if saved is not None:
+        guess, search = PRODUCT._replace(patient=saved.anneal.patient), None
+    elif options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
         guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon)
@@ -111,10 +124,18 @@ def solve_problem(
         strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, sample, guess, generator, recorder)
+    if saved is not None:
+        setting, state = replace(setting, anneal=saved.anneal), saved.state
+    if checkpoint is not None:
+        recorder.checkpoint = partial(checkpoint.keep, setting)
     recorder.time("setup", clock)
     setting, state = run(strategy, setting, state, guess)
+    if checkpoint is not None and state.status is Status.STOPPED:
+        checkpoint.keep(setting, state, now=True)
     plan, state = settle(setting, state, strategy.dtypes.settle)
     ending = finish(strategy, setting, plan, state)
+    if checkpoint is not None and state.status is not Status.STOPPED:
+        checkpoint.done()
     found, gradient = ending.evaluation, setting.gradient
     # a start that was given is what was asked for
     searched = init is None and options.rule is None
@@ -214,7 +235,8 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     )
     recorder.time("evaluation", clock)
     # a result is as small as its factors
-    plan, unpolished = plan.released(), unpolished and unpolished.released()
+    backend = alone(setting.backend)
+    plan, unpolished = plan.released(backend), unpolished and unpolished.released(backend)
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 
@@ -287,6 +309,8 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     sample = sample.to(setting.problem.dtype)
     small = replace(
         setting,
+        # too small to be shared
+        backend=alone(setting.backend),
         gradient=FactoredGradient(sample.problem),
         problem=sample.problem,
         anneal=replace(setting.anneal, proximal=False),
@@ -296,7 +320,7 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     state = iterate(small, starting_point(small, guess))
     assert state.potentials is not None
     fine, epsilon = setting.gradient, setting.anneal.target
-    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, setting.backend)
+    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, small.backend)
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
     )

@@ -19,6 +19,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
 from torchgw._solve.status import Status
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials
 
 __all__ = ["LoopState", "Recorder", "Setting", "Solved"]
@@ -32,12 +33,18 @@ class Recorder:
     history: list[Iteration] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
+    ranks: Ranks | None = None  # who go on or stop together
+    # keeps a state in a file, once the loop over all points has begun
+    checkpoint: Callable[[LoopState], None] | None = None
 
     def add(self, entry: Iteration) -> bool:
-        """Record an iteration; return whether the callback asks to stop."""
+        """Record an iteration; return whether the callback asks to stop, on any of the ranks."""
         self.history.append(entry)
+        if self.ranks is not None:
+            self.ranks.agree("(iteration, epsilon, dual value, error, change)", entry[:5])
         answer = None if self.callback is None else self.callback(entry)
-        return isinstance(answer, (bool, np.bool_)) and bool(answer)
+        stop = isinstance(answer, (bool, np.bool_)) and bool(answer)
+        return stop if self.ranks is None else self.ranks.any(stop)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -187,6 +187,8 @@ def _why_not_captured(step: Step) -> str | None:
     a, b = step.marginals
     if a.device.type != "cuda":
         return "CUDA graphs need a CUDA device."
+    if getattr(step.backend, "ranks", None) is not None:
+        return "exchanges between ranks are not recorded."
     if step.backend.name != "triton":
         return f"the sweeps of the backend {step.backend.name!r} take more launches than the rest."
     if len(a) * len(b) * step.gradient.dtype.itemsize > _CAPTURED_BYTES:

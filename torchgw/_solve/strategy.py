@@ -100,6 +100,13 @@ class Strategy:
         """Whether all plans have the same value, but for rounding."""
         return self.spread == 0 or min(self.problem.source.n, self.problem.target.n) == 1
 
+    def fingerprint(self) -> tuple[str, list[float]]:
+        """Name what all ranks must have chosen alike, and the numbers that tell."""
+        width = 0 if self.tiling is None else self.tiling.width
+        chosen = [self.problem.source.n, self.problem.target.n, self.spread, self.epsilon]
+        where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
+        return f"the problem {where}", [*chosen, self.store, width]
+
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
         n, m = self.problem.source.n, self.problem.target.n
@@ -133,7 +140,9 @@ class Strategy:
             problem=problem,
             anneal=anneal,
             options=options,
-            backend=choose_backend(options.backend, problem.source.device, dtype, self.tiling),
+            backend=choose_backend(
+                options.backend, problem.source.device, dtype, self.tiling, options.ranks
+            ),
             generator=generator,
             recorder=recorder,
             store=self.store,

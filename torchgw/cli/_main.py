@@ -39,6 +39,7 @@ from torchgw.cli._files import (
     read_weights,
     write_table,
 )
+from torchgw.cli._processes import in_processes, rank
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
@@ -98,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     options = _parser().parse_args(arguments)
     try:
+        count = options.gpus or options.processes
+        if count is not None and rank() is None:
+            return _shared(options, count, arguments)
         with _terminable(), messages(options.verbose, options.quiet):
             code = int(options.run(options))
             sys.stdout.flush()
@@ -120,6 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("torchgw: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _shared(options: argparse.Namespace, count: int, arguments: Sequence[str] | None) -> int:
+    """Run a command in several processes."""
+    if options.run is not _align:
+        raise InvalidInputError("--gpus and --processes share out the work of `align` alone.")
+    given = sys.argv[1:] if arguments is None else arguments
+    return in_processes(count, main, given, gpus=options.gpus is not None)
 
 
 class _Terminated(BaseException):
@@ -166,6 +178,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"torchgw {torchgw.__version__}")
+    shared = parser.add_mutually_exclusive_group()
+    shared.add_argument(
+        "--gpus", type=positive, metavar="N", help="share the work of align among N GPUs"
+    )
+    shared.add_argument(
+        "--processes", type=positive, metavar="N", help="the same among N processes of the CPU"
+    )
     commands: Any = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_align(
         commands.add_parser(
@@ -279,6 +298,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--loss", help=f"one of {losses}: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
+    add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
     add("--storage", help="auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
     add("--tol", type=float, help="tolerance of the outer iterations")
@@ -311,8 +331,16 @@ def _align(options: argparse.Namespace) -> int:
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
     given: dict[str, Any] = {name: side.points for name, side in zip(names, sides, strict=True)}
     total, tol = (settings.get(name, _DEFAULTS[name].default) for name in ("max_iter", "tol"))
+    together = rank() is not None
+    if together and options.gpus is not None:
+        settings.setdefault("device", "cuda")
     with progress(options.quiet, total, tol, options.time_limit) as report:
-        result = torchgw.solve(**given, **weights, **settings, callback=report)
+        result = torchgw.solve(
+            **given, **weights, **settings, callback=report, distributed=together
+        )
+    if rank():
+        # the first process writes
+        return EXIT_CONVERGED
     contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
     complete = _add_plan(contents, result, options)
     result.save(options.output, dense=options.dense, extra=contents)

@@ -16,7 +16,7 @@ import torchgw
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.eager import EagerBackend, _ScaledKernel, _StreamedKernel
+from torchgw._sinkhorn.eager import EagerBackend, StoredSweeper, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import softmin
@@ -304,7 +304,7 @@ def test_sweeps_that_give_up_tiles_store_the_cost_where_they_may(storable: bool)
         state = sweeper(state, 1, 1.0).state
         if not sweeper.two_level:
             break
-    assert isinstance(sweeper._plain, _ScaledKernel if storable else _StreamedKernel)
+    assert isinstance(sweeper._plain, StoredSweeper if storable else _StreamedKernel)
     one, two = (
         sweeper(state, 3, 1.3),
         softmin_sweep(EagerBackend().prepare(problem), state, 3, 1.3),

@@ -67,6 +67,12 @@ class Walk(NamedTuple):
     tiles: Tensor  # (kept,) int64, blocks of columns, ascending
     width: int  # points of a block; 0 for all columns
 
+    def rows(self, blocks: range) -> Walk:
+        """Restrict to some blocks of rows."""
+        if len(blocks) == len(self.start) - 1:
+            return self
+        return self._replace(start=self.start[blocks.start : blocks.stop + 1].clone())
+
     def fit(self, blocks: Blocks) -> Blocks:
         """Shrink blocks so that they divide those of the lists."""
         if not self.width:
@@ -105,6 +111,19 @@ class Operands(NamedTuple):
             strides=self.strides[::-1],
         )
 
+    def rows(self, part: slice) -> Operands:
+        """Restrict to some rows; those of factors are copied."""
+        n, m = self.shape
+        if part == slice(0, n):
+            return self
+        shape = part.stop - part.start, m
+        if self.rank:
+            first = self.first[:, part].contiguous()
+            return self._replace(first=first, row=self.row[part], shape=shape)
+        # of a transposed matrix the strides alone are
+        offset = self.first.storage_offset() + part.start * self.strides[0]
+        return self._replace(first=self.first.as_strided(shape, self.strides, offset), shape=shape)
+
     def constants(self) -> dict[str, object]:
         """Choose what the kernel function ``exponents`` is compiled for, and its run-time rank."""
         # few classes of sizes, so that a solve of any other compiles nothing
@@ -138,6 +157,15 @@ class KernelPlan(NamedTuple):
     marginals: Marginals
     potentials: Potentials  # cost units
     epsilon: float
+
+    def rows(self, part: slice) -> KernelPlan:
+        """Restrict to some rows."""
+        (a, b), (f, g) = self.marginals, self.potentials
+        return self._replace(
+            cost=self.cost.rows(part),
+            marginals=Marginals(a[part], b),
+            potentials=Potentials(f[part], g),
+        )
 
     def row_potential(self) -> Tensor:
         """Compute the potential of the rows, (n,) exponents; -inf empties a row without mass."""

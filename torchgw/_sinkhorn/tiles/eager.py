@@ -17,10 +17,12 @@ from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
+from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
 from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._tensors.draws import sample_categories
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
 __all__ = ["TiledEagerProblem"]
@@ -48,7 +50,8 @@ class TiledEagerProblem(TiledProblem):
         return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
 
     def _engine(self, start: Potentials) -> Engine:
-        return _EagerEngine(self, start)
+        ranks = self.backend.ranks
+        return _EagerEngine(self, start) if ranks is None else _SharedEngine(self, start, ranks)
 
     def _all_tiles(self, start: Potentials) -> Sweeper:
         if not self.tiling.storable:
@@ -56,6 +59,10 @@ class TiledEagerProblem(TiledProblem):
         # hundreds of iterations follow, each of which would make all entries again
         problem = self.problem._replace(cost=self.problem.cost.dense())
         return self.backend.whole.prepare(problem).sweeper(start)
+
+    def _cut(self, lists: TileLists) -> Cut:
+        """Choose which blocks of rows are computed here."""
+        return Cut(self.backend.ranks, lists.start, self.problem.cost.shape[0], lists.width)
 
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
@@ -65,21 +72,23 @@ class TiledEagerProblem(TiledProblem):
         lists = self.tiling.softmin_lists(tiles, v)
         bias = (v + columns.order.split(weight.log().double(), -torch.inf)).to(tiles.dtype)
         result = bias.new_empty(tiles.rows.weight.shape)
-        for block, kept in _blocks(lists):
+        cut = self._cut(lists)
+        for block, kept in _blocks(lists, cut.blocks):
             exponent = tiles.products(block, kept).add_(bias[kept].flatten())
             largest = exponent.amax(1)
             total = exp_(exponent.sub_(largest[:, None])).sum(1)
             result[block] = largest + total.log()
-        joined = tiles.rows.order.join(result.double())
+        joined = tiles.rows.order.join(cut.join_blocks(result[cut.own]).double())
         return (tiles.row - joined * self.problem.epsilon).to(g.dtype)
 
     def _apply(self, potentials: Potentials, values: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
         weighted = columns.order.split(values.to(tiles.dtype), 0.0) * columns.weight[..., None]
         result = weighted.new_zeros(*tiles.rows.weight.shape, values.shape[1])
-        for block, kept, kernel in self._kernels(potentials):
+        walk = _Walk(self, potentials)
+        for block, kept, kernel in walk:
             torch.mm(kernel, weighted[kept].flatten(0, 1), out=result[block])
-        product = tiles.rows.order.join(result).to(values.dtype)
+        product = tiles.rows.order.join(walk.cut.join_blocks(result[walk.cut.own])).to(values.dtype)
         return product * self.problem.marginals.a[:, None]
 
     def _topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
@@ -88,13 +97,16 @@ class TiledEagerProblem(TiledProblem):
         points = columns.order.split(torch.arange(m, device=device))
         values = tiles.rows.weight.new_zeros(*tiles.rows.weight.shape, k)
         index = torch.zeros(values.shape, dtype=torch.int64, device=device)
-        for block, kept, kernel in self._kernels(potentials):
+        walk = _Walk(self, potentials)
+        for block, kept, kernel in walk:
             entries = kernel * columns.weight[kept].flatten()
             count = min(k, entries.shape[1])
             best = entries.topk(count, dim=1)
             values[block, :, :count] = best.values
             index[block, :, :count] = points[kept].flatten()[best.indices]
-        return tiles.rows.order.join(values), tiles.rows.order.join(index)
+        order, cut = tiles.rows.order, walk.cut
+        values, index = (order.join(cut.join_blocks(x[cut.own])) for x in (values, index))
+        return values, index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each of ``rows``, from the tiles that matter."""
@@ -116,18 +128,12 @@ class TiledEagerProblem(TiledProblem):
             ]
         return result
 
-    def _kernels(self, potentials: Potentials) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Go through the blocks of rows: which one, its kept blocks of columns, and E of these."""
-        walk = _Walk(self, potentials)
-        for block, kept in _blocks(walk.lists):
-            yield block, kept, walk.kernel(block, kept)
 
-
-def _blocks(lists: TileLists) -> Iterator[tuple[int, Tensor]]:
-    """Go through the blocks of rows with the blocks of columns that each keeps, if any."""
+def _blocks(lists: TileLists, own: range | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Go through blocks of rows, or one's own, with the blocks of columns that each keeps."""
     counts = lists.start.diff().tolist()
     for block, columns in enumerate(lists.column.split(counts)):
-        if len(columns):
+        if len(columns) and (own is None or block in own):
             yield block, columns
 
 
@@ -138,7 +144,13 @@ class _Walk:
         self.tiles = prepared.tiles
         u, v = self.tiles.exponents(prepared.problem.marginals.mask(potentials))
         self.lists = prepared.tiling.lists(self.tiles, u, v)
+        self.cut = prepared._cut(self.lists)
         self.u, self.v = u.to(self.tiles.dtype), v.to(self.tiles.dtype)
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Go through one's own blocks of rows: which, its kept blocks of columns, E of these."""
+        for block, kept in _blocks(self.lists, self.cut.blocks):
+            yield block, kept, self.kernel(block, kept)
 
     def kernel(self, block: int, columns: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Compute E for rows of a block and some blocks of columns."""
@@ -232,3 +244,71 @@ class _EagerEngine:
         for block, kept, sums in self._parts:
             result.index_add_(0, kept, sums if scaling is None else sums * scaling[block].exp())
         return result.masked_fill_(self.columns.weight == 0, 1.0)
+
+
+class _SharedEngine(_EagerEngine):
+    """Shares the tiles among ranks: by blocks of rows in one half-step, of columns in the other."""
+
+    # Column sums are made by whole columns, from entries that are computed once more: sums over the
+    # rows of one rank would have to be added up over the ranks.
+
+    def __init__(self, prepared: TiledEagerProblem, start: Potentials, ranks: Ranks) -> None:
+        self._ranks = ranks
+        super().__init__(prepared, start)
+
+    def choose(self) -> None:
+        self.chosen = self.u, self.v
+        kept = self.tiles.keep(self.u, self.v, SLACK)
+        self.lists = self.tiling.record(self.tiles, kept)
+        self._across = TileLists.of(kept.T, self.lists.width)
+        self._cut, self._cut_across = (
+            Cut(self._ranks, lists.start, len(side.order.point), lists.width)
+            for lists, side in ((self.lists, self.rows), (self._across, self.columns))
+        )
+
+    def _used(self) -> tuple[Tensor, Tensor]:
+        """Take the potentials of points with mass, in the dtype of the cost."""
+        u, v = (
+            torch.where(side.weight > 0, x, -torch.inf).to(self.tiles.dtype)
+            for side, x in ((self.rows, self.u), (self.columns, self.v))
+        )
+        return u, v
+
+    def update_rows(self) -> None:
+        """Take the half-step from v to u."""
+        rows, columns = self.rows, self.columns
+        u, v = self._used()
+        sums = torch.ones_like(rows.weight)
+        for block, kept in _blocks(self.lists, self._cut.blocks):
+            exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
+            kernel = exp_(exponent.add_(u[block, :, None]))
+            total = torch.mv(kernel, columns.weight[kept].flatten())
+            sums[block] = torch.where(rows.weight[block] > 0, total, 1.0)
+        self._row_sum = self._cut.join_blocks(sums[self._cut.own])
+        self.u = self.u - self._row_sum.double().log()
+
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        """Take the half-step from u, and keep what each block of rows adds to one's own columns."""
+        turned, weight = self.tiles.T, self.rows.weight
+        u, v = self._used()
+        self._parts = []
+        for block, kept in _blocks(self._across, self._cut_across.blocks):
+            exponent = turned.products(block, kept).add_(u[kept].flatten())
+            kernel = exp_(exponent.add_(v[block, :, None])).mul_(weight[kept].flatten())
+            self._parts.append((block, kept, kernel.unflatten(1, (len(kept), -1)).sum(2)))
+        return super().update_columns()
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, columns = (side.weight.sum(1).double() for side in (self.rows, self.columns))
+        masses = rows.new_zeros(len(columns), len(rows))
+        for block, kept, sums in self._parts:
+            masses[block, kept] = (sums.T @ self.columns.weight[block]).double()
+        return self._cut_across.join_blocks(masses[self._cut_across.own]).T, rows, columns
+
+    def _column_sums(self, scaling: Tensor | None = None) -> Tensor:
+        result = torch.zeros_like(self.columns.weight)
+        for block, kept, sums in self._parts:
+            result[block] = (sums if scaling is None else sums * scaling[kept].exp()).sum(1)
+        return self._cut_across.join_blocks(result[self._cut_across.own]).masked_fill_(
+            self.columns.weight == 0, 1.0
+        )

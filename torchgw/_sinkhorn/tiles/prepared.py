@@ -12,6 +12,7 @@ from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._sinkhorn.tiles.bounds import skipped_share
 from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
 from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
 __all__ = ["TiledBackend", "TiledProblem"]
@@ -20,8 +21,11 @@ __all__ = ["TiledBackend", "TiledProblem"]
 class TiledBackend:
     """A backend that skips tiles of costs that a tiling fits, and leaves others to ``whole``."""
 
-    def __init__(self, whole: Backend, kind: type[TiledProblem], tiling: Tiling) -> None:
+    def __init__(
+        self, whole: Backend, kind: type[TiledProblem], tiling: Tiling, ranks: Ranks | None = None
+    ) -> None:
         self.name = whole.name
+        self.ranks = ranks
         self.whole = whole
         self.kind = kind
         self.tiling = tiling
@@ -29,7 +33,7 @@ class TiledBackend:
     @property
     def T(self) -> TiledBackend:  # noqa: N802 - the name of every array library
         """The backend for transposed costs."""
-        return TiledBackend(self.whole, self.kind, self.tiling.T)
+        return TiledBackend(self.whole, self.kind, self.tiling.T, self.ranks)
 
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
         """Prepare a linear problem."""

@@ -18,15 +18,17 @@ from torchgw._sinkhorn.kernels.operands import (
     padded,
     scale_of,
 )
-from torchgw._sinkhorn.kernels.softmin import Groups, half_step_, log_sum_exp
+from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_step_, log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._sinkhorn.tiles.block_scaling import grouped
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
+from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine
 from torchgw._sinkhorn.tiles.tiling import SLACK
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TiledTritonProblem"]
@@ -77,7 +79,12 @@ class TiledTritonProblem(TiledProblem):
         return self._chosen
 
     def _engine(self, start: Potentials) -> Engine:
-        return _TritonEngine(self, start)
+        ranks = self.backend.ranks
+        return _TritonEngine(self, start) if ranks is None else _SharedEngine(self, start, ranks)
+
+    def cut(self, walk: Walk) -> Cut:
+        """Choose which blocks of rows are computed here."""
+        return Cut(self.backend.ranks, walk.start, self.problem.cost.shape[0], walk.width)
 
     def _softmin(self, g: Tensor) -> Tensor:
         cost, (_, b), epsilon, _ = self.problem
@@ -85,19 +92,27 @@ class TiledTritonProblem(TiledProblem):
         masked = torch.where(b > 0, g, -torch.inf)
         _, v = tiles.exponents(Potentials(tiles.row, masked))
         walk = _walk(self.tiling.softmin_lists(tiles, v))
+        cut = self.cut(walk)
         parts = _operands(tiles, cost, epsilon)
         columns = tiles.columns.order.point
         bias = (masked[columns] - parts.column) * scale + b.log()[columns] * _LOG2E
         bias = padded(bias.to(parts.dtype), -math.inf)
-        log_sum = log_sum_exp(parts, bias, walk=walk).to(g.dtype)
+        own = bias.new_empty(0)
+        if cut.blocks:
+            own = log_sum_exp(parts.rows(cut.rows), bias, walk=walk.rows(cut.blocks))
+        log_sum = cut.join(own).to(g.dtype)
         result = (parts.row - log_sum / scale).to(g.dtype)
         return result[tiles.rows.order.place]
 
     def _apply(self, potentials: Potentials, values: Tensor) -> Tensor:
         chosen = self.choose(potentials)
         rows, columns = chosen.tiles.rows.order, chosen.tiles.columns.order
-        plan = chosen.plan(potentials)
-        return read_off.apply(plan, values[columns.point], walk=chosen.walk)[rows.place]
+        cut, ordered = self.cut(chosen.walk), values[columns.point]
+        own = ordered[:0]
+        if cut.blocks:
+            plan, walk = chosen.plan(potentials).rows(cut.rows), chosen.walk.rows(cut.blocks)
+            own = read_off.apply(plan, ordered, walk=walk)
+        return cut.join(own)[rows.place]
 
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, exactly; many of them by sorting whole rows."""
@@ -108,7 +123,13 @@ class TiledTritonProblem(TiledProblem):
     def _topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
         chosen = self.choose(potentials)
         rows, columns = chosen.tiles.rows.order, chosen.tiles.columns.order
-        values, index = read_off.topk(chosen.plan(potentials), k, walk=chosen.walk)
+        cut = self.cut(chosen.walk)
+        values = torch.empty(0, k, dtype=chosen.cost.dtype, device=potentials.f.device)
+        index = values.long()
+        if cut.blocks:
+            plan, walk = chosen.plan(potentials).rows(cut.rows), chosen.walk.rows(cut.blocks)
+            values, index = read_off.topk(plan, k, walk=walk)
+        values, index = cut.join(values), cut.join(index)
         return values[rows.place], columns.point[index[rows.place]]
 
 
@@ -279,3 +300,89 @@ class _TritonEngine:
     def g(self, v: Tensor) -> Tensor:
         vectors, side = self._work.vectors, self._work.sides[1]
         return (v / vectors.scale + vectors.origin[side])[self._chosen.tiles.columns.order.place]
+
+
+class _SharedEngine(_TritonEngine):
+    """Shares the tiles among ranks, by blocks of rows in one half-step and of columns in the other.
+
+    What is added up beside the half-steps is so in pieces that do not depend on the ranks.
+    """
+
+    def __init__(self, prepared: TiledTritonProblem, start: Potentials, ranks: Ranks) -> None:
+        self._ranks = ranks
+        super().__init__(prepared, start)
+
+    def choose(self) -> None:
+        """Choose tiles as alone, and what of the cost is this rank's."""
+        self._own_rows = self._own_columns = None
+        super().choose()
+        chosen, (n, m) = self._chosen, self._prepared.problem.cost.shape
+        rows = Cut(self._ranks, chosen.walk.start, n, self._width)
+        columns = Cut(self._ranks, chosen.across.start, m, self._width)
+        self._cuts = rows, columns
+        self._own_rows = chosen.cost.rows(rows.rows)
+        self._own_columns = chosen.cost.transpose().rows(columns.rows)
+        width = columns.rows.stop - columns.rows.start
+        # the sums of one's own columns alone
+        self._sums = self._sums.new_zeros(len(self._sums), width)
+
+    def update_rows(self) -> None:
+        work = self._work
+        self._at = None
+        self._share(0, work.f, work.g, work.plain[0], self._own_rows, self._chosen.walk, None)
+
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        work, chosen = self._work, self._chosen
+        before = self.v.clone()
+        self._sums.zero_()
+        groups = Groups(self._sums, self._group)
+        self._share(1, work.g, work.f, work.plain[1], self._own_columns, chosen.across, groups)
+        self._feed = torch.exp2(before) * chosen.marginals.b.to(before.dtype)
+        return before, self.v.clone()
+
+    def _share(
+        self,
+        axis: int,
+        side: KernelSide,
+        other: KernelSide,
+        rule: Rule,
+        cost: Operands | None,
+        walk: Walk,
+        groups: Groups | None,
+    ) -> None:
+        """Take the half-step of one's own points, and then those of the others."""
+        cut = self._cuts[axis]
+        assert cost is not None
+        if cut.blocks:
+            own, begin = cut.rows, cut.rows.start
+            here = KernelSide(
+                side.start[begin:], side.weight[own], side.scaling[own], side.feed[begin:]
+            )
+            there = rule._replace(shift=rule.shift[own])
+            bad, walk = self._work.vectors.bad, walk.rows(cut.blocks)
+            half_step_(cost, here, other, there, bad, walk=walk, groups=groups)
+        side.scaling.copy_(cut.join(side.scaling[cut.rows]))
+        n = len(side.weight)
+        torch.mul(torch.exp2(side.scaling), side.weight, out=side.feed[:n])
+
+    def usable(self) -> Tensor:
+        bad = self._work.vectors.bad
+        return torch.tensor(not self._ranks.any(bool(bad)), device=bad.device)
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        own, cut = self._feed[self._cuts[1].rows], self._cuts[1]
+        masses = [
+            grouped((self._sums[:, piece] * own[piece]).T, self._width).double()
+            for piece in cut.pieces
+        ]
+        empty = own.new_empty(0, len(self._sums), dtype=torch.float64)
+        return (cut.join_blocks(torch.cat([empty, *masses])).T, *self._masses)
+
+    def scale_rows(self, scaling: Tensor) -> Tensor:
+        u, factor, cut = self.u, scaling.exp().to(self._sums.dtype), self._cuts[1]
+        own = [factor @ self._sums[:, piece].contiguous() for piece in cut.pieces]
+        sums = cut.join(torch.cat([factor[:0], *own]))
+        scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
+        step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self._group)[: len(u)]
+        u.add_(torch.where(self._chosen.marginals.a > 0, step, 0.0))
+        return scaled

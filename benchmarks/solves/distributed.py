@@ -1,0 +1,120 @@
+"""Bits and seconds of a solve that processes share: ``python -m benchmarks distributed``.
+
+A spiral is aligned to a Swiss roll of as many points, as by ``python -m benchmarks scaling``. Each
+row is a torchrun of its own; a first call compiles and is not counted. ``bits`` is a digest of
+potentials, masses and value: rows of any number of processes must have the same. The row ``alone``
+does not share (another order of sums, so other bits). Exit code 1 if bits differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+# as in the scaling study
+EPSILON = 5e-4
+PHASES = ("graph", "geodesics", "landmarks", "multistart", "cost", "sinkhorn", "coupling")
+PHASES += ("settle", "evaluation")
+
+
+def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object] | None:
+    """Time one rank's calls; the first rank tells."""
+    import torch
+
+    import torchgw
+    from torchgw.datasets import spiral, swiss_roll
+
+    warnings.simplefilter("ignore")
+    rank = int(os.environ.get("RANK", "0"))
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if shared:
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
+    # one call alone is its own first
+    calls = []
+    for _ in range(repeat + 1):
+        if shared:
+            torch.distributed.barrier()
+        begin = time.perf_counter()
+        result = torchgw.solve(
+            x, y, epsilon=EPSILON, device=device, random_state=0, distributed=shared
+        )
+        calls.append((time.perf_counter() - begin, result.timings))
+    digest = hashlib.sha256()
+    parts = result.potential_a, result.potential_b, result.marginal_a, result.marginal_b
+    for part in parts:
+        digest.update(part.cpu().numpy().tobytes())
+    digest.update(repr(result.value).encode())
+    if shared:
+        torch.distributed.destroy_process_group()
+    if rank:
+        return None
+    seconds, timings = min(calls[1:] or calls, key=lambda call: call[0])
+    return {
+        "first_s": calls[0][0],
+        "seconds": seconds,
+        "phases": {name: timings.get(name, 0.0) for name in PHASES},
+        "bits": digest.hexdigest()[:12],
+        "value": result.value,
+        "error": result.marginal_error,
+        "status": result.status.name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def row(n: int, count: int, options: argparse.Namespace) -> dict[str, object]:
+    """Run one row in processes of its own; ``count`` is 0 for one that does not share."""
+    inside = ["-m", "benchmarks", "distributed", "--inside", str(count), "--sizes", str(n)]
+    inside += ["--device", options.device, "--repeat", str(options.repeat)]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(max(count, 1))]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    done = subprocess.run(
+        [sys.executable, *launch, *inside], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not told:
+        raise RuntimeError(f"{count} processes at n = {n} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, object] = json.loads(told[-1])
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside is not None:
+        told = solve(options.sizes[0], options.device, options.repeat, shared=options.inside > 0)
+        if told is not None:
+            print(json.dumps(told), flush=True)
+        return 0
+    print(f"| n = m | processes | s | first s | {' | '.join(PHASES)} | bits | value | status |")
+    print("|---" * (7 + len(PHASES)) + "|", flush=True)
+    same = True
+    for n in options.sizes:
+        bits = set()
+        for count in [0, *options.processes]:
+            found = row(n, count, options)
+            phases = " | ".join(f"{spent:.2f}" for spent in found["phases"].values())
+            if count:
+                bits.add(found["bits"])
+            print(
+                f"| {n} | {count or 'alone'} | {found['seconds']:.2f} | {found['first_s']:.2f} | "
+                f"{phases} | {found['bits']} | {found['value']:.9g} | {found['status']} |",
+                flush=True,
+            )
+        same &= len(bits) <= 1
+    print("the bits are the same" if same else "THE BITS DIFFER")
+    return 0 if same else 1

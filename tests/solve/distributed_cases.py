@@ -1,0 +1,89 @@
+"""Solves that several processes share, run as a script by each of them, and in one process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import torchgw
+
+
+def points(seed, n, dimension):
+    angle = np.sort(np.random.default_rng(seed).random(n)) * 6
+    circle = np.stack([angle * np.cos(angle), np.sin(angle), angle], axis=1)
+    return circle[:, :dimension]
+
+
+X, Y = points(0, 101, 2), points(1, 93, 3)
+M = np.random.default_rng(2).random((101, 93))
+STREAMED = {"X": X, "Y": Y, "distances": "sqeuclidean", "gradient": "factored"}
+STREAMED["storage"] = "streamed"
+DENSE = {"X": X, "Y": Y, "distances": "euclidean", "gradient": "dense"}
+CASES = {
+    "tiles": STREAMED,
+    "factored": {**STREAMED, "skip_tiles": False},
+    "dense": DENSE,
+    "stored": {**STREAMED, "storage": "stored"},
+    "sampled": {**DENSE, "gradient": "sampled", "n_anchors": 32},
+    "fused": {**DENSE, "M": M},
+    "features": {**STREAMED, "features": (X, Y[:, :2])},
+    "unbalanced": {**DENSE, "unbalanced": 0.5},
+    "semi-relaxed": {**STREAMED, "unbalanced": (float("inf"), 0.0)},
+    "partial": {**DENSE, "mass": 0.6},
+    "partial streamed": {**STREAMED, "mass": 0.6, "epsilon": 0.02},
+    "proximal": {**DENSE, "regularization": "proximal"},
+    "absolute": {**DENSE, "loss": "absolute"},
+    "compile": {**DENSE, "backend": "compile"},
+}
+# in Triton's interpreter where there is no GPU
+TRITON = {
+    "triton tiles": {**STREAMED, "backend": "triton", "max_iter": 2, "inner_max_iter": 3},
+}
+CASES |= TRITON
+LITTLE = {"epsilon": 0.005, "n_init": 1, "max_iter": 6, "random_state": 0, "scale": "max"}
+
+
+def numbers(result):
+    """All numbers of a result whose bits must not depend on the processes."""
+    return {
+        "f": result.potential_a.numpy(),
+        "g": result.potential_b.numpy(),
+        "a": result.marginal_a.numpy(),
+        "b": result.marginal_b.numpy(),
+        "values": np.array([result.value, result.report.objective, result.epsilon]),
+        "topk": result.lazy_plan.topk(3)[1].numpy(),
+        "errors": np.array([step.marginal_error for step in result.history]),
+    }
+
+
+def run(names):
+    """Solve cases with the process group that there is."""
+    return {
+        name: numbers(torchgw.solve(**LITTLE | CASES[name], distributed=True)) for name in names
+    }
+
+
+def enter(rank, size, folder):
+    """Join the process group."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size
+    )
+
+
+if __name__ == "__main__":
+    import warnings
+
+    warnings.simplefilter("ignore")
+    rank, size, folder, *names = sys.argv[1:]
+    enter(int(rank), int(size), folder)
+    found = run(names)
+    Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))
+    dist.barrier()
+    os._exit(0)

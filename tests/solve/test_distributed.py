@@ -1,0 +1,111 @@
+"""Solves that processes share: the same bits for any number of them, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import distributed_cases as cases
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchgw
+from torchgw import InvalidInputError, UnsupportedError
+
+# those that compile, or run in Triton's interpreter
+SLOW = ["compile", "triton tiles"]
+SCRIPT = Path(cases.__file__)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A process group of this process alone."""
+    threads = torch.get_num_threads()
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    cases.enter(0, 1, folder)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def start(size, folder, *words, script=SCRIPT):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(size), str(folder), *words],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+def finish(processes, seconds=120):
+    """Wait for all, and end those that are late."""
+    end, texts = time.monotonic() + seconds, []
+    try:
+        for process in processes:
+            process.output, errors = process.communicate(timeout=max(1, end - time.monotonic()))
+            texts.append(errors)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return texts
+
+
+def compare(size, names, folder):
+    expected = cases.run(names)
+    processes = start(size, folder, *names)
+    errors = finish(processes)
+    assert [process.returncode for process in processes] == size * [0], errors
+    for rank in range(size):
+        found = pickle.loads((folder / f"found{rank}").read_bytes())
+        for name in names:
+            for key, value in expected[name].items():
+                assert np.array_equal(found[name][key], value, equal_nan=True), (name, key, rank)
+            assert np.isfinite(found[name]["f"]).all()
+
+
+def test_two_processes_have_the_bits_of_one(one, tmp_path):
+    compare(2, ["tiles", "dense"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_number_has_the_bits_of_one(one, tmp_path, size):
+    compare(size, [name for name in cases.CASES if name not in SLOW], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_compiled_backends_have_the_bits_of_one(one, tmp_path, name):
+    compare(3, [name], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tiles", pytest.param("dense", marks=pytest.mark.slow)])
+def test_one_process_of_a_group_solves_the_same_problem(one, name):
+    """Up to rounding: sums are taken in another order."""
+    options = {**cases.LITTLE, **cases.CASES[name], "epsilon": 0.02, "max_iter": 40}
+    shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
+    assert shared.value == pytest.approx(alone.value, rel=1e-5)
+    # what is asked of a result needs no other process
+    assert type(shared.lazy_plan.backend) is type(alone.lazy_plan.backend)
+
+
+def test_refusals():
+    X = cases.X
+    with pytest.raises(UnsupportedError, match="torchrun --nproc-per-node"):
+        torchgw.solve(X, X, distributed=True)
+    with pytest.raises(InvalidInputError, match="`distributed` must be True, False or 'auto'"):
+        torchgw.solve(X, X, distributed=2)
+    for option in ({"polish": True}, {"differentiable": "value", "epsilon": 0.1}):
+        with pytest.raises(UnsupportedError, match="cannot share out"):
+            torchgw.solve(X, X, distributed="auto", **option)

@@ -1,0 +1,276 @@
+"""Processes that share one solve: who computes which rows, and how they become a whole again.
+
+Every rank holds all inputs and the whole of each result. Rows are cut into pieces that do not
+depend on how many ranks there are, and a piece is computed by one rank, alone: so a result has the
+same bits for any number of them. Nothing is ever added up over ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, RankError, UnsupportedError
+
+__all__ = ["Distributed", "Ranks", "check_distributed", "join", "pieces", "together"]
+
+Distributed = bool | Literal["auto"]
+
+# Pieces that the rows of a problem are cut into, and rows of a piece at least. A choice: up to 256
+# ranks have work, and one of eight has 3% more of it than another at most. [L417]
+_PIECES = 256
+_LEAST_ROWS = 32
+# Seconds that a rank may take to answer when another one is missed, and between two looks at
+# whether one is. A choice. [L417]
+_ROLL_CALL = 5.0
+_LOOK = 0.5
+# Looks at an exchange that follow each other at once, before the process sleeps between them. A
+# choice. [L417]
+_SPIN, _NAP = 200, 1e-4
+
+
+def pieces(n: int, unit: int = 1) -> list[slice]:
+    """Cut n rows into pieces of equal height, a multiple of ``unit``; the last may be shorter."""
+    height = max(_LEAST_ROWS, -(-n // _PIECES))
+    height = -(-height // unit) * unit
+    return [slice(start, min(start + height, n)) for start in range(0, n, height)]
+
+
+def check_distributed(value: object, **options: object) -> None:
+    """Refuse what is neither True nor False nor "auto", and ``options`` that one process needs."""
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
+        raise InvalidInputError(f"`distributed` must be True, False or 'auto'; got {value!r}.")
+    for name, given in options.items():
+        if given and value is not False:
+            raise UnsupportedError(
+                f"`distributed={value!r}` cannot share out what `{name}={given!r}` asks for. Pass "
+                f"distributed=False, or solve without `{name}` first and pass the result as `init` "
+                "to a solve in one process."
+            )
+
+
+def join(distributed: Distributed, device: torch.device) -> Ranks | None:
+    """Find the ranks that share a solve on a device, or None where there is one process alone."""
+    if distributed is False:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        if distributed is True:
+            raise UnsupportedError(
+                "`distributed=True` needs a process group in every process. Start the script with "
+                "`torchrun --nproc-per-node N` and call torch.distributed.init_process_group() "
+                "before the solve, or pass distributed='auto'."
+            )
+        return None
+    world = dist.group.WORLD
+    known = _joined.get(device)
+    if known is None or known.world is not world:
+        known = _joined[device] = Ranks(world, device)
+    return known
+
+
+class Ranks:
+    """The processes of a solve, seen from one of them.
+
+    Making it is a collective call: all processes of the group do so, for their own devices.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this process, and of all.
+    """
+
+    def __init__(self, world: Any, device: torch.device) -> None:
+        self.world = world
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = _open_store(self.rank, self.size)
+        # small numbers on the host, on connections of their own
+        self._control = dist.new_group(backend="gloo")
+        self._data = self._control
+        self._check_devices(device)
+        if device.type == "cuda":
+            self._data = dist.new_group(backend="nccl")
+
+    def _check_devices(self, device: torch.device) -> None:
+        """Refuse devices of different kinds, and one GPU for two ranks."""
+        mine = (platform.node(), str(device)) if device.type == "cuda" else device.type
+        places: list[Any] = [None] * self.size
+        dist.all_gather_object(places, mine, group=self._control)
+        kinds = {isinstance(place, str) for place in places}
+        if len(kinds) > 1 or (device.type == "cuda" and len(set(places)) < self.size):
+            raise InvalidInputError(
+                f"Each rank needs a GPU of its own, or all compute on the CPU; got {places}. Call "
+                "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) in each process, and start "
+                "no more of them than there are GPUs."
+            )
+
+    def own(self, count: int, work: Sequence[float] | None = None) -> list[range]:
+        """Share pieces among the ranks: those of each, in order, of about equal ``work``."""
+        ends = [count * (rank + 1) // self.size for rank in range(self.size)]
+        if work is not None and sum(work) > 0:
+            total, done, owner, ends = sum(work), 0.0, 0, [0] * self.size
+            for piece, size in enumerate(work):
+                # a piece belongs to the rank in whose share its middle lies
+                owner = max(owner, min(self.size - 1, int(self.size * (done + size / 2) / total)))
+                ends[owner], done = piece + 1, done + size
+            for rank in range(1, self.size):
+                ends[rank] = max(ends[rank], ends[rank - 1])
+        return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+        """Join the rows of all ranks, (counts[rank], ...) each, in the order of the ranks."""
+        if self.size == 1:
+            return own
+        height = max(counts)
+        mine = own.new_zeros(height, *own.shape[1:])
+        mine[: len(own)] = own
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._watched():
+            self._finish(dist.all_gather(parts, mine, group=self._data, async_op=True), own.device)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def same_seed(self, seed: int) -> int:
+        """Return the seed that the first rank has."""
+        high, low = self._numbers(divmod(seed, 2**32))[0].tolist()
+        return int(high) * 2**32 + int(low)
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set on one of the ranks."""
+        return bool(self._numbers([flag]).any())
+
+    def agree(self, what: str, numbers: Iterable[float]) -> None:
+        """Raise on all ranks unless all have the same numbers, bit for bit."""
+        table = self._numbers(numbers)
+        bits = table.view(torch.int64)
+        for rank in range(1, self.size):
+            if not torch.equal(bits[rank], bits[0]):
+                raise RankError(
+                    f"The ranks have come apart: {what} is {table[0].tolist()} on rank 0 and "
+                    f"{table[rank].tolist()} on rank {rank}. Every rank needs the same input, "
+                    "options, `random_state`, number of threads and kind of machine; a solve of "
+                    "its own in each process needs distributed=False."
+                )
+
+    def _numbers(self, numbers: Iterable[float]) -> Tensor:
+        """Collect a few numbers of every rank, (size, count) float64."""
+        mine = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+        if self.size == 1:
+            return mine[None]
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._watched():
+            work = dist.all_gather(parts, mine, group=self._control, async_op=True)
+            self._finish(work, mine.device)
+        return torch.stack(parts)
+
+    def _finish(self, work: Any, device: torch.device) -> None:
+        """Wait for an exchange; on the host, look now and then whether a rank is missed."""
+        # NCCL is waited for on the device, and has a watchdog of its own
+        looks, since = 0, time.monotonic()
+        while device.type == "cpu" and not work.is_completed():
+            time.sleep(0.0 if looks < _SPIN else _NAP)
+            looks += 1
+            if time.monotonic() - since > _LOOK:
+                since = time.monotonic()
+                if self._store.check(["missed"]):
+                    raise self._missing()
+        work.wait()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Turn the failure of an exchange into an error that names who is missing."""
+        try:
+            yield
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise self._missing() from error
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others why this rank ends."""
+        _joined.clear()
+        try:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self._store.set(f"left/{self.rank}", reason)
+            self._store.set("missed", "1")
+            if self.rank == 0:
+                # the others read the reason here
+                time.sleep(3 * _LOOK)
+        except RuntimeError:
+            # nobody is left to be told
+            return
+
+    def _missing(self) -> RankError:
+        """Call the roll; name the ranks that do not answer, or have said why they ended."""
+        _joined.clear()
+        try:
+            self._store.set(f"here/{self.rank}", "1")
+            self._store.set("missed", "1")
+            end = time.monotonic() + _ROLL_CALL
+            while not self._store.check(["verdict"]) and time.monotonic() < end:
+                absent = [rank for rank in range(self.size) if not self._answered(rank)]
+                if not absent:
+                    break
+                time.sleep(_LOOK / 5)
+            if not self._store.check(["verdict"]):
+                self._store.set("verdict", self._verdict())
+            message = self._store.get("verdict").decode()
+            if self.rank == 0:
+                time.sleep(3 * _LOOK)
+        except RuntimeError:
+            # the store lives in the first process
+            message = "rank 0 has died, or ended before the others"
+        return RankError(
+            f"A distributed solve has lost a process: {message}. Ranks are numbered as by "
+            "torch.distributed.get_rank(). Start all of them again; with `checkpoint` the solve "
+            "goes on from where it was last written."
+        )
+
+    def _answered(self, rank: int) -> bool:
+        return bool(self._store.check([f"here/{rank}"]) or self._store.check([f"left/{rank}"]))
+
+    def _verdict(self) -> str:
+        """Say which ranks are missing, and why as far as they have told."""
+        words = []
+        for rank in range(self.size):
+            if self._store.check([f"left/{rank}"]):
+                words.append(f"rank {rank} ended with {self._store.get(f'left/{rank}').decode()}")
+            elif not self._store.check([f"here/{rank}"]):
+                words.append(f"rank {rank} does not answer (killed, or out of memory)")
+        return "; ".join(words) or "an exchange failed, though all ranks answer"
+
+
+def _open_store(rank: int, size: int) -> Any:
+    """Open a table of words that all ranks read and write, in the first process."""
+    table: Any = dist.TCPStore  # type: ignore[attr-defined]
+    host, wait = os.environ.get("MASTER_ADDR", "localhost"), timedelta(seconds=60)
+    place: list[Any] = [None]
+    if rank == 0:
+        store = table(host, 0, size, True, wait, wait_for_workers=False)
+        place = [store.port]
+    dist.broadcast_object_list(place, 0)
+    return store if rank == 0 else table(host, place[0], size, False, wait)
+
+
+@contextmanager
+def together(ranks: Ranks | None) -> Iterator[None]:
+    """Let no rank wait for one that has left a block by an error of its own."""
+    try:
+        yield
+    except RankError:
+        raise
+    except BaseException as error:
+        if ranks is not None and ranks.size > 1:
+            ranks.leave(error)
+        raise
+
+
+# What has been joined, by device: connections are made once.
+_joined: dict[torch.device, Ranks] = {}
