@@ -91,7 +91,7 @@ class _SparseKernel:
                 return None
             values.append(density[large])
             columns.append(large.nonzero()[:, 1].int())
-        ends = torch.cat([torch.zeros(1, dtype=torch.int64), *counts]).cumsum(0).int()
+        ends = torch.cat([counts[0].new_zeros(1), *counts]).cumsum(0).int()
         parts = (torch.cat(values), torch.cat(columns), ends)
         return cls(scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=(n, m)))
 
@@ -113,7 +113,8 @@ class StoredSweeper:
         cost, self.marginals, self.epsilon, self.tau = problem
         self.origin, self.kernel, self.dtype = start, kernel, cost.dtype
         # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
-        self.on_host = cost.device.type == "cpu"
+        self.device = cost.device
+        self.on_host = self.device.type == "cpu"
         weights = Marginals(*(weight.to(cost.dtype) for weight in self.marginals))
         self.a, self.b = map(self._array, weights)
         unused = _unused(self.marginals, cost.dtype)
@@ -157,7 +158,7 @@ class StoredSweeper:
                     u, v = u_next, v_next
             ok = ok & (minimum(least[0].min(), least[1].min()) > _SMALLEST_SUM)
             largest = maximum(abs(u_next).max(), abs(v_next).max())
-            ok = torch.as_tensor(ok & (largest < _LARGEST_SCALING))
+            ok = self._tensor(ok & (largest < _LARGEST_SCALING))
         after, before = self._potentials(u_next, v_next), self._potentials(u, v)
         check = checked(ok, before.g, after.g, self.marginals.b, self.epsilon)
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
@@ -166,11 +167,15 @@ class StoredSweeper:
         """Return what the operations of a sweep are of."""
         return numbers.numpy() if self.on_host else numbers
 
+    def _tensor(self, numbers: Any) -> Tensor:
+        """Return them as a tensor again, whatever the default device is."""
+        return torch.as_tensor(numbers, device=self.device)
+
     def _sums(self, side: int, scaling: Any) -> Any:
         """Sum the scaled kernel over rows (0) or columns (1); of unused points it is one."""
         product = self.kernel.columns if side else self.kernel.rows
         # products are PyTorch's, whose threads are those of the solve
-        sums: Any = product(torch.as_tensor(scaling))
+        sums: Any = product(self._tensor(scaling))
         sums = self._array(sums)
         unused = self.unused[side]
         return sums if unused is None else sums + unused
@@ -178,7 +183,7 @@ class StoredSweeper:
     def _potentials(self, u: Any, v: Any) -> Potentials:
         """Turn log-scalings into potentials."""
         f, g = self.origin
-        u, v = torch.as_tensor(u), torch.as_tensor(v)
+        u, v = self._tensor(u), self._tensor(v)
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
 
 

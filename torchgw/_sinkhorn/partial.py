@@ -118,7 +118,9 @@ def _iterate(
             g_next = (columns - rise).clip(max=0.0)
             if remaining:
                 at = g_next
-    f, g, g_next, columns, rise = map(torch.as_tensor, (f, at, g_next, columns, rise))
+    f, g, g_next, columns, rise = (
+        torch.as_tensor(part, device=marginals.b.device) for part in (f, at, g_next, columns, rise)
+    )
     masses = [_masses(part, columns, marginals.b, epsilon) for part in (g, g_next + rise)]
     error = (masses[0] - masses[1]).abs().sum(dtype=torch.float64)
     return _Round(Potentials(f, g), g_next, error)
@@ -189,7 +191,8 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     if isinstance(softmin, np.ndarray):
         return _host_level(softmin, weight, mass, epsilon)
     if softmin.device.type == "cpu":
-        return torch.as_tensor(_host_level(softmin.numpy(), weight.numpy(), mass, epsilon))
+        height = _host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
+        return torch.as_tensor(height, device=softmin.device)
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
     # and the right number is the least whose level lies below the next point.

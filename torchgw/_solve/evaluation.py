@@ -36,7 +36,7 @@ _VALUE_PER_MARGINAL = 4.0
 _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
 # distances. [L415]
-_ABOVE_A_COPY = 1e-3
+_ABOVE_A_COPY = 1e-2
 
 
 class Evaluation(NamedTuple):

@@ -50,7 +50,7 @@ def check_distributed(value: object, **options: object) -> None:
     if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
         raise InvalidInputError(f"`distributed` must be True, False or 'auto'; got {value!r}.")
     for name, given in options.items():
-        if given and value is not False:
+        if value is not False and given is not None and given is not False:
             raise UnsupportedError(
                 f"`distributed={value!r}` cannot share out what `{name}={given!r}` asks for. Pass "
                 f"distributed=False, or solve without `{name}` first and pass the result as `init` "
