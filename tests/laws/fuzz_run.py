@@ -135,9 +135,14 @@ def run(options, keep):
                     died = True
                 else:
                     worker.ready = True
+                    worker.task = None
                     if outcome is not None:
                         keep(outcome)
-                    worker.task = None
+                        if options.cuda and outcome["ended"] == "crash":
+                            # what a GPU asserts is lost with the process that used it
+                            worker.end()
+                            workers[place] = Worker(context, options.cuda)
+                            continue
             if died and not worker.ready:
                 raise SystemExit("a process ended before its first case; see above")
             late = worker.task and time.monotonic() - worker.since > options.limit
