@@ -31,7 +31,7 @@ nearest = cKDTree(Y).query(moved)[1]
 print(f"rank correlation: {spearmanr(angle[~old], target_angle[nearest])[0]:+.4f}")
 
 known = result.lazy_plan.barycentric(Y)
-print(f"old points move by {np.abs(result.transform(X[old]) - known.numpy()).max():.1e}")
+print(f"old points move by {np.abs(result.transform(X[old]) - known).max():.1e}")
 
 figure = plt.figure(figsize=(10, 4.5), layout="constrained")
 left = figure.add_subplot(1, 2, 1)
