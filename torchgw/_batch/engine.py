@@ -148,6 +148,12 @@ class _Pool:
         for mine, its in zip(self.descent.parts(), other.descent.parts(), strict=True):
             mine[places] = its
 
+    def done_with(self) -> Tensor:
+        """Tell whose linear problems are solved, or given up, (A,) bool."""
+        solved = (self.error <= self.tol) | (self.restarts >= _MOST_RESTARTS)
+        over = solved | (self.spent >= self.budget) | ~self.error.isfinite()
+        return (self.number >= 0) & over
+
     def cut(self, places: Tensor) -> None:
         """Keep some problems only."""
         for name in self.names():
@@ -303,9 +309,7 @@ def _tick(pool: _Pool) -> Tensor:
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
     pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
-    solved = (made.error <= pool.tol) | (pool.restarts >= _MOST_RESTARTS)
-    busy = pool.number >= 0
-    return busy & (solved | (pool.spent >= pool.budget) | ~made.error.isfinite())
+    return pool.done_with()
 
 
 def _solve_on_chip(pool: _Pool) -> Tensor:
@@ -326,8 +330,7 @@ def _solve_on_chip(pool: _Pool) -> Tensor:
     pool.f = pool.f_next + unit * exact.log()
     pool.f_next = pool.f_next + unit * s.log()
     pool.g = pool.g + unit * t.log()
-    solved = (pool.error <= pool.tol) | (pool.restarts >= _MOST_RESTARTS)
-    return busy & (solved | (pool.spent >= pool.budget) | ~pool.error.isfinite())
+    return pool.done_with()
 
 
 class _Found(NamedTuple):
