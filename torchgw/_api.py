@@ -97,6 +97,7 @@ def solve(
     precision: Precision = "auto",
     storage: Storage = "auto",
     skip_tiles: bool | Literal["auto"] = "auto",
+    resolution: float | Literal["auto"] | None = "auto",
     differentiable: Differentiable | None = None,
     random_state: Seed | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -274,6 +275,16 @@ def solve(
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
         nothing: at most a few roundings of any row's or column's mass, see ``report.tiles``.
         ``"auto"`` leaves them out where the cost has factors and is streamed.
+    resolution : float, "auto" or None
+        L1 marginal error that a large problem with factored distances may be left with, so that it
+        can be solved on cells of near points in place of all of them: at a fixed epsilon the number
+        of cells that are needed does not grow with n. The error is measured at 4,096 points of each
+        side, ``marginal_a`` and ``marginal_b`` are then the weights, and ``report.resolution`` says
+        more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is given, from about 300,000
+        points per side on a GPU and 50,000 on a CPU. ``None`` or 0 solves on all points; so do
+        smaller problems (of up to 9 million pairs), and those where no number of cells will do. The
+        value is then that of a plan between points and cells: expect an error of some times the
+        tolerance.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
         b, D_X, D_Y, M and features that require them. With ``"implicit"``, and ``"unrolled"`` for
@@ -376,6 +387,7 @@ def solve(
         rule=check_marginal_rule(unbalanced, mass),
         polish=polish,
         skip_tiles=skip_tiles,
+        resolution=resolution,
         fixed_point=differentiable == "implicit",
     )
     if callback is not None and not callable(callback):
@@ -390,6 +402,12 @@ def solve(
 
         scale = check_units(differentiable, options, scale, kind)
     options.check_search(given=init is not None, crossed=kind.cross is not None)
+    options = options.check_resolution(
+        given=init is not None,
+        differentiable=differentiable is not None,
+        checkpoint=checkpoint is not None,
+        distributed=distributed is not False,
+    )
     distance_options = DistanceOptions(
         n_neighbors,
         n_landmarks,

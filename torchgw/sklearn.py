@@ -69,6 +69,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         search: SearchName = "auto",
         feature_metric: FeatureMetric = "sqeuclidean",
         skip_tiles: bool | Literal["auto"] = "auto",
+        resolution: float | Literal["auto"] | None = "auto",
         max_iter: int = 500,
         min_iter: int = 40,
         tol: float = 1e-5,

@@ -163,6 +163,7 @@ COMBINATIONS = {
     "n_landmarks": [1, 9],
     "n_neighbors": [1, 8],
     "skip_tiles": [True, False],
+    "resolution": [None, 1e-2],
     "disconnected": ["stitch", "fill"],
     "init": [np.full((12, 9), 1 / 108)],
     "differentiable": ["value", "implicit", "unrolled"],

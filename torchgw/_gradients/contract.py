@@ -352,9 +352,9 @@ def exact_own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def own_value(problem: Problem, masses: Marginals) -> float:
     """Compute p' DX^2 p + q' DY^2 q."""
-    p, q = (mass.to(problem.dtype) for mass in masses)
+    p, q = masses
     source, target = _own_sums(problem, masses)
-    return float((p @ source + q @ target).double())
+    return float(p @ source.double() + q @ target.double())
 
 
 def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -> float:

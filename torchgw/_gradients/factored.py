@@ -24,6 +24,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._tensors.sums import inner_products
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
@@ -39,8 +40,7 @@ class _Side(NamedTuple):
 
     def encode(self, values: Tensor) -> Tensor:
         """Compute A' V, or V where D has no factors."""
-        # a polished plan is double precision in any solve
-        return values if self.factors is None else self.factors.matrix.T.to(values.dtype) @ values
+        return values if self.factors is None else inner_products(self.factors.matrix, values)
 
     def metric(self, encoded: Tensor) -> Tensor:
         """Compute diag(s) W, or D W where D has no factors."""
@@ -120,6 +120,11 @@ class FactoredGradient(StrictGradient):
     def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
         """Encode a plan, by one streamed product."""
         return Encoding(self._left.encode(self._oriented(plan) @ self._factors.matrix))
+
+    def encode(self, source: Tensor, means: Tensor) -> Encoding:
+        """Encode a plan P by its product with the target's factors, ``means`` = P A_Y, (n, r)."""
+        values = inner_products(source, means)
+        return Encoding(values.T if self._swapped else values)
 
     def pairing(self, cost: Cost, point: Encoding, coupling: Encoding) -> Tensor:
         """Compute -4 alpha <DX X DY, P>, from the couplings alone."""

@@ -72,6 +72,10 @@ class Report:
         Where tiles of the plan were skipped: ``bound``, the share of a row's or column's mass that
         this may lose in a half-step; ``kept``, the mean share of tiles computed; ``lists``, how
         often they were chosen; and their ``width``.
+    resolution : dict or None
+        Of a large problem that was solved on cells of near points: the number of ``cells`` of each
+        side; the ``tolerance`` for the ``marginal_error``, which was ``measured`` at so many points
+        of each side; and ``value_change``, the relative change of the value since the cells before.
     """
 
     loss: str
@@ -94,6 +98,7 @@ class Report:
     tiles: dict[str, Any] | None
     # files of before do not have it
     distances: dict[str, Any] | None = None
+    resolution: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> Report:
@@ -122,6 +127,7 @@ class Report:
             polish_steps=polished.steps if polished else None,
             polish_gap=polished.gap if polished else None,
             tiles=tiles._asdict() if tiles else None,
+            resolution=outcome.resolution and outcome.resolution._asdict(),
         )
 
     def log(self) -> Log:

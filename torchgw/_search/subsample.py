@@ -1,49 +1,97 @@
-"""Coarse to fine: begin a large factored solve where a small one ended.
+"""Coarse to fine: fewer points that stand for all of a large factored problem.
 
 The coupling of a factored gradient, G = A_X' P A_Y, does not depend on the number of points, so
-that of a subsample is an estimate of the whole one's, and potentials extend from the subsample to
-all points by one half-step.
+that of a coarse problem is an estimate of the whole one's, and potentials extend from it to all
+points by one half-step. Coarse points are drawn (a first guess), or are the means of cells of near
+points, whose potentials are as exact as the cells are small.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import categories_at
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 
-__all__ = ["Subsample", "draw_subsample", "extend"]
+__all__ = ["Cells", "Coarse", "Drawn", "Part", "draw_subsample", "extend", "make_cells", "take"]
 
 
-class Subsample(NamedTuple):
-    """A smaller problem of equally weighted points, and where they come from."""
+class Part(Protocol):
+    """How the coarse points of one side come from its points."""
+
+    def take(self, values: Tensor) -> Tensor:
+        """Give the coarse points their values, (coarse, ...), of those of all points, (n, ...)."""
+
+    def points(self, index: Tensor) -> Tensor:
+        """Name a point of the side that each of some coarse points stands for."""
+
+
+class Drawn(NamedTuple):
+    """Some of the points."""
+
+    chosen: Tensor  # (coarse,) int64
+
+    def take(self, values: Tensor) -> Tensor:
+        """Read the values of the drawn points."""
+        return values[self.chosen]
+
+    def points(self, index: Tensor) -> Tensor:
+        """Name the points themselves."""
+        return self.chosen[index]
+
+
+class Cells(NamedTuple):
+    """Blocks of near points, each at its mean."""
+
+    order: Order
+    share: Tensor  # (blocks, width) float64, of the weight of a block that each point has
+
+    @classmethod
+    def of(cls, order: Order, weight: Tensor) -> Cells:
+        """Weigh the points of each block; where none has weight, all have the same."""
+        mass = order.split(weight, 0.0)
+        place = torch.arange(mass.numel(), device=mass.device).view(mass.shape)
+        mass = torch.where(mass.sum(1, keepdim=True) > 0, mass, (place < len(weight)).to(mass))
+        return cls(order, mass / mass.sum(1, keepdim=True))
+
+    def take(self, values: Tensor) -> Tensor:
+        """Compute the weighted means of blocks."""
+        return torch.einsum("kw...,kw->k...", self.order.split(values), self.share.to(values.dtype))
+
+    def points(self, index: Tensor) -> Tensor:
+        """Name the first point of each cell."""
+        return self.order.point[index * self.order.width]
+
+
+class Coarse(NamedTuple):
+    """A smaller problem, and where its points come from."""
 
     problem: Problem
-    source: Tensor  # (n_coarse,) int64
-    target: Tensor  # (m_coarse,) int64
+    source: Part
+    target: Part
 
-    def to(self, dtype: torch.dtype) -> Subsample:
-        """Return the subsample with its distances in another dtype."""
+    def to(self, dtype: torch.dtype) -> Coarse:
+        """Return the coarse problem with its distances in another dtype."""
         return self._replace(problem=self.problem.to(dtype))
 
     def lift(self, search: Search, shape: tuple[int, int]) -> Search:
-        """Return optima of the subsample as optima of the problem that it comes from."""
+        """Return optima of the coarse problem as optima of the one that it comes from."""
         lifted = [
             replace(
                 found,
-                source=self.source[found.source],
-                target=self.target[found.target],
+                source=self.source.points(found.source),
+                target=self.target.points(found.target),
                 shape=shape,
             )
             for found in search.alternatives
@@ -51,7 +99,7 @@ class Subsample(NamedTuple):
         return search._replace(alternatives=tuple(lifted))
 
 
-def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> Subsample:
+def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> Coarse:
     """Draw at most ``size`` points of each side in proportion to their weights.
 
     Parameters
@@ -61,20 +109,56 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> S
     size : int
     generator : torch.Generator
     """
-    indices, sides, weights = [], [], []
+    drawn, weights = [], []
     both = (problem.source, problem.target)
     for provider, weight in zip(both, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
         index = _systematic(factors.matrix, weight, min(size, provider.n), generator)
-        indices.append(index)
-        sides.append(FactoredDistance(factors.matrix[index], factors.signs))
+        drawn.append(Drawn(index))
         weights.append(torch.full_like(weight[index], 1 / len(index)))
+    return _coarsen(problem, (drawn[0], drawn[1]), Marginals(*weights))
+
+
+def make_cells(problem: Problem, orders: tuple[Order, Order]) -> Coarse:
+    """Replace the points of each block, of either side, by their mean.
+
+    Parameters
+    ----------
+    problem : Problem
+        Both sides have factors, and a linear term has them too.
+    orders : pair of Order
+    """
+    cells = [Cells.of(*each) for each in zip(orders, problem.marginals, strict=True)]
+    weights = (
+        each[0].split(each[1], 0.0).sum(1) for each in zip(orders, problem.marginals, strict=True)
+    )
+    return _coarsen(problem, (cells[0], cells[1]), Marginals(*weights))
+
+
+def _coarsen(problem: Problem, parts: tuple[Part, Part], weights: Marginals) -> Coarse:
+    """Make the problem of coarse points, whose factors are those that the points stand for."""
+    sides = []
+    for provider, part in zip((problem.source, problem.target), parts, strict=True):
+        factors = provider.factors()
+        assert factors is not None
+        sides.append(FactoredDistance(part.take(factors.matrix), factors.signs))
     linear = problem.linear
     if linear is not None:
-        linear = linear.rows(indices[0]).transpose().rows(indices[1]).transpose()
-    coarse = Problem(sides[0], sides[1], Marginals(*weights), problem.alpha, linear)
-    return Subsample(coarse, indices[0], indices[1])
+        assert isinstance(linear, FactoredCost)
+        linear = take(linear, *parts)
+    coarse = Problem(sides[0], sides[1], weights, problem.alpha, linear)
+    return Coarse(coarse, *parts)
+
+
+def take(cost: FactoredCost, source: Part | None, target: Part | None) -> FactoredCost:
+    """Restrict a cost to the coarse points of one side or both."""
+    left, right, row, column = cost
+    if source is not None:
+        left, row = source.take(left), source.take(row)
+    if target is not None:
+        right, column = target.take(right), target.take(column)
+    return FactoredCost(left, right, row, column)
 
 
 def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -91,26 +175,21 @@ def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.G
 
 
 def extend(
-    sample: Subsample,
-    fine: Gradient,
-    coupling: Coupling,
+    coarse: Coarse,
+    whole: FactoredCost,
+    fine: Marginals,
     potentials: Potentials,
     epsilon: float,
     backend: Backend,
 ) -> Potentials:
-    """Extend the potentials of a subsample to all points, by one half-step each way.
+    """Extend the potentials of a coarse problem to all points, by one half-step each way.
 
-    Both problems share the coupling, hence the factors of the cost.
+    ``whole`` is the cost of all points at the coupling of the coarse problem, and ``fine`` are
+    their weights.
     """
-    whole = fine.linearise(coupling).cost
-    assert isinstance(whole, FactoredCost)
-    marginals = sample.problem.marginals
-    columns = FactoredCost(
-        whole.left, whole.right[sample.target], whole.row, whole.column[sample.target]
-    )
-    fine_a, fine_b = fine.marginals
-    near = LinearProblem(columns, Marginals(fine_a, marginals.b), epsilon)
-    far = LinearProblem(whole.rows(sample.source), Marginals(marginals.a, fine_b), epsilon)
+    few = coarse.problem.marginals
+    near = LinearProblem(take(whole, None, coarse.target), Marginals(fine.a, few.b), epsilon)
+    far = LinearProblem(take(whole, coarse.source, None), Marginals(few.a, fine.b), epsilon)
     return Potentials(
         backend.prepare(near).softmin(potentials.g, axis=1),
         backend.prepare(far).softmin(potentials.f, axis=0),

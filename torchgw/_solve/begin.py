@@ -24,7 +24,7 @@ from torchgw._search.optima import (
     search_all_points,
 )
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._search.subsample import Subsample
+from torchgw._search.subsample import Coarse
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._solve.options import Options
 from torchgw._solve.state import LoopState, Setting
@@ -49,7 +49,7 @@ PRODUCT = Guess(None, None, 1.0)
 
 
 def first_guess(
-    problem: Problem, sample: Subsample | None, init: Any, options: Options, epsilon: float
+    problem: Problem, sample: Coarse | None, init: Any, options: Options, epsilon: float
 ) -> tuple[Guess, Search | None]:
     """Find where to start, on the subsample if there is one, and what a multi-start found."""
     if init is not None and (options.n_init or 1) > 1:

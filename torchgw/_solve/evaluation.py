@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchgw._gradients.contract import Gradient, QuadraticValue
+from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
 from torchgw._gradients.relaxed import normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
@@ -19,6 +19,7 @@ from torchgw._problem.marginals import (
 )
 from torchgw._problem.plausible import are_copies
 from torchgw._problem.problem import Problem
+from torchgw._search.subsample import Coarse, take
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._solve.inner import check_finite
@@ -26,7 +27,14 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Evaluation", "evaluate", "evaluate_relaxed", "judge", "misses_a_copy"]
+__all__ = [
+    "Evaluation",
+    "evaluate",
+    "evaluate_extended",
+    "evaluate_relaxed",
+    "judge",
+    "misses_a_copy",
+]
 
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
 # [L293]
@@ -60,23 +68,67 @@ def evaluate(
     """
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     masses = Marginals(*plan.marginals())
-    if solved is None:
-        quadratic = gradient.evaluate(plan, masses, generator)
-        kl, linear = _entropy_and_linear(plan, linear_cost, masses)
-    else:
-        quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
-        linear = _factored_linear(plan, linear_cost)
-        # <C, P> from the couplings, without a product
-        pairing = gradient.pairing(plan.cost, solved.point, solved.coupling)
-        cost = pairing + (1 - setting.problem.alpha) * linear
-        duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
-        kl = float((sum(duals) - cost) / plan.epsilon)
     error = max(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, setting.marginals, strict=True)
     )
+    if solved is not None:
+        quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
+        linear = _factored_linear(plan, linear_cost)
+        couplings = solved.point, solved.coupling
+        return _with_entropy(setting, plan, masses, couplings, quadratic, linear, error)
+    quadratic = gradient.evaluate(plan, masses, generator)
+    kl, linear = _entropy_and_linear(plan, linear_cost, masses)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
+    return Evaluation(masses, error, quadratic, linear, kl)
+
+
+def evaluate_extended(
+    setting: Setting,
+    near: TransportPlan,
+    cells: Coarse,
+    couplings: tuple[Coupling, Coupling],
+    error: float,
+) -> Evaluation:
+    """Compute the numbers of a plan that extends one of cells, without a pass over all pairs.
+
+    They are those of ``near``, the plan of all source points and the cells of the target, with the
+    masses that cells should have. ``couplings`` are where its cost is linearised and what it is to
+    the gradient, ``error`` the marginal error as measured; the masses count as the weights.
+    """
+    gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
+    quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
+    b, q = cells.problem.marginals.b, near.T @ torch.ones_like(weights.a)
+    # what cells have too much or too little changes the objective as their potentials say
+    excess = float((q / q.sum() - b) @ near.potentials.g.double())
+    linear = problem.linear
+    if linear is not None:
+        assert isinstance(linear, FactoredCost)
+        linear = take(linear, None, cells.target)
+    moved = _factored_linear(near, linear)
+    if problem.alpha > 0:
+        quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
+    masses = Marginals(weights.a, q / q.sum())
+    found = _with_entropy(setting, near, masses, couplings, quadratic, moved, error)
+    return found._replace(masses=weights)
+
+
+def _with_entropy(
+    setting: Setting,
+    plan: TransportPlan,
+    masses: Marginals,
+    couplings: tuple[Coupling, Coupling],
+    quadratic: QuadraticValue,
+    linear: float,
+    error: float,
+) -> Evaluation:
+    """Add the divergence, by <C, P> from the couplings, without a product."""
+    cost = setting.gradient.pairing(plan.cost, *couplings) + (1 - setting.problem.alpha) * linear
+    duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
+    kl = float((sum(duals) - cost) / plan.epsilon)
+    for value in (quadratic.value, kl, linear):
+        check_finite(value, error, plan.epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -48,6 +48,7 @@ class Options:
     polish: bool = False
     rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
     skip_tiles: bool | Literal["auto"] = "auto"
+    resolution: float | Literal["auto"] | None = "auto"
     fixed_point: bool = False  # whether the plan is to be differentiated at a fixed point
     ranks: Ranks | None = None  # processes that share the solve
 
@@ -76,6 +77,11 @@ class Options:
             raise InvalidInputError(
                 f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
             )
+        resolution: Any = self.resolution
+        if isinstance(resolution, Real) and not isinstance(resolution, bool) and resolution == 0:
+            object.__setattr__(self, "resolution", None)
+        elif resolution is not None and not (isinstance(resolution, str) and resolution == "auto"):
+            check_positive("resolution", self.resolution, "0 or None solves on all points")
         for name in ("max_iter", "min_iter", "inner_max_iter"):
             check_count(name, getattr(self, name))
         for name in ("n_anchors", "n_init"):
@@ -154,6 +160,30 @@ class Options:
                     f"search='thorough' follows chains on all points, and {reason}. Leave one of "
                     "them out."
                 )
+
+    def check_resolution(
+        self, *, given: bool, differentiable: bool, checkpoint: bool, distributed: bool
+    ) -> Options:
+        """Refuse cells where all points are needed; where cells are "auto", take all points."""
+        why = {
+            "`init` says where to start": given,
+            "derivatives are those of a plan of all points": differentiable,
+            "`checkpoint` keeps where the loop over all points stands": checkpoint,
+            "`distributed` shares the passes over all points": distributed,
+            "proximal steps sharpen the plan of points": self.regularization == "proximal",
+            "`polish` makes a plan of points": self.polish,
+            "relaxed marginals are not known beforehand": self.rule is not None,
+            "only factored distances have means": self.gradient not in ("auto", "factored"),
+        }
+        reasons = [reason for reason, holds in why.items() if holds]
+        if not reasons:
+            return self
+        if self.resolution not in ("auto", None):
+            raise UnsupportedError(
+                f"`resolution` solves on cells of near points, and {reasons[0]}. Leave one of them "
+                "out."
+            )
+        return replace(self, resolution=None)
 
     @property
     def patience(self) -> int:

@@ -16,10 +16,10 @@ from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
-from torchgw._search.subsample import Subsample, draw_subsample, extend
+from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
@@ -35,6 +35,7 @@ from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
 from torchgw._solve.relaxed_search import search_relaxed
+from torchgw._solve.resolution import Resolution, choose_resolution, solve_on_cells
 from torchgw._solve.settle import settle
 from torchgw._solve.state import LoopState, Recorder, Setting, Solved
 from torchgw._solve.status import Status
@@ -91,6 +92,7 @@ class Outcome(NamedTuple):
     search: Search | None  # what a multi-start found, if there was one
     recorder: Recorder
     known: Linearised  # the cost of the plan, by which new points are mapped
+    resolution: Resolution | None  # of a problem that was solved on cells
 
 
 def solve_problem(
@@ -129,13 +131,24 @@ def solve_problem(
     if checkpoint is not None:
         recorder.checkpoint = partial(checkpoint.keep, setting)
     recorder.time("setup", clock)
-    setting, state = run(strategy, setting, state, guess)
-    if checkpoint is not None and state.status is Status.STOPPED:
-        checkpoint.keep(setting, state, now=True)
-    plan, state = settle(setting, state, strategy.dtypes.settle)
-    ending = finish(strategy, setting, plan, state)
-    if checkpoint is not None and state.status is not Status.STOPPED:
-        checkpoint.done()
+    resolved = None
+    tolerance = choose_resolution(strategy)
+    if sample is not None and tolerance is not None:
+        state, resolved = solve_on_cells(strategy, setting, state, tolerance)
+    if resolved is None:
+        setting, state = run(strategy, setting, state, guess)
+        if checkpoint is not None and state.status is Status.STOPPED:
+            checkpoint.keep(setting, state, now=True)
+        plan, state = settle(setting, state, strategy.dtypes.settle)
+        ending = finish(strategy, setting, plan, state)
+        if checkpoint is not None and state.status is not Status.STOPPED:
+            checkpoint.done()
+    else:
+        plan = resolved.plan
+        ending = Ending(
+            plan.released(alone(setting.backend)), resolved.evaluation, plan.epsilon,
+            resolved.status, None, None,
+        )  # fmt: skip
     found, gradient = ending.evaluation, setting.gradient
     # a start that was given is what was asked for
     searched = init is None and options.rule is None
@@ -154,12 +167,13 @@ def solve_problem(
         search=search,
         recorder=recorder,
         known=gradient.remember(coupling, setting.marginals),
+        resolution=resolved and resolved.resolution,
     )
 
 
 def begin(
     strategy: Strategy,
-    sample: Subsample | None,
+    sample: Coarse | None,
     guess: Guess,
     generator: torch.Generator,
     recorder: Recorder,
@@ -304,8 +318,8 @@ def can_subsample(problem: Problem, strategy: Strategy) -> bool:
     return crossed[0].n * crossed[1].n > COARSE_ENTRIES
 
 
-def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState:
-    """Solve the subsample; go on from its coupling, and its potentials extended to all points."""
+def start_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
+    """Solve the coarse problem; go on from its coupling, its potentials extended to all points."""
     sample = sample.to(setting.problem.dtype)
     small = replace(
         setting,
@@ -320,7 +334,9 @@ def start_coarse(setting: Setting, sample: Subsample, guess: Guess) -> LoopState
     state = iterate(small, starting_point(small, guess))
     assert state.potentials is not None
     fine, epsilon = setting.gradient, setting.anneal.target
-    potentials = extend(sample, fine, state.coupling, state.potentials, epsilon, small.backend)
+    whole = fine.linearise(state.coupling).cost
+    assert isinstance(whole, FactoredCost)
+    potentials = extend(sample, whole, fine.marginals, state.potentials, epsilon, small.backend)
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
     )

@@ -305,6 +305,11 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--objective-tol", type=float, help="decrease of the objective that goes on; 0 for any")
     add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
     add("--inner-tol", type=float, help="tolerance of the marginals")
+    add(
+        "--resolution",
+        type=_number_or_auto,
+        help="marginal error that large problems may be left with, a number or auto; 0 for none",
+    )
     add("--backend", help=", ".join(get_args(BackendName)))
     add("--device", help="torch device, such as cpu or cuda:0")
     add("--precision", help="auto, mixed, float64 or float32")

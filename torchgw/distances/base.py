@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
+from torchgw._tensors.sums import inner_products
 
 __all__ = [
     "DerivedDistance",
@@ -49,7 +50,8 @@ class Factors(NamedTuple):
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, shape (n,), in O(n r^2)."""
         # row i is the quadratic form A_i H A_i with H = diag(s) A.T diag(weights) A diag(s)
-        form = self.signs[:, None] * (self.matrix.T @ (weights[:, None] * self.matrix)) * self.signs
+        moments = inner_products(weights[:, None] * self.matrix, self.matrix)
+        form = self.signs[:, None] * moments * self.signs
         return ((self.matrix @ form) * self.matrix).sum(dim=1).clamp_min(0)
 
 

@@ -1,0 +1,137 @@
+"""Large problems on cells of near points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+from torchgw import InvalidInputError, UnsupportedError
+from torchgw._search.subsample import make_cells
+from torchgw._solve import pipeline, resolution
+from torchgw._tensors.block_order import block_order
+from torchgw.datasets import spiral, swiss_roll
+
+N, M = 1300, 1200
+X, Y = spiral(N, random_state=0)[0], swiss_roll(M, random_state=1)[0]
+OPTIONS = {"distances": "landmark", "random_state": 0, "epsilon": 2e-3}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Small problems count as large ones."""
+    monkeypatch.setattr(pipeline, "COARSE_ENTRIES", 10_000)
+    monkeypatch.setattr(resolution, "_FIRST_CELLS", 64)
+    monkeypatch.setattr(resolution, "_MEASURED", 512)
+
+
+@pytest.fixture
+def whole(few):
+    return torchgw.solve(X, Y, **OPTIONS, resolution=None)
+
+
+def test_cells_are_means_and_keep_the_mass(few):
+    values = torch.rand(50, 3, dtype=torch.float64)
+    weight = torch.rand(50, dtype=torch.float64)
+    weight[7] = 0
+    weight /= weight.sum()
+    side = torchgw.distances.FactoredDistance(values, torch.ones(3, dtype=torch.float64))
+    order = block_order(values, 8)
+    problem = torchgw._problem.problem.Problem(
+        side, side, torchgw._typing.Marginals(weight, weight), 1.0, None
+    )
+    cells = make_cells(problem, (order, order))
+    assert cells.problem.source.n == 7
+    a = cells.problem.marginals.a
+    assert float(a.sum()) == pytest.approx(1)
+    means = cells.source.take(values)
+    for k in range(7):
+        points = order.point[8 * k : 8 * k + 8]
+        expected = weight[points] @ values[points] / weight[points].sum()
+        torch.testing.assert_close(means[k], expected)
+        torch.testing.assert_close(a[k], weight[points].sum())
+        assert cells.source.points(torch.tensor([k])) in points
+
+
+@pytest.mark.parametrize("precision", ["auto", "float64"])
+def test_the_plan_is_that_of_all_points(whole, precision):
+    found = torchgw.solve(X, Y, **OPTIONS, resolution=5e-3, precision=precision)
+    report = found.report.resolution
+    assert found.status.converged
+    assert max(report["cells"]) < min(N, M) / 2
+    assert whole.report.resolution is None
+    # measured at some points, and the same on all of them
+    moved = torch.cat(found.lazy_plan.marginals())
+    weights = torch.cat([found.marginal_a, found.marginal_b])
+    missing = (moved - weights).abs()
+    largest = max(float(missing[:N].sum()), float(missing[N:].sum()))
+    assert found.marginal_error == pytest.approx(largest, rel=0.25)
+    assert found.marginal_error <= 5e-3
+    assert found.report.objective == pytest.approx(whole.report.objective, rel=2e-3)
+    assert found.value == pytest.approx(whole.value, rel=5e-2)
+    difference = (found.plan - whole.plan).abs().sum()
+    assert difference < 0.05
+    rows = np.abs(found.plan.numpy().sum(1) * N - 1)
+    assert rows.mean() <= 5e-3
+
+
+def test_a_tolerance_that_no_cells_meet_is_met_on_all_points(whole):
+    found = torchgw.solve(X, Y, **OPTIONS, resolution=1e-7)
+    assert found.report.resolution is None
+    assert found.marginal_error < 1e-5
+    assert found.value == pytest.approx(whole.value, rel=1e-3)
+
+
+def test_automatic_cells_are_for_large_problems(few, monkeypatch):
+    assert torchgw.solve(X, Y, **OPTIONS).report.resolution is None
+    monkeypatch.setitem(resolution._ENTRIES, "cpu", 1e6)
+    found = torchgw.solve(X, Y, **OPTIONS, inner_tol=1e-3)
+    assert found.report.resolution["tolerance"] == 1e-2
+    # those who need all points get them
+    same = torchgw.solve(X, Y, **OPTIONS, init=found.potentials, inner_tol=1e-3)
+    assert same.report.resolution is None
+
+
+def test_features_and_files(few, tmp_path):
+    t, s = np.linspace(0, 1, N)[:, None], np.linspace(0, 1, M)[:, None]
+    options = {**OPTIONS, "features": (t, s), "alpha": 0.5}
+    whole = torchgw.solve(X, Y, **options, resolution=None)
+    found = torchgw.solve(X, Y, **options, resolution=1e-2)
+    assert found.report.resolution is not None
+    assert found.value == pytest.approx(whole.value, rel=5e-2)
+    assert found.value_linear == pytest.approx(whole.value_linear, rel=0.1)
+    found.save(tmp_path / "result.npz")
+    again = torchgw.load(tmp_path / "result.npz")
+    assert again.report.resolution["marginal_error"] == found.marginal_error
+    assert torch.equal(again.lazy_plan.potentials.f, found.lazy_plan.potentials.f)
+
+
+def test_seeds_give_the_same_bits(few):
+    one, two = (torchgw.solve(X, Y, **OPTIONS, resolution=1e-2) for _ in range(2))
+    assert torch.equal(one.potential_a, two.potential_a)
+    assert one.value == two.value
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"init": np.full((N, M), 1 / (N * M))}, "init"),
+        ({"differentiable": "value"}, "derivatives"),
+        ({"checkpoint": "state"}, "checkpoint"),
+        ({"regularization": "proximal"}, "proximal"),
+        ({"polish": True}, "polish"),
+        ({"mass": 0.5}, "relaxed"),
+        ({"gradient": "dense"}, "factored"),
+        ({"gradient": "sampled"}, "factored"),
+    ],
+)
+def test_what_needs_all_points_is_refused_beforehand(options, why):
+    with pytest.raises(UnsupportedError, match=why):
+        torchgw.solve(X, Y, **OPTIONS | options, resolution=1e-2)
+
+
+@pytest.mark.parametrize("given", [-1.0, float("nan"), "fine", True, False])
+def test_no_tolerance(given):
+    with pytest.raises((InvalidInputError, torchgw.InvalidTypeError), match="resolution"):
+        torchgw.solve(X, Y, **OPTIONS, resolution=given)

@@ -1,0 +1,226 @@
+"""A large problem on cells of near points, as fine as its marginals need.
+
+At a fixed epsilon the potentials are smooth functions of a point, so that the number of cells that
+a given accuracy needs does not grow with the number of points. The problem is solved on few cells,
+its potentials are extended to all points by a half-step, and what the plan then lacks is measured
+on the points themselves: exact half-steps of some of them, drawn by weight. Cells are made smaller
+until that is little enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from torchgw._gradients.factored import Encoding, FactoredGradient
+from torchgw._plans.transport import TransportPlan
+from torchgw._search.subsample import Coarse, extend, make_cells, take
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.tiles.bounds import block_orders
+from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
+from torchgw._solve.inner import RESOLVED
+from torchgw._solve.loop import iterate
+from torchgw._solve.settle import settle
+from torchgw._solve.state import LoopState, Setting
+from torchgw._solve.status import Status
+from torchgw._solve.strategy import Strategy, choose_strategy
+from torchgw._tensors.block_order import Order
+from torchgw._tensors.draws import categories_at
+from torchgw._typing import Marginals, Potentials
+
+__all__ = ["Resolution", "Resolved", "choose_resolution", "solve_on_cells"]
+
+logger = logging.getLogger(__name__)
+
+# Marginal error that cells may leave by default; entries (n * m) from which on there are cells.
+# [L424]
+_DEFAULT = 1e-3
+_ENTRIES = {"cpu": 2.5e9, "cuda": 1e11}
+# The same as a multiple of the column error that was asked for. [L424]
+_PER_COLUMN_ERROR = 10
+# Cells of each side to begin with, and at most: more take as long as all points do. [L424]
+_FIRST_CELLS = 2**12
+_MOST_CELLS = 2**19
+# Points that a cell has at least, in the mean. [L424]
+_FEWEST_POINTS = 4
+# Entries of a plan of cells up to which it is computed in float64, so that finer ones begin at its
+# fixed point. [L424]
+_PRECISE_ENTRIES = 2**28
+# Points of each side whose masses are computed, to measure the marginal error. [L424]
+_MEASURED = 4096
+# How many times as many cells the next ones are at most. [L424]
+_MOST_FINER = 16
+# Share of an error that finer cells are taken to leave at most. [L424]
+_SLOWEST = 0.5
+# Share of the error allowed that the prediction for the next cells aims at. [L424]
+_AIM = 0.7
+# What a value of zero is divided by. [L424]
+_TINY = 1e-300
+
+
+class Resolution(NamedTuple):
+    """What ``result.log["resolution"]`` says."""
+
+    cells: tuple[int, int]  # that stand for the points of the source and of the target
+    tolerance: float  # marginal error allowed
+    marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
+    measured: int  # points of each side that it was measured at
+    value_change: float | None  # of the value, as a share of it, since the cells before
+
+
+class Resolved(NamedTuple):
+    """A large problem that was solved on cells."""
+
+    plan: TransportPlan  # of all points
+    state: LoopState  # whose coupling is that of the plan
+    evaluation: Evaluation
+    status: Status
+    resolution: Resolution
+
+
+def choose_resolution(strategy: Strategy) -> float | None:
+    """Choose the marginal error that cells may leave; ``None`` is a solve on all points."""
+    options, problem = strategy.options, strategy.problem
+    if options.resolution != "auto":
+        return options.resolution
+    few = problem.source.n * problem.target.n < _ENTRIES.get(problem.source.device.type, math.inf)
+    if few:
+        return None
+    return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
+
+
+def solve_on_cells(
+    strategy: Strategy, setting: Setting, state: LoopState, tolerance: float
+) -> tuple[LoopState, Resolved | None]:
+    """Solve on cells from a state, as finely as the marginals need.
+
+    The state that comes back is the best known, for the solve on all points that is due where no
+    number of cells will do.
+    """
+    n, m = strategy.problem.source.n, strategy.problem.target.n
+    most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
+    whole = setting.gradient.linearise(state.coupling).cost
+    assert isinstance(whole, FactoredCost)
+    finest = block_orders(whole, (math.ceil(n / most), math.ceil(m / most)))
+    joined = 2 ** max(0, math.floor(math.log2(most / _FIRST_CELLS)))
+    value, last = None, math.inf
+    while True:
+        source, target = (order._replace(width=order.width * joined) for order in finest)
+        found = _solve(strategy, setting, state, (source, target), tolerance, value)
+        resolution, state = found.resolution, found.state
+        logger.info("value %.6g on cells: %s", found.evaluation.quadratic.value, resolution)
+        # what is left of the error of the value falls as the error of the marginals does
+        error = resolution.marginal_error
+        left, change = min(error / last, _SLOWEST), resolution.value_change
+        left = max(error, math.inf if change is None else change * left / (1 - left))
+        if left <= tolerance or not state.status.converged:
+            return state, found
+        if joined == 1:
+            return state, found if error <= tolerance else None
+        value, last = found.evaluation.quadratic.value, error
+        # errors are of second order in the size of a cell: in two dimensions, of first order in
+        # its points
+        finer = min(max(left / (_AIM * tolerance), 2), _MOST_FINER)
+        joined = max(1, joined // 2 ** math.ceil(math.log2(finer)))
+
+
+def _solve(
+    strategy: Strategy,
+    setting: Setting,
+    state: LoopState,
+    orders: tuple[Order, Order],
+    tolerance: float,
+    before: float | None,
+) -> Resolved:
+    """Solve on some cells, extend the plan to all points, and measure it."""
+    assert state.potentials is not None
+    cells = make_cells(strategy.problem, orders)
+    problem, epsilon = cells.problem, strategy.epsilon
+    shape = problem.source.n, problem.target.n
+    options = replace(
+        strategy.options,
+        epsilon=epsilon,
+        gradient="factored",
+    )
+    small = choose_strategy(problem, options)
+    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else setting.dtype
+    anneal = Annealing(epsilon, epsilon)
+    own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)
+    start = Potentials(
+        *(side.take(part) for side, part in zip(cells[1:], state.potentials, strict=True))
+    )
+    state = iterate(own, LoopState(state.coupling, state.coupling, start, start, done=state.done))
+    plan, state = settle(own, state, dtype)
+    with setting.recorder.timed("extension"):
+        return _extend(setting, cells, plan, state, tolerance, before)
+
+
+def _extend(
+    setting: Setting,
+    cells: Coarse,
+    small: TransportPlan,
+    state: LoopState,
+    tolerance: float,
+    before: float | None,
+) -> Resolved:
+    """Extend the plan of cells to all points; compute its coupling and its numbers."""
+    gradient, problem, backend = setting.gradient, setting.problem, setting.backend
+    assert isinstance(gradient, FactoredGradient)
+    assert isinstance(state.coupling, Encoding)
+    epsilon, fine = small.epsilon, setting.marginals
+    cost = gradient.linearise(state.coupling).cost
+    assert isinstance(cost, FactoredCost)
+    potentials = extend(cells, cost, fine, small.potentials, epsilon, backend)
+    plan = TransportPlan(cost, potentials, fine, epsilon, backend)
+    # of all source points and the cells of the target: no pass over all pairs
+    near = TransportPlan(
+        take(cost, None, cells.target), Potentials(potentials.f, small.potentials.g),
+        Marginals(fine.a, cells.problem.marginals.b), epsilon, backend,
+    )  # fmt: skip
+    source, target = problem.source.factors(), problem.target.factors()
+    assert source is not None
+    assert target is not None
+    ones = torch.ones_like(target.matrix[:, :1])
+    sums = near @ cells.target.take(torch.cat([target.matrix, ones], dim=1))
+    # rounding leaves rows other sums than their weights
+    means = sums[:, :-1] * (fine.a / sums[:, -1])[:, None].to(sums.dtype)
+    coupling = gradient.encode(source.matrix, means)
+    error = max(_measure(plan, setting), _measure(plan.T, setting))
+    couplings = state.coupling, coupling
+    found = evaluate_extended(setting, near, cells, couplings, error)
+    status = state.status
+    if status.converged and setting.rounding(epsilon) > RESOLVED:
+        status = Status.PRECISION_LIMIT
+    status = judge(status, found, problem, gradient, tolerance, constant=False)
+    value = found.quadratic.value
+    resolution = Resolution(
+        (len(cells.problem.marginals.a), len(cells.problem.marginals.b)),
+        tolerance,
+        error,
+        _MEASURED,
+        None if before is None else abs(value - before) / max(abs(value), _TINY),
+    )
+    state = state._replace(
+        coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
+    )
+    return Resolved(plan, state, found, status, resolution)
+
+
+def _measure(plan: TransportPlan, setting: Setting) -> float:
+    """Estimate the L1 error of the row sums, by exact sums of rows drawn by weight."""
+    a, b = plan.weights
+    count = min(_MEASURED, len(a))
+    offset = torch.rand((), dtype=a.dtype, device=a.device, generator=setting.generator)
+    steps = (torch.arange(count, device=a.device, dtype=a.dtype) + offset) / count
+    index = categories_at(a, steps)
+    equal = torch.full_like(a[index], 1 / count)
+    rows = LinearProblem(plan.cost.rows(index), Marginals(equal, b), plan.epsilon)
+    exact = plan.backend.prepare(rows).softmin(plan.potentials.g, axis=1)
+    excess = (plan.potentials.f[index] - exact).double() / plan.epsilon
+    return float(excess.exp().sub(1).abs().mean())
