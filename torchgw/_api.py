@@ -406,7 +406,6 @@ def solve(
         given=init is not None,
         differentiable=differentiable is not None,
         checkpoint=checkpoint is not None,
-        distributed=distributed is not False,
     )
     distance_options = DistanceOptions(
         n_neighbors,

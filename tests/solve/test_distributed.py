@@ -75,7 +75,7 @@ def compare(size, names, folder):
 
 
 def test_two_processes_have_the_bits_of_one(one, tmp_path):
-    compare(2, ["tiles", "dense"], tmp_path)
+    compare(2, ["tiles", "dense", "cells"], tmp_path)
 
 
 @pytest.mark.slow

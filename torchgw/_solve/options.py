@@ -161,15 +161,12 @@ class Options:
                     "them out."
                 )
 
-    def check_resolution(
-        self, *, given: bool, differentiable: bool, checkpoint: bool, distributed: bool
-    ) -> Options:
+    def check_resolution(self, *, given: bool, differentiable: bool, checkpoint: bool) -> Options:
         """Refuse cells where all points are needed; where cells are "auto", take all points."""
         why = {
             "`init` says where to start": given,
             "derivatives are those of a plan of all points": differentiable,
             "`checkpoint` keeps where the loop over all points stands": checkpoint,
-            "`distributed` shares the passes over all points": distributed,
             "proximal steps sharpen the plan of points": self.regularization == "proximal",
             "`polish` makes a plan of points": self.polish,
             "relaxed marginals are not known beforehand": self.rule is not None,

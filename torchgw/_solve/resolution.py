@@ -147,6 +147,8 @@ def _solve(
         strategy.options,
         epsilon=epsilon,
         gradient="factored",
+        # too few to be shared: every rank solves them
+        ranks=None,
     )
     small = choose_strategy(problem, options)
     dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else setting.dtype
