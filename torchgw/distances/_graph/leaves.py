@@ -23,6 +23,10 @@ class Leaves(NamedTuple):
     low: Tensor  # (leaves, d) float64, corner of the box of each leaf
     high: Tensor  # (leaves, d) float64
 
+    def at(self, index: Tensor | slice) -> Leaves:
+        """Choose some of the leaves."""
+        return Leaves(*(part[index] for part in self))
+
     @property
     def order(self) -> Tensor:
         """Rows of the points in an order in which neighbours are near in space, shape (n,)."""
@@ -53,9 +57,9 @@ def into_leaves(points: Tensor) -> Leaves:
     return Leaves(row, points, points.amin(dim=1), points.amax(dim=1))
 
 
-def box_gaps(query: Leaves, base: Leaves, leaves: slice) -> Tensor:
-    """Compute squared distances between the boxes of some query leaves and all base leaves."""
-    low, high = query.low[leaves], query.high[leaves]
+def box_gaps(query: Leaves, base: Leaves) -> Tensor:
+    """Compute squared distances between the boxes of leaves, (query leaves, base leaves)."""
+    low, high = query.low, query.high
     total = low.new_zeros(len(low), len(base.low))
     for axis in range(low.shape[1]):
         gap = torch.maximum(

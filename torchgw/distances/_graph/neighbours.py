@@ -52,6 +52,8 @@ _SMALL_PAIRS = 2**24
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
+# Query leaves that look together for the base leaves near any of them. [L426]
+_TOGETHER = 512
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
 # which takes longer. [L406]
 _FEW_PAIRS = 2**18
@@ -138,35 +140,49 @@ def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     """Estimate from some query leaves whether visiting leaves beats products of all pairs."""
     d = base.points.shape[2]
     step = max(1, len(query.low) // _PROBES)
-    probes = Leaves(*(part[::step] for part in query))
-    visited = sum(
-        float(mask.sum())
-        for leaves in _leaf_blocks(probes, base)
-        for mask in [_leaves_to_visit(probes, base, leaves, n_neighbors)]
-    )
+    probes = query.at(slice(None, None, step))
+    visited = 0.0
+    for part in _leaf_blocks(len(probes.low), probes, base):
+        visited += float(_look(probes.at(part), base, n_neighbors)[1].sum())
     share = visited / (len(probes.low) * len(base.low))
     by_leaves = share * (d * _LEAF_SECONDS[0] + _LEAF_SECONDS[1])
     return by_leaves < d / 64 * _PRODUCT_SECONDS[0] + _PRODUCT_SECONDS[1]
 
 
-def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
-    """Cut the query leaves into blocks whose gaps and first distances fit into memory."""
+def _leaf_blocks(count: int, query: Leaves, base: Leaves) -> Iterator[slice]:
+    """Cut so many query leaves into blocks whose gaps and first distances fit into memory."""
     size = max(base.row.shape[1], query.row.shape[1])
     numbers = 4 * len(base.low) + 4 * _SEEDS * size**2
     step = max(1, _work_bytes(base.row.numel()) // (8 * numbers))
-    return (slice(start, start + step) for start in range(0, len(query.low), step))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-def _leaves_to_visit(query: Leaves, base: Leaves, leaves: slice, n_neighbors: int) -> Tensor:
-    """Tell which base leaves can hold a neighbour of a point of some query leaves."""
+def _look(query: Leaves, base: Leaves, n_neighbors: int) -> tuple[Tensor, Tensor]:
+    """Tell how far, squared, each query leaf has to look, and at which base leaves."""
     # The leaves with the smallest gaps give distances that the neighbours cannot exceed. Only a
     # leaf nearer than the largest of them can hold anything nearer; those first leaves count too.
-    gap = box_gaps(query, base, leaves)
+    gap = box_gaps(query, base)
     enough = -(-2 * n_neighbors // base.row.shape[1])
     seeds = gap.topk(min(max(_SEEDS, enough), len(base.low)), dim=1, largest=False).indices
-    square, _ = _select(query.points[leaves], base, seeds, n_neighbors)
-    mask = gap < square[:, :, -1].amax(dim=1, keepdim=True)
-    return mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
+    square, _ = _select(query.points, base, seeds, n_neighbors)
+    reach = square[:, :, -1].amax(dim=1)
+    mask = gap < reach[:, None]
+    return reach, mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
+
+
+def _near(query: Leaves, base: Leaves, n_neighbors: int) -> Leaves:
+    """Choose the base leaves that can hold neighbours of any of some query leaves."""
+    if len(base.low) <= 4 * _TOGETHER:
+        return base
+    around = query._replace(low=query.low.amin(0)[None], high=query.high.amax(0)[None])
+    gap = box_gaps(around, base)[0]
+    first = gap.topk(2 * _TOGETHER, largest=False).indices
+    some = base.at(first)
+    blocks = _leaf_blocks(len(query.low), query, some)
+    farthest = torch.stack([_look(query.at(part), some, n_neighbors)[0].max() for part in blocks])
+    chosen = gap < farthest.max()
+    chosen[first] = True
+    return base.at(chosen.nonzero()[:, 0])
 
 
 def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
@@ -175,26 +191,35 @@ def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbo
     device = base.row.device
     distance = torch.empty(count, n_neighbors, dtype=torch.float64, device=device)
     index = torch.empty(count, n_neighbors, dtype=torch.int64, device=device)
-    pair = 8 * 4 * query.row.shape[1] * base.row.shape[1]
-    for leaves in _leaf_blocks(query, base):
-        mask = _leaves_to_visit(query, base, leaves, n_neighbors)
-        visits = mask.sum(dim=1)
-        # query leaves with about as many visits are handled together, padded to the same number
-        order = visits.argsort(descending=True)
-        lengths = visits[order].tolist()
-        start = 0
-        while start < len(order):
-            stop = start + max(1, _work_bytes(base.row.numel()) // (pair * lengths[start]))
-            some = order[start:stop]
-            inside, visited = mask[some].float().topk(lengths[start], dim=1)
-            visited = torch.where(inside > 0, visited, -1)
-            square, found = _select(query.points[leaves][some], base, visited, n_neighbors)
-            row = query.row[leaves][some]
-            real = row >= 0
-            distance[row[real]] = square[real].sqrt_()
-            index[row[real]] = found[real]
-            start = stop
+    for start in range(0, len(query.low), _TOGETHER):
+        # leaves in the order of the tree are near each other
+        together = query.at(slice(start, start + _TOGETHER))
+        near = _near(together, base, n_neighbors)
+        for part in _leaf_blocks(len(together.low), together, near):
+            _search(near, together.at(part), n_neighbors, distance, index)
     return Neighbours(distance, index)
+
+
+def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, index: Tensor) -> None:
+    """Find the neighbours of the points of some leaves, and put them into their rows."""
+    _, mask = _look(query, base, n_neighbors)
+    pair = 8 * 4 * query.row.shape[1] * base.row.shape[1]
+    visits = mask.sum(dim=1)
+    # query leaves with about as many visits are handled together, padded to the same number
+    order = visits.argsort(descending=True)
+    lengths = visits[order].tolist()
+    start = 0
+    while start < len(order):
+        stop = start + max(1, _work_bytes(len(distance)) // (pair * lengths[start]))
+        some = order[start:stop]
+        inside, visited = mask[some].float().topk(lengths[start], dim=1)
+        visited = torch.where(inside > 0, visited, -1)
+        square, found = _select(query.points[some], base, visited, n_neighbors)
+        row = query.row[some]
+        real = row >= 0
+        distance[row[real]] = square[real].sqrt_()
+        index[row[real]] = found[real]
+        start = stop
 
 
 def _select(
