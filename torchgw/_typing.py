@@ -93,7 +93,7 @@ class Iteration(NamedTuple):
     inner_iterations : int
         Sinkhorn iterations.
     shape : tuple of int
-        (n, m), or that of the subsample which a large solve begins with.
+        (n, m), or that of the fewer points which a large solve begins with or takes all along.
     objective : float
         What is minimised, entropy at ``epsilon`` included, at the plan of the iteration; up to
         terms of second order in ``change``, so that it is exact where a solve has converged. NaN

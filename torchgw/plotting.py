@@ -330,7 +330,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     whole = [entry.shape == tuple(result.lazy_plan.shape) for entry in history]
     if whole and not whole[0]:
         last = whole.index(True) if any(whole) else len(whole)
-        ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on a subsample")
+        ax.axvspan(0.5, last + 0.5, color="0.9", zorder=0, label="on fewer points")
     name = "objective" if any(np.isfinite(entry.objective) for entry in history) else "dual"
     title = "objective" if name == "objective" else "dual value"
     falling = np.array([getattr(entry, name) for entry in history], dtype=float)

@@ -46,7 +46,7 @@ _ENTRIES = {"cpu": 2.5e9, "cuda": 1e11}
 _PER_COLUMN_ERROR = 10
 # Cells of each side to begin with, and at most: more take as long as all points do. [L424]
 _FIRST_CELLS = 2**12
-_MOST_CELLS = 2**19
+_MOST_CELLS = 2**18
 # Points that a cell has at least, in the mean. [L424]
 _FEWEST_POINTS = 4
 # Entries of a plan of cells up to which it is computed in float64, so that finer ones begin at its
