@@ -25,6 +25,7 @@ from scipy.stats import spearmanr
 
 import torchgw
 from benchmarks.harness.measure import MemoryProbe, synchronize
+from benchmarks.solves.scaling_model import report
 from torchgw._boundary.arrays import to_numpy
 from torchgw.datasets import spiral, swiss_roll
 
@@ -148,11 +149,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeat", type=int, default=2, help="calls after the first one")
     parser.add_argument("--all-tiles", action="store_true", help="skip no tile")
+    parser.add_argument("--model", type=Path, help="predict from the JSON lines of a file")
     parser.add_argument("--all-points", action="store_true", help="solve on no cells")
     parser.add_argument("--space", choices=("spiral", "surface"), default="spiral")
     parser.add_argument("--output", type=Path, help="file that the JSON lines are added to")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.model is not None:
+        print(report(options.model))
+        return 0
     sizes = [int(size) for size in options.sizes.split(",")]
     if options.inside:
         device = torch.device(options.device)

@@ -17,7 +17,7 @@ from benchmarks import __main__ as command_line
 from benchmarks.harness import evaluate, harness, measure, phases, report, runners
 from benchmarks.harness.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 from benchmarks.sinkhorn import linear
-from benchmarks.solves import coldstart, fused, low_rank, scaling, snare
+from benchmarks.solves import coldstart, fused, low_rank, scaling, scaling_model, snare
 
 
 def test_registry_is_well_formed():
@@ -266,6 +266,29 @@ def test_snare_reaches_the_published_score(annealed):
     # at 0.1524
     assert scores["foscttm"] <= 0.16
     assert scores["marginal_error"] < 1e-6
+
+
+def test_the_model_of_scaling_follows_its_rows(tmp_path):
+    """Rows that follow the model are predicted, and what binds is named."""
+    lines = []
+    for n in (10**6, 3 * 10**6, 10**7):
+        phases = {"graph": 4e-7 * n**1.1, "sinkhorn": 0.2, "extension": 2e-13 * n * 6e4}
+        row = {"n": n, "seconds": sum(phases.values()), "peak_mib": 2e-3 * n, "phases": phases}
+        lines.append(json.dumps(row | {"resolution": {"cells": [6e4, 6e4]}}))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    table = scaling_model.report(path)
+    assert "n^1.10" in table
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| 1")]
+    for row in rows:
+        total, _, measured = row[6].partition(" (measured ")
+        if measured:
+            assert float(total) == pytest.approx(float(measured[:-1]), rel=1e-2)
+    assert rows[-1][-1].startswith("memory")
+    assert rows[1][-1].startswith("preparation")
+    path.write_text(lines[0])
+    with pytest.raises(SystemExit, match="two sizes"):
+        scaling_model.report(path)
 
 
 def test_scaling_measures_fits_and_tabulates():
