@@ -55,14 +55,14 @@ _LOOKED_AT = 1_000
 # geodesics, which short cuts may raise. [L356]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-# How much less the plan that squares find may agree. [L421]
+# How much less the plan that squares find may agree. [L427]
 _SLACK = 0.07
 # Agreement below which nothing has been found. [L356]
 UNRELATED = 0.8
 # What angles may leave unexplained of what straight distances do: without their length points have
 # a dimension less, and noise agrees better. [L356]
 _SHARE_LEFT = 0.7
-# The same for geodesics in many dimensions, where paths go by chance and cost more. [L422]
+# The same for geodesics in many dimensions, where paths go by chance and cost more. [L428]
 _SHARE_LEFT_PATHS = 0.25
 
 
