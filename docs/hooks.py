@@ -50,7 +50,12 @@ def on_pre_build(config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the links to script and notebook of an example below its title."""
+    """Put the links to script and notebook of an example below its title.
+
+    Those of the gallery's first page get the suffix that the files of the site have.
+    """
+    if page.file.src_uri == "gallery/index.md":
+        return re.sub(r'(class="reference internal" href="\w+)"', r'\1.html"', markdown)
     name = re.fullmatch(r"gallery/(?!index)(\w+)\.md", page.file.src_uri)
     if not name:
         return markdown
@@ -102,10 +107,9 @@ def chart(ink: str) -> None:
         _, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
         for name, points in times().items():
             ax.loglog(*zip(*points, strict=True), "o-", color=SOLVERS[name], label=name)
-            below = name.startswith("POT")
-            ax.annotate(
-                f" {name}", points[-1], color=SOLVERS[name], va="top" if below else "bottom"
-            )
+            # the end of this one is beside another curve
+            where = points[0] if name.startswith("POT") else points[-1]
+            ax.annotate(f" {name}", where, color=SOLVERS[name], va="bottom")
         ax.set_xlim(right=1e7)
         ax.set(xlabel="points of the smaller side", ylabel="seconds, from points to result")
         ax.grid(color=ink, alpha=0.15)

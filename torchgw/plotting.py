@@ -339,6 +339,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     right.set_ylabel(title)
     right.margins(y=0.1)
     ax.set(yscale="log", xlabel="outer iteration")
+    ax.locator_params(axis="x", integer=True)
     ended = result.status.name.lower().replace("_", " ")
     ax.set_title(f"{ended}, objective {result.report.objective:.4g}, value {result.value:.4g}")
     handles = [*ax.get_lines(), *right.get_lines()]

@@ -100,7 +100,8 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         """Solve with the parameters as options."""
         options = self.get_params(deep=False)
         metric = options.pop("metric")
-        check_choice("metric", metric, ("precomputed",), none=True)
+        advice = "How points are measured is `distances`, such as distances='correlation'."
+        check_choice("metric", metric, ("precomputed",), advice, none=True)
         if metric is None or as_graph("X", X) is not None:
             return solve(X, Y, **options, **data)
         return solve(D_X=X, D_Y=Y, **options, **data)

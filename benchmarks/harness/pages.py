@@ -235,6 +235,14 @@ TABLES: dict[str, Callable[[], str]] = {
         ("status", _field("status")),
         _COMMIT,
     ),
+    "first-use": _table(
+        "first use",
+        ("problem, defaults", _field("goal")),
+        _TIME,
+        ("beside it", _field("quality")),
+        ("asked", _field("asked")),
+        _COMMIT,
+    ),
     "linear": _table(
         "linear problems", ("work", _field("goal")), _TIME, ("error", _field("error")), _COMMIT
     ),

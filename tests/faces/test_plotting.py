@@ -150,6 +150,7 @@ def test_convergence_draws_what_is_positive():
     assert set(curves) == {"epsilon", "marginal error", "change of the plan"}
     np.testing.assert_array_equal(curves["epsilon"], [item.epsilon for item in result.history])
     assert axes.get_yscale() == "log"
+    assert (axes.get_xticks() % 1 == 0).all()
     (right,) = (other for other in axes.figure.axes if other is not axes)
     assert right.get_ylabel() == "objective"
     assert right.lines[0].get_ydata()[-1] == pytest.approx(result.report.objective, rel=1e-3)

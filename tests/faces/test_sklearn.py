@@ -265,7 +265,7 @@ def test_precomputed_is_scikit_learns(kind):
         np.testing.assert_array_equal(transport.coupling_.argmax(1), answer)
         with pytest.raises(torchgw.UnsupportedError, match="no coordinates"):
             transport.transform(D_X)
-    with pytest.raises(InvalidInputError, match="`metric` must be"):
+    with pytest.raises(InvalidInputError, match="'precomputed' or None; .*`distances`"):
         GWAligner(metric="cosine").fit(x, y)
 
 

@@ -301,6 +301,7 @@ def test_bad_problems(clouds):
             call()
 
 
+@pytest.mark.filterwarnings("ignore::torchgw._errors.SearchWarning")  # said too, of one start
 def test_warnings_are_written_and_still_given(clouds):
     data, _, _ = clouds
     options = {**EXACT, "max_iter": 2, "n_init": 1}

@@ -9,6 +9,7 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -203,6 +204,15 @@ def test_links_to_examples_lead_somewhere():
     names = set(re.findall(r"\bgallery/(\w+)\.md", text)) - {"index"}
     assert len(names) > 3
     assert names <= {path.stem for path in EXAMPLES}
+
+
+def test_links_of_the_gallery_lead_to_files(monkeypatch):
+    """mkdocs-gallery leaves the suffix to the server."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="gallery/index.md"))
+    link = '<a class="reference internal" href="spiral">'
+    made = importlib.import_module("hooks").on_page_markdown(f"{link}\n", page)
+    assert made == f"{link.replace('spiral', 'spiral.html')}\n"
 
 
 def test_chart_of_time_has_the_peers(monkeypatch):

@@ -95,15 +95,64 @@ def test_many_points_are_squared_if_they_agree_as_well_so():
     sides = tensors(rng.normal(size=(1_100, 8)), rng.normal(size=(1_100, 8)))
     seen = []
 
-    def judge(source, target):
+    def judge(source, target, found_by=None):
         seen.append((source.n, target.n))
-        return {"euclidean": 0.97, "sqeuclidean": squares}[source.metric]
+        assert source.metric == target.metric == "euclidean"
+        assert found_by is None or {each.metric for each in found_by} == {"sqeuclidean"}
+        return 0.97 if found_by is None else squares
 
-    squares = 0.96
+    squares = 0.91
     assert decide(sides, judge).chosen == "sqeuclidean"
-    squares = 0.9
+    squares = 0.89
     assert decide(sides, judge).chosen == "euclidean"
     assert set(seen) == {(1_000, 1_000)}
+
+
+@pytest.mark.parametrize(("count", "seed"), [(6, 7), (6, 19), (10, 0), (20, 2)])
+def test_many_points_in_clusters_are_squared(count, seed):
+    """Plain distances took five times as long before, and geodesics twenty times."""
+    rng = np.random.default_rng(seed)
+    points, _ = clusters(rng, 3_000, count=count)
+    order = rng.permutation(3_000)
+    sides = points, rotated(rng, points)[order]
+    assert decide(tensors(*sides), agreement).chosen == "sqeuclidean"
+
+
+def test_far_points_keep_distances_from_being_squared():
+    rng = np.random.default_rng(0)
+    centres = 8 * np.linalg.qr(rng.normal(size=(10, 10)))[0][:5]
+    labels = rng.choice(5, 1_200, p=[0.1, 0.15, 0.2, 0.25, 0.3])
+    first, second = (centres[labels] + rng.standard_t(2, (1_200, 10)) for _ in range(2))
+    found = decide(tensors(first, rotated(rng, second)), agreement)
+    assert found.chosen != "sqeuclidean"
+    assert found.agreement.get("sqeuclidean", 0) < found.agreement["euclidean"] - 0.1
+
+
+def test_clusters_of_uneven_size_in_many_dimensions_have_no_geodesics():
+    """Paths between fifteen clusters agree by .88, straight distances by .69."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(15, 40))
+    centres *= 7 / np.linalg.norm(centres, axis=1, keepdims=True)
+    labels = rng.choice(15, 300, p=rng.dirichlet(np.full(15, 3.0)))
+    first, second = (centres[labels] + rng.normal(size=(300, 40)) for _ in range(2))
+    order = rng.permutation(300)
+    found = decide(tensors(first, rotated(rng, second)[order]), agreement)
+    assert found.agreement["geodesic"] > found.agreement["euclidean"] + 0.1
+    assert found.chosen == "euclidean"
+
+
+def test_agreement_of_a_plan_that_other_distances_find():
+    rng = np.random.default_rng(6)
+    points, _ = clusters(rng, 90, 5)
+    first, second = tensors(points, rotated(rng, points)[::-1].copy())
+    plain, squares = (
+        [PointDistance(each, metric) for each in (first, second)]
+        for metric in ("euclidean", "sqeuclidean")
+    )
+    assert agreement(*plain, found_by=tuple(plain)) == pytest.approx(agreement(*plain), abs=1e-12)
+    assert agreement(*plain, found_by=tuple(squares)) > 0.99
+    bad = [PointDistance(torch.randn(90, 5).double(), "euclidean") for _ in range(2)]
+    assert agreement(*plain, found_by=tuple(bad)) < 0.5
 
 
 def test_a_zero_row_has_no_angles():

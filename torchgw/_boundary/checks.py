@@ -115,7 +115,7 @@ def check_choice(
     """Refuse anything but one of some words, or ``None`` if that will do."""
     if (isinstance(value, str) and value in choices) or (none and value is None):
         return
-    few = len(choices) == 2
+    few = len(choices) <= 2
     known = listed(choices) if few else "one of " + ", ".join(map(repr, choices))
     also = " or None" if none else ""
     raise InvalidInputError(f"`{name}` must be {known}{also}; got {value!r}. {advice}".rstrip())

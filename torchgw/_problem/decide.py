@@ -10,14 +10,14 @@
    then tried only if nothing else agrees. Angles, and in many dimensions geodesics, have to be
    better by far than straight distances.
 3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
-   distances are squared, which gives them factors, if they agree as well so.
+   distances are squared, which gives them factors, if the plan that squares find agrees nearly as
+   well in straight distances: their own agreement is lower, and that of a few far points.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,19 @@ from torchgw.distances.points import PointDistance
 
 __all__ = ["UNRELATED", "Decision", "Judge", "decide"]
 
-# Agreement of the best plan between a few points of two sides.
-Judge = Callable[[DistanceProvider, DistanceProvider], float]
+
+class Judge(Protocol):
+    """Agreement of the best plan between a few points of two sides."""
+
+    def __call__(
+        self,
+        source: DistanceProvider,
+        target: DistanceProvider,
+        found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
+    ) -> float:
+        """Judge both sides, by the plan that is best for other distances if those are given."""
+        ...
+
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5
@@ -40,16 +51,19 @@ _FEW_POINTS = 200
 _TINY = 20
 # Points of each side that are looked at. [L356]
 _LOOKED_AT = 1_000
-# Agreement of straight distances and angles from which on nothing else is tried; that of geodesics,
-# which short cuts may raise; and how much less squares may have. [L356]
+# Agreement of straight distances and angles from which on nothing else is tried; and that of
+# geodesics, which short cuts may raise. [L356]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-_SLACK = 0.03
+# How much less the plan that squares find may agree. [L427]
+_SLACK = 0.07
 # Agreement below which nothing has been found. [L356]
 UNRELATED = 0.8
-# What others may leave unexplained of what straight distances do: without their length points have
-# a dimension less, and noise agrees better; paths in many dimensions cost more. [L356]
+# What angles may leave unexplained of what straight distances do: without their length points have
+# a dimension less, and noise agrees better. [L356]
 _SHARE_LEFT = 0.7
+# The same for geodesics in many dimensions, where paths go by chance and cost more. [L428]
+_SHARE_LEFT_PATHS = 0.25
 
 
 class Decision(NamedTuple):
@@ -57,7 +71,8 @@ class Decision(NamedTuple):
 
     chosen: str  # "geodesic" or a point metric
     why: str
-    agreement: dict[str, float]  # of each that was tried
+    # of each that was tried; that of squares is their plan's in straight distances
+    agreement: dict[str, float]
 
 
 def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
@@ -90,8 +105,9 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
         if value > found[best] and (name not in doubtful or _is_better(name, found)):
             best = name
     if best == "euclidean" and sizes[1] > _LOOKED_AT:
+        straight_x, straight_y = (PointDistance(side, "euclidean") for side in few)
         x, y = (PointDistance(side, "sqeuclidean") for side in few)
-        found["sqeuclidean"] = judge(x, y)
+        found["sqeuclidean"] = judge(straight_x, straight_y, found_by=(x, y))
         best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
     pieces = "" if connected else "neighbour graphs in pieces, "
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
@@ -101,8 +117,10 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
 
 def _is_better(name: str, found: dict[str, float]) -> bool:
     """Whether a way to measure agrees better than straight distances, and not by chance."""
-    left = _SHARE_LEFT * (1 - found["euclidean"])
-    return 1 - found[name] <= left and (name != "cosine" or found[name] >= UNRELATED)
+    angles = name == "cosine"
+    share = _SHARE_LEFT if angles else _SHARE_LEFT_PATHS
+    enough = found[name] >= UNRELATED or not angles
+    return enough and 1 - found[name] <= share * (1 - found["euclidean"])
 
 
 def _some(points: Tensor, seed: int) -> Tensor:

@@ -64,7 +64,8 @@ class Report:
         Count, rank and estimated error of each side ("X", "Y") that has landmarks.
     distances : dict or None
         What ``distances="auto"`` was for points: its name as ``chosen`` ("geodesic" or a metric),
-        ``why``, and the ``agreement`` of each that was tried.
+        ``why``, and the ``agreement`` of each that was tried (of squares: that of their plan in
+        straight distances).
     polish_steps, polish_gap : int and float, or None
         Conditional gradient steps of ``polish``, and what the linearised objective could still fall
         by at their end.

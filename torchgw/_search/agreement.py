@@ -7,17 +7,19 @@ takes out how far each point is from the others on average, which any two spaces
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import search_all
-from torchgw._search.coarse import coarsen, cross_terms
+from torchgw._search.coarse import centre, coarsen, cross_terms
 from torchgw._search.starts import leading_axes, make_starts
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.sampling import SpreadPoints
 
 __all__ = ["agreement"]
 
@@ -28,9 +30,16 @@ _ITERATIONS = 20
 _EPSILON = 2.5e-3
 
 
-def agreement(source: DistanceProvider, target: DistanceProvider) -> float:
-    """Compute the agreement, at most 1, of the best plan between a few points of equal weights."""
-    sides = source, target
+def agreement(
+    source: DistanceProvider,
+    target: DistanceProvider,
+    found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
+) -> float:
+    """Compute the agreement, at most 1, of the best plan between a few points of equal weights.
+
+    With ``found_by`` that of the plan which is best for these distances of the same points.
+    """
+    sides = found_by or (source, target)
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
     coarse = coarsen(Problem(*sides, Marginals(*weights), 1.0, None, SQUARE), _POINTS)
     few = coarse.problem
@@ -41,7 +50,16 @@ def agreement(source: DistanceProvider, target: DistanceProvider) -> float:
     with small_on_one_thread(_POINTS, _POINTS, few.x.device):
         found = search_all(solve, _STARTS, few, *axes, starts.rotations, starts.epsilons)
     plan = found.rounded[found.table[:, 0].argmin()]
-    cross = (cross_terms(few.x, plan[None], few.y)[0] * plan).sum()
+    x, y = few.x, few.y
+    if found_by:
+        x, y = _centred(source, few.source), _centred(target, few.target)
+    cross = (cross_terms(x, plan[None], y)[0] * plan).sum()
     p, q = few.source.weights, few.target.weights
-    size = (p @ few.x[0].square() @ p) * (q @ few.y[0].square() @ q)
+    size = (p @ x[0].square() @ p) * (q @ y[0].square() @ q)
     return float(cross / size.sqrt().clamp_min(torch.finfo(size.dtype).tiny))
+
+
+def _centred(provider: DistanceProvider, points: SpreadPoints) -> Tensor:
+    """Centre the distances of another provider among some points, (1, s, s)."""
+    table = provider.columns(points.indices)[points.indices].to(points.table)
+    return centre(points._replace(table=table))[0][None]
