@@ -23,7 +23,7 @@ from torchgw.pot._descent import descend
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import relative_entropy, solve_linear
 from torchgw.pot._vertices import LinearSolver, partial_transport, semirelaxed, transport
-from torchgw.pot.gromov._partial import read_mass, read_partial_start
+from torchgw.pot.gromov._partial import read_mass, read_partial_start, read_vertex_start
 from torchgw.pot.gromov._read import (
     Problem,
     needs_gradients,
@@ -289,7 +289,8 @@ def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.St
     solver: LinearSolver
     if kind == "partial":
         share = read_mass(problem, mass)
-        first, solver = read_partial_start(problem, start, share), partial_transport(p, q, share)
+        solver = partial_transport(p, q, share)
+        first = read_vertex_start(problem, start, solver, share)
     elif kind == "semirelaxed":
         first, solver = read_semirelaxed_start(problem, start, 0), semirelaxed(p)
     else:
