@@ -442,6 +442,7 @@ def solve(
             weights=(a, b),
             # what follows the inputs is not differentiated
             judge=agreement if differentiable is None else None,
+            directed=True,
         )
         source, target = sides.providers
         check_loss(kind, target)
@@ -457,6 +458,8 @@ def solve(
             linear,
             kind,
         )
+        if problem.directed:
+            options.check_directed(differentiable=differentiable is not None)
         if differentiable is not None:
             inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
             check_tracked(inputs, problem, scaled=scale is not None)

@@ -165,7 +165,7 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
     is no optimum.
     """
     product = gradient.product
-    if problem.linear is not None or product is None or problem.alpha == 0:
+    if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
     entropy = float(torch.special.entr(problem.marginals.a).sum())
     excess = problem.alpha * found.quadratic.value + epsilon * (found.kl - entropy)
