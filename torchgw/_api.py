@@ -25,7 +25,7 @@ from torchgw._problem.linear_term import (
     without_structure,
 )
 from torchgw._problem.losses import LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule
+from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
@@ -118,7 +118,8 @@ def solve(
         Points; or an undirected graph with edge lengths (SciPy sparse, NetworkX, igraph, PyTorch
         Geometric data). The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
-        Non-negative weights of sum 1; uniform by default.
+        Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
+        uniform by default.
     distances : str, DistanceProvider, or a pair of these
         How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``,
         ``"correlation"``; or
@@ -356,6 +357,10 @@ def solve(
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
     check_distributed(distributed, differentiable=differentiable, polish=polish)
+    parts = features if isinstance(features, (tuple, list)) else (features,)
+    given = X, Y, D_X, D_Y, M, a, b, *parts
+    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
+    a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
         epsilon=epsilon,
         gradient=gradient,
@@ -373,7 +378,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
-        rule=check_marginal_rule(unbalanced, mass),
+        rule=rule,
         polish=polish,
         skip_tiles=skip_tiles,
         fixed_point=differentiable == "implicit",
@@ -405,9 +410,6 @@ def solve(
         curvature=curvature,
         signed=not kind.singular,
     )
-    parts = features if isinstance(features, (tuple, list)) else (features,)
-    given = X, Y, D_X, D_Y, M, a, b, *parts
-    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
     by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
