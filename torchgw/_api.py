@@ -50,6 +50,7 @@ from torchgw._tensors.ranks import Distributed, check_distributed, join, togethe
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.directed import DirectedDistance
 
 __all__ = ["solve"]
 
@@ -277,9 +278,10 @@ def solve(
         ``"auto"`` leaves them out where the cost has factors and is streamed.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y, M and features that require them. With ``"implicit"``, and ``"unrolled"`` for
-        small problems, ``result.lazy_plan`` carries them too. ``epsilon`` has to be a number then,
-        and ``scale="auto"`` means ``None``: units that follow the inputs would have to be
+        b, D_X, D_Y, M and features that require them, and with ``"value"`` to ``alpha``. With
+        ``"implicit"``, and ``"unrolled"`` for small problems, ``result.lazy_plan`` carries them
+        too. ``epsilon`` has to be a number then, and ``scale="auto"`` means ``None``: units that
+        follow the inputs would have to be
         differentiated as well. See docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend. A
@@ -414,8 +416,11 @@ def solve(
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, named=by_name)
+    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=differentiable == "value")
     options.check_combination(linear=fused, differentiable=differentiable is not None)
+    specs = distances if isinstance(distances, (tuple, list)) else (distances,)
+    if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
+        options.check_directed(differentiable=differentiable is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
@@ -460,10 +465,10 @@ def solve(
             linear,
             kind,
         )
-        if problem.directed:
-            options.check_directed(differentiable=differentiable is not None)
         if differentiable is not None:
-            inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
+            inputs = tracked_inputs(
+                X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features, alpha=alpha
+            )
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
             outcome = solve_problem(problem, options, init, generator, recorder, keeper)
@@ -481,7 +486,10 @@ def solve(
     from torchgw._derivatives.tracked import Definition
 
     known = Definition(problem, pair, feature_metric)
-    return attach(result, known, inputs, differentiable, generator)
+    found = outcome.ending.evaluation
+    return attach(
+        result, known, inputs, differentiable, generator, found.quadratic.value - found.linear
+    )
 
 
 def _both(

@@ -47,11 +47,7 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
     Refuse "factored" where neither side has factors, and "dense" where it takes too long.
     """
     if problem.directed:
-        if name in ("factored", "sampled"):
-            raise UnsupportedError(
-                f"`gradient={name!r}` reads distances without a direction, and a DirectedDistance "
-                "has directions. Pass gradient='auto' or 'dense', which reads stored tables."
-            )
+        # others read distances without a direction, and are refused before the work
         return "dense"
     crossed = problem.crossed()
     if crossed is None:

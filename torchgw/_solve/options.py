@@ -157,6 +157,12 @@ class Options:
 
     def check_directed(self, *, differentiable: bool) -> None:
         """Refuse what costs with a direction do not combine with."""
+        if self.gradient in ("factored", "sampled"):
+            raise UnsupportedError(
+                f"`gradient={self.gradient!r}` reads distances without a direction, and a "
+                "DirectedDistance has directions. Pass gradient='auto' or 'dense', which reads "
+                "stored tables."
+            )
         if differentiable:
             raise UnsupportedError(
                 "`differentiable` knows symmetric distances only, and a DirectedDistance is none. "
