@@ -297,6 +297,8 @@ def test_a_batch_is_as_each_alone():
             Ca[one].detach(), Cb[one], M=M[one], alpha=0.4, reg=0.2, method="PPA", tol=1e-9
         )
         assert torch.allclose(found.plan[one], alone.plan, atol=1e-5)
+        parts = (alone.plan * M[one]).sum() * 0.6
+        assert alone.value_linear.item() == pytest.approx(parts.item(), rel=1e-12)
         quadratic = float(found.value_quad[one] + found.value_linear[one])
         assert found.value[one].item() == pytest.approx(quadratic, rel=1e-12)
 
