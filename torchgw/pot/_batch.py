@@ -79,7 +79,7 @@ def solve_gromov_batch(
     UnsupportedError
         For several features an edge, as ``loss="kl"`` has them, ``logits`` and ``grad="autodiff"``.
     """
-    if loss != "sqeuclidean" or logits is not None:
+    if loss != "sqeuclidean" or logits:
         raise UnsupportedError(
             f"`loss` must be 'sqeuclidean', without `logits`; got {loss!r}. 'kl' compares several "
             "features an edge, which are not known here."
