@@ -319,3 +319,17 @@ def test_what_a_batch_refuses(change, said):
     Ca, Cb, _ = _stacks()
     with pytest.raises(torchgw.TorchGWError, match=said):
         solve_gromov_batch(**{"Ca": Ca, "Cb": Cb, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan_init": "near", "unbalanced_type": "semirelaxed"}, "`plan_init` must be one of"),
+        ({"max_iter": "many"}, "`max_iter` must be a number"),
+        ({"tol": -1.0}, "`tol` must be a number"),
+    ],
+)
+def test_messages_name_the_argument(change, said):
+    table = 1 - np.eye(4)
+    with pytest.raises(torchgw.InvalidInputError, match=said):
+        solve_gromov(table, table, **change)

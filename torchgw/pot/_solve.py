@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -267,6 +268,9 @@ def _stop(
     kind: Kind, reg: float | None, max_iter: int | None, tol: float | None, verbose: bool
 ) -> _mirror.Stop:
     """Take POT's limits where none are given."""
+    for name, given in (("max_iter", max_iter), ("tol", tol)):
+        if given is not None and not (isinstance(given, Real) and given >= 0):
+            raise InvalidInputError(f"`{name}` must be a number, not negative; got {given!r}.")
     if kind in ("kl", "l2"):
         limits: tuple[int, float] = (1000 if reg else 100, 1e-7)
     elif kind == "partial":
