@@ -75,6 +75,25 @@ def test_the_gradient_is_the_derivative_of_the_value(loss, sides):
     assert np.abs(left).max() < 1e-12
 
 
+@pytest.mark.parametrize("loss", ["square", "kl"])
+def test_a_copy_of_the_gradient_reads_tables_of_its_own(loss):
+    """As graphs of launches on a GPU do."""
+    A, B = _tables()
+    a, b = map(torch.from_numpy, _weights())
+    sides = DirectedDistance(A), DirectedDistance(B)
+    gradient = make_gradient(
+        "dense", Problem(*sides, Marginals(a, b), 1.0, None, find_loss(loss)), 1, 1.0
+    )
+    copy = gradient.copy()
+    assert [part.shape for part in copy.tables()] == [part.shape for part in gradient.tables()]
+    start = gradient.start()
+    plan = start._replace(values=start.values + torch.from_numpy(np.arange(63.0).reshape(9, 7)))
+    first, second = (one.linearise(plan).cost.dense().matrix for one in (gradient, copy))
+    assert torch.allclose(first, second, rtol=1e-13)
+    own = {part.data_ptr() for part in gradient.tables()}
+    assert not own & {part.data_ptr() for part in copy.tables()}
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     "options",
