@@ -140,6 +140,8 @@ def solve(
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
         kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
+        Costs that differ with the direction are given as X and Y, each as
+        :class:`torchgw.distances.DirectedDistance`.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
