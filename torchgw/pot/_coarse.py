@@ -11,7 +11,7 @@ from torchgw.pot._vertices import PartialTransport
 
 __all__ = ["coarse_start"]
 
-# Points of each side that are enough, and of the smaller side from which they are of use. [L421]
+# Points of each side that are enough, and of the smaller side from which they are of use. [L433]
 _POINTS = 60
 _LARGE = 150
 

@@ -22,7 +22,7 @@ _KEPT = 12
 _EVERY = 16
 _ROUNDS = 3
 _PIVOTS = 1_000_000
-# Share of the last gain that entries once chosen have to give. [L421]
+# Share of the last gain that entries once chosen have to give. [L433]
 _ENOUGH = 0.1
 
 
