@@ -25,7 +25,7 @@ from torchgw._problem.linear_term import (
     without_structure,
 )
 from torchgw._problem.losses import LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule
+from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
@@ -50,6 +50,7 @@ from torchgw._tensors.ranks import Distributed, check_distributed, join, togethe
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.directed import DirectedDistance
 
 __all__ = ["solve"]
 
@@ -119,7 +120,8 @@ def solve(
         Points; or an undirected graph with edge lengths (SciPy sparse, NetworkX, igraph, PyTorch
         Geometric data). The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
-        Non-negative weights of sum 1; uniform by default.
+        Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
+        uniform by default.
     distances : str, DistanceProvider, or a pair of these
         How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``,
         ``"correlation"``; or
@@ -139,6 +141,8 @@ def solve(
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
         kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
+        Costs that differ with the direction are given as X and Y, each as
+        :class:`torchgw.distances.DirectedDistance`.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
@@ -287,9 +291,10 @@ def solve(
         tolerance.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y, M and features that require them. With ``"implicit"``, and ``"unrolled"`` for
-        small problems, ``result.lazy_plan`` carries them too. ``epsilon`` has to be a number then,
-        and ``scale="auto"`` means ``None``: units that follow the inputs would have to be
+        b, D_X, D_Y, M and features that require them, and with ``"value"`` to ``alpha``. With
+        ``"implicit"``, and ``"unrolled"`` for small problems, ``result.lazy_plan`` carries them
+        too. ``epsilon`` has to be a number then, and ``scale="auto"`` means ``None``: units that
+        follow the inputs would have to be
         differentiated as well. See docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend. A
@@ -367,6 +372,10 @@ def solve(
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
     check_distributed(distributed, differentiable=differentiable, polish=polish)
+    parts = features if isinstance(features, (tuple, list)) else (features,)
+    given = X, Y, D_X, D_Y, M, a, b, *parts
+    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
+    a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
         epsilon=epsilon,
         gradient=gradient,
@@ -384,7 +393,7 @@ def solve(
         precision=merge_precision(dtype, precision),
         storage=storage,
         regularization=regularization,
-        rule=check_marginal_rule(unbalanced, mass),
+        rule=rule,
         polish=polish,
         skip_tiles=skip_tiles,
         resolution=resolution,
@@ -422,15 +431,15 @@ def solve(
         curvature=curvature,
         signed=not kind.singular,
     )
-    parts = features if isinstance(features, (tuple, list)) else (features,)
-    given = X, Y, D_X, D_Y, M, a, b, *parts
-    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
     by_name = isinstance(features, str) and features in get_args(SignatureName)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, named=by_name)
+    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=differentiable == "value")
     options.check_combination(linear=fused, differentiable=differentiable is not None)
+    specs = distances if isinstance(distances, (tuple, list)) else (distances,)
+    if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
+        options.check_directed(differentiable=differentiable is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     generator, seed = make_generator(random_state, where)
@@ -459,6 +468,7 @@ def solve(
             weights=(a, b),
             # what follows the inputs is not differentiated
             judge=agreement if differentiable is None else None,
+            directed=True,
         )
         source, target = sides.providers
         check_loss(kind, target)
@@ -475,7 +485,9 @@ def solve(
             kind,
         )
         if differentiable is not None:
-            inputs = tracked_inputs(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features)
+            inputs = tracked_inputs(
+                X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features, alpha=alpha
+            )
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
             outcome = solve_problem(problem, options, init, generator, recorder, keeper)
@@ -493,7 +505,10 @@ def solve(
     from torchgw._derivatives.tracked import Definition
 
     known = Definition(problem, pair, feature_metric)
-    return attach(result, known, inputs, differentiable, generator)
+    found = outcome.ending.evaluation
+    return attach(
+        result, known, inputs, differentiable, generator, found.quadratic.value - found.linear
+    )
 
 
 def _both(

@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import as_labels, to_numpy
-from torchgw._boundary.checks import check_choice, check_positive, reject_unknown
+from torchgw._boundary.checks import called, check_choice, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
@@ -374,7 +374,8 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
             source, target = _labels(ys, len(self.xs_), "ys"), _labels(yt, len(self.xt_), "yt")
             known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
             linear = ((source[:, None] != target) & known).astype(np.float64)
-        self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
+        with called(X="Xs", Y="Xt"):
+            self.result_ = self._solve(self.xs_, self.xt_, {"M": linear})
         self.n_iter_ = self.result_.n_iters
         self._linear = linear is not None
         return self

@@ -452,3 +452,41 @@ def test_a_nearly_singular_fixed_point_is_said(epsilon, said):
         warnings.simplefilter("always")
         torch.autograd.grad((result.plan * torch.eye(2)).sum(), D_X)
     assert any("nearly singular" in str(each.message) for each in caught) == said
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("options", [{}, {"gradient": "sampled", "n_anchors": 512}], ids=str)
+def test_alpha_has_a_gradient(alpha, options):
+    rng = np.random.default_rng(0)
+    X, Y, M = rng.normal(size=(12, 2)), rng.normal(size=(10, 3)), rng.random((12, 10))
+
+    def loss(value, **more):
+        return torchgw.solve(
+            X, Y, M=M, alpha=value, distances="sqeuclidean", epsilon=1.0, n_init=1, scale=None,
+            tol=1e-8, objective_tol=0, inner_tol=1e-10, random_state=0, **options, **more,
+        )  # fmt: skip
+
+    weight = torch.tensor(alpha, requires_grad=True)
+    result = loss(weight, differentiable="value")
+    (slope,) = torch.autograd.grad(result.loss, weight)
+    plan = result.plan.double().numpy()
+    first, second = (((side[:, None] - side[None]) ** 2).sum(-1) for side in (X, Y))
+    squares = (first[:, None, :, None] - second[None, :, None, :]) ** 2
+    expected = np.einsum("ijkl,ij,kl", squares, plan, plan) - (M * plan).sum()
+    assert float(slope) == pytest.approx(expected, rel=1e-4)
+    if alpha == 0.4 and not options:
+        step = 1e-4
+        ends = [loss(alpha + sign * step).log["objective"] for sign in (1, -1)]
+        assert float(slope) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
+
+
+def test_alpha_has_no_other_gradients():
+    X, M = torch.randn(6, 2), torch.rand(6, 6)
+    weight = torch.tensor(0.5, requires_grad=True)
+    given = {"X": X, "Y": X, "M": M, "alpha": weight, "epsilon": 1.0, "distances": "sqeuclidean"}
+    for mode in (None, "implicit", "unrolled"):
+        with pytest.raises(torchgw.UnsupportedError, match="`alpha` has gradients"):
+            torchgw.solve(**given, differentiable=mode)
+    loss = torchgw.solve(**given, differentiable="value").loss
+    with pytest.raises(torchgw.UnsupportedError, match="`alpha`"):
+        torch.autograd.grad(torch.autograd.grad(loss, weight, create_graph=True)[0], weight)

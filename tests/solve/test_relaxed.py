@@ -417,6 +417,36 @@ def test_combinations_are_refused_with_the_reason():
             torchgw.solve(**GIVEN, **options)
 
 
+@pytest.mark.parametrize("totals", [(2.0, 2.0), (3.0, 0.5)])
+def test_penalised_weights_of_another_sum_equal_pot(totals):
+    epsilon, rho = 0.05, 0.3
+    a, b = totals[0] * A, totals[1] * B
+    expected, _ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        D_X, D_Y, a, b, reg_marginals=rho, epsilon=epsilon / 2, unbalanced_solver="sinkhorn_log",
+        max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
+    )  # fmt: skip
+    result = torchgw.solve(
+        D_X=D_X, D_Y=D_Y, a=a, b=b, unbalanced=rho, epsilon=epsilon, init=np.outer(A, B),
+        tol=1e-9, inner_tol=1e-10, objective_tol=0, precision="float64",
+    )  # fmt: skip
+    plan = result.plan.numpy()
+    np.testing.assert_allclose(plan, expected, rtol=0, atol=1e-6)
+    value = reference.gw_value(D_X, D_Y, plan)
+    penalty = rho * (divergence(plan.sum(1), a) + divergence(plan.sum(0), b))
+    entropy = epsilon / 2 * divergence(plan.ravel(), np.outer(a, b).ravel())
+    assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
+    assert result.log["objective"] == pytest.approx(value + penalty + entropy, rel=1e-9)
+
+
+def test_a_strict_side_needs_weights_of_sum_one():
+    free = torchgw.solve(D_X=D_X, D_Y=D_Y, a=A, b=2 * B, unbalanced=(INF, 0.2), epsilon=0.05)
+    known = torchgw.solve(**GIVEN, unbalanced=(INF, 0.2), epsilon=0.05)
+    assert torch.equal(torch.as_tensor(free.plan), torch.as_tensor(known.plan))
+    for options in ({"unbalanced": (INF, 0.2)}, {"mass": 0.5}, {}):
+        with pytest.raises(InvalidInputError, match="`a` must sum to 1"):
+            torchgw.solve(D_X=D_X, D_Y=D_Y, a=2 * A, b=B, **options)
+
+
 def test_strict_values_mean_balanced():
     strict = torchgw.solve(**GIVEN, epsilon=0.05)
     for options in ({"mass": 1.0}, {"unbalanced": INF}, {"unbalanced": (INF, INF)}):

@@ -106,7 +106,7 @@ def test_loss_has_gradients():
     [
         ({"s_shared": 10}, torchgw.UnsupportedError, "s_shared"),
         ({"lambda_ema_beta": 0.5}, torchgw.UnsupportedError, "fixed unit"),
-        ({"rho": -1.0}, torchgw.InvalidInputError, "unbalanced"),
+        ({"rho": -1.0}, torchgw.InvalidInputError, "`rho` must be"),
         ({"semi_relaxed": True, "rho_a": 1.0}, torchgw.InvalidInputError, "Drop one"),
         ({"differentiable": True, "grad_mode": "tape"}, torchgw.InvalidInputError, "'implicit'"),
         ({"multiscale": False}, torchgw.UnsupportedError, "subsample"),
@@ -155,3 +155,35 @@ def test_low_rank_and_graphs_by_the_names_of_the_design():
 def test_what_has_no_effect_is_said():
     with pytest.warns(torchgw.TorchGWWarning, match="n_coarse"):
         torchgw.sampled_gw(X, Y, n_coarse=50, M=60, epsilon=0.1, random_state=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"C_linear": np.zeros((3, 3)), "fgw_alpha": 0.5}, "`C_linear` must have shape"),
+        ({"T_init": np.zeros((3, 3))}, "`T_init` must have shape"),
+        ({"p": np.ones(12)}, r"`p` must sum to 1; it sums to 12. Pass `p / p.sum\(\)`"),
+        ({"q": -np.ones(12) / 12}, "`q` must be non-negative"),
+        ({"M": -3}, "`M` must be an integer"),
+        ({"alpha": 7.0}, "`alpha` is the share of anchors"),
+        ({"k": 100}, "`k` must be below"),
+        ({"rho": -1.0}, "`rho` must be"),
+        ({"distance_mode": "near"}, "`distance_mode` must be one of"),
+        ({"min_iter_before_converge": 0}, "`min_iter_before_converge` must be"),
+        ({"differentiable": True, "grad_mode": "none"}, "`grad_mode` must be"),
+        ({"X_source": np.full((12, 2), np.nan)}, "`X_source` has 24 entries"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_messages_name_arguments_as_the_caller_did(change, message):
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    with pytest.raises(torchgw.InvalidInputError, match=message):
+        torchgw.sampled_gw(**{"X_source": points, "X_target": points, **change})
+
+
+def test_low_rank_and_graphs_name_arguments_as_the_caller_did():
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    with pytest.raises(torchgw.InvalidInputError, match="`p` must sum"):
+        torchgw.sampled_lowrank_gw(points, points, rank=2, p=np.ones(12))
+    with pytest.raises(torchgw.InvalidInputError, match="`k`"):
+        torchgw.build_knn_graph(points, 0)

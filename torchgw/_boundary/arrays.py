@@ -187,7 +187,8 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
         raise InvalidInputError(
             f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
             f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean; "
-            "torchgw.pot.solve_gromov solves small problems of directed costs."
+            f"costs that differ with the direction are torchgw.distances.DirectedDistance({name}), "
+            "in place of points."
         )
     least = float(tensor.min())
     rounding = least >= -_SYMMETRY_TOLERANCE * scale

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
 
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError
 
 __all__ = [
+    "called",
     "check_choice",
     "check_count",
     "check_positive",
@@ -36,6 +39,23 @@ _ELSEWHERE = {
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
     "sample_weight": ("a",),
 }  # fmt: skip
+
+
+@contextlib.contextmanager
+def called(**names: str) -> Iterator[None]:
+    """Let errors name arguments as the caller did: ``init="T_init"`` where ours is ``init``.
+
+    Names are changed within backticks.
+    """
+
+    def renamed(span: re.Match[str]) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda name: names.get(name[0], name[0]), span[0])
+
+    try:
+        yield
+    except TorchGWError as error:
+        error.args = (re.sub(r"`[^`]*`", renamed, str(error)), *error.args[1:])
+        raise
 
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -56,6 +56,7 @@ class Link(NamedTuple):
     objective: float
     names: tuple[str, ...]
     anchors: Anchors | None  # of a sampled solve, in place of exact products
+    by_alpha: float = 0.0  # <L(P), P> - <M, P>, the derivative by alpha
 
     def model(self, inputs: tuple[Tensor, ...]) -> Model:
         """Write the problem as a function of the inputs named."""
@@ -287,6 +288,8 @@ def _loss_gradient(link: Link, inputs: tuple[Tensor, ...]) -> list[Tensor]:
             cross = sampled_pairs(moving, still, plan, link.anchors)
         total = total - 2 * moving.alpha * cross
         total = total + (1 - moving.alpha) * linear(moving, still, plan)
+        if "alpha" in link.names:
+            total = total + link.by_alpha * copies[link.names.index("alpha")]
         return _derivatives(total, copies)
 
 
@@ -296,6 +299,8 @@ def _hessian_product(
     """Multiply a direction by the Hessian of the objective, equation 42."""
     if link.anchors is not None:
         raise UnsupportedError(_SAMPLED)
+    if "alpha" in link.names:
+        raise UnsupportedError("Second derivatives do not know `alpha`: pass float(alpha).")
     copies = tuple(part.detach().requires_grad_() for part in inputs)
     steps = tuple(part.detach().to(item) for part, item in zip(direction, inputs, strict=True))
     change = link.change(copies, steps)
@@ -358,8 +363,12 @@ def attach(
     inputs: dict[str, Tensor],
     mode: Differentiable,
     generator: torch.Generator,
+    by_alpha: float,
 ) -> GWResult:
-    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients."""
+    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients.
+
+    ``by_alpha`` is <L(P), P> - <M, P>, the derivative by alpha.
+    """
     tensors, plan = tuple(inputs.values()), result.lazy_plan
     if mode == "unrolled":
         matrix, loss = unroll(Model.of(definition, inputs), plan)
@@ -377,6 +386,7 @@ def attach(
         result.report.objective,
         tuple(inputs),
         anchors,
+        by_alpha,
     )
     loss = _Loss.apply(link, *tensors)  # type: ignore[no-untyped-call]
     lazy = implicit_plan(link, tensors) if mode == "implicit" else plan

@@ -21,11 +21,12 @@ from torchgw._gradients.contract import (
     product_value,
 )
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.cross_terms import MinimumCross
+from torchgw._problem.cross_terms import BothWays, MinimumCross
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["DenseGradient", "PlanMatrix"]
@@ -70,9 +71,12 @@ class DenseGradient(StrictGradient):
 
     def copy(self) -> DenseGradient:
         """Make the same linearisation on tables of its own, as one of the square loss."""
-        source, target = (
-            PrecomputedDistance.unchecked(part.clone()) for part in self._cross.tables()
-        )
+        tables = self._cross.tables()
+        kind: type[PrecomputedDistance] = PrecomputedDistance
+        if isinstance(self._cross, BothWays):
+            (source_table, _, _, target_table), kind = tables, DirectedDistance
+            tables = source_table, target_table
+        source, target = (kind.unchecked(part.clone()) for part in tables)
         problem = self.problem
         marginals, linear = Marginals(*map(Tensor.clone, problem.marginals)), problem.linear
         # costs of either kind are named tuples of tensors

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Cross", "MinimumCross", "ProductCross"]
+__all__ = ["BothWays", "Cross", "MinimumCross", "ProductCross"]
 
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
 # matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
@@ -28,13 +28,38 @@ class Cross(Protocol):
         """List the tensors that it reads; DX and DY for a product."""
 
 
+class BothWays:
+    """The mean of a cross term of directed costs and of that of the other direction.
+
+    With P fixed on one side each is linear in P, and the mean is half the derivative of the sum.
+    """
+
+    def __init__(self, there: Cross, back: Cross) -> None:
+        self._ways = there, back
+
+    def __call__(self, plan: Tensor) -> Tensor:
+        """Evaluate the mean at a plan (n, m)."""
+        there, back = self._ways
+        return there(plan).add_(back(plan)).div_(2)
+
+    def total(self, a: Tensor, b: Tensor) -> Tensor:
+        """Evaluate the mean at a x b, summed with the weights a x b, ()."""
+        there, back = self._ways
+        return (there.total(a, b) + back.total(a, b)) / 2
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """List the tables of both directions."""
+        there, back = self._ways
+        return (*there.tables(), *back.tables())
+
+
 class ProductCross:
-    """h(x, y) = x y by two matrix products, for symmetric tables DX (n, n) and DY (m, m)."""
+    """h(x, y) = x y by two matrix products, DX P DY for tables DX (n, n) and DY (m, m)."""
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
         self._source = source
         self._target = target
-        self._left, self._right = _sparse(source), _sparse(target)
+        self._left, self._right = _sparse(source), _sparse(target.T)
 
     def __call__(self, plan: Tensor) -> Tensor:
         """Compute DX P DY."""
@@ -75,7 +100,7 @@ class MinimumCross:
         if self._turned:
             source, target = target, source
         self._source = source.T.contiguous()
-        self._target, self._order = target.sort(dim=1)
+        self._target, self._order = target.contiguous().sort(dim=1)
 
     def __call__(self, plan: Tensor) -> Tensor:
         """Evaluate the cross term at a plan (k, l), shape (n, m)."""

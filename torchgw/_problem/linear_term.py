@@ -149,18 +149,21 @@ def spread(cost: Cost) -> float:
     return float(variance.clamp_min(0).sqrt())
 
 
-def check_alpha(alpha: float | Tensor | None, *, fused: bool, named: bool = False) -> float:
+def check_alpha(
+    alpha: float | Tensor | None, *, fused: bool, named: bool = False, tracked: bool = False
+) -> float:
     """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
 
-    That is 0.5, or 0.99 where features were asked for by name.
+    That is 0.5, or 0.99 where features were asked for by name. Tensors that require gradients are
+    refused unless ``tracked``.
     """
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
     if isinstance(alpha, Tensor) and alpha.ndim == 0:
-        if alpha.requires_grad:
+        if alpha.requires_grad and not tracked:
             raise UnsupportedError(
-                "`alpha` has no gradients: pass float(alpha). The values of torchgw.pot.gromov "
-                "carry them for small problems."
+                "`alpha` has gradients with differentiable='value' only; pass that, or "
+                "float(alpha)."
             )
         alpha = alpha.item()
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:

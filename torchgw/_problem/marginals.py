@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError
 from torchgw._typing import Marginals
 
@@ -18,6 +19,7 @@ __all__ = [
     "ObjectiveTerms",
     "best_mass",
     "check_marginal_rule",
+    "divide_by_totals",
     "quadratic_divergence",
     "relative_entropy",
 ]
@@ -32,6 +34,8 @@ class MarginalRule:
     rho: tuple[float, float] = (math.inf, math.inf)
     # Mass that a partial plan moves, with P1 <= a and P'1 <= b; None for other problems.
     mass: float | None = None
+    # What the weights given sum to, where a penalty holds them; they are divided by it.
+    totals: tuple[float, float] = (1.0, 1.0)
 
     @property
     def fixed_mass(self) -> float | None:
@@ -94,6 +98,27 @@ def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
     return None if rho == (math.inf, math.inf) else MarginalRule(rho)
 
 
+def divide_by_totals(
+    a: Any, b: Any, rule: MarginalRule | None
+) -> tuple[Any, Any, MarginalRule | None]:
+    """Divide the weights of sides that a penalty holds by their sums, and keep these in the rule.
+
+    Strict marginals and bounds keep weights that have to sum to one.
+    """
+    if rule is None or rule.mass is not None:
+        return a, b, rule
+    given, totals = [a, b], [1.0, 1.0]
+    for side, (name, rho) in enumerate(zip("ab", rule.rho, strict=True)):
+        if math.isinf(rho) or given[side] is None:
+            continue
+        weights = to_tensor(name, given[side]).double()
+        total = float(weights.sum())
+        # others are refused as weights
+        if 0 < total < math.inf and bool((weights >= 0).all()):
+            given[side], totals[side] = weights / total, total
+    return given[0], given[1], replace(rule, totals=(totals[0], totals[1]))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
 
@@ -112,8 +137,9 @@ def best_mass(terms: ObjectiveTerms, rule: MarginalRule, epsilon: float) -> floa
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho
-    slope = terms.value + 2 * source * terms.source + 2 * target * terms.target
-    slope += epsilon * terms.whole
+    first, second = map(math.log, rule.totals)
+    slope = terms.value + 2 * source * (terms.source - first) + 2 * target * (terms.target - second)
+    slope += epsilon * (terms.whole - first - second)
     return math.exp(-slope / (2 * (source + target + epsilon / 2)))
 
 
@@ -125,6 +151,9 @@ def relative_entropy(masses: Tensor, weights: Tensor) -> float:
     return float(torch.special.xlogy(masses, ratio).sum())
 
 
-def quadratic_divergence(entropy: float, mass: float) -> float:
-    """Compute KL(mu x mu | a x a) for mu = mass * p, from KL(p | a) (equation 14)."""
-    return 2 * mass**2 * (entropy + math.log(mass)) - mass**2 + 1
+def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:
+    """Compute KL(mu x mu | nu x nu) for mu = mass * p, nu = total * a, from KL(p | a).
+
+    That is equation 14.
+    """
+    return 2 * mass**2 * (entropy + math.log(mass / total)) - mass**2 + total**2

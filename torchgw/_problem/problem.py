@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw._problem.cross_terms import Cross, MinimumCross, ProductCross
+from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductCross
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.directed import DirectedDistance
 
-__all__ = ["Problem", "stored_matrix"]
+__all__ = ["Problem", "costs_of", "stored_matrix"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,30 @@ class Problem:
         """Make the cross term of stored distances."""
         crossed = self.crossed()
         if crossed is None:
-            return MinimumCross(stored_matrix(self.source), stored_matrix(self.target))
-        return ProductCross(*map(stored_matrix, crossed))
+            x, y = map(costs_of, (self.source, self.target))
+            if self.directed:
+                return BothWays(MinimumCross(x, y), MinimumCross(x.T, y.T))
+            return MinimumCross(x, y)
+        if not all(side.directed for side in crossed):
+            # a symmetric side sees the mean of the other over both directions
+            return ProductCross(*map(stored_matrix, crossed))
+        x, y = map(costs_of, crossed)
+        return BothWays(ProductCross(x, y.T), ProductCross(x.T, y))
+
+    @property
+    def directed(self) -> bool:
+        """Whether costs of either side differ with the direction."""
+        return self.source.directed or self.target.directed
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the distances."""
         return self.source.dtype
+
+
+def costs_of(provider: DistanceProvider) -> Tensor:
+    """Read the costs of a provider in their direction."""
+    return provider.table if isinstance(provider, DirectedDistance) else stored_matrix(provider)
 
 
 def stored_matrix(provider: DistanceProvider) -> Tensor:

@@ -27,7 +27,8 @@ from torchgw._problem.named import (
 )
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.base import DistanceProvider, ScaledDistance, refuse_directed
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
@@ -126,6 +127,8 @@ def build_providers(
     labels: tuple[str, str] = ("X", "Y"),
     weights: tuple[Any, Any] = (None, None),
     judge: Judge | None = None,
+    *,
+    directed: bool = False,
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from.
 
@@ -133,7 +136,8 @@ def build_providers(
     Points of zero weight, if ``weights`` are given, have no say in the scale.
     ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
     distances for the rest. With a ``judge`` the data decide what "auto" is for points on both
-    sides, unless an option asks for geodesics; otherwise it is geodesics.
+    sides, unless an option asks for geodesics; otherwise it is geodesics. Costs with a direction
+    are refused unless ``directed``.
     """
     started = perf_counter()
     specs = pair_of_distances(distances)
@@ -141,9 +145,13 @@ def build_providers(
     given = [
         recognise(*each, signed=signed) for each in zip(labels, sides, tables, specs, strict=True)
     ]
+    for item in given:
+        if item.provider is not None and not directed:
+            refuse_directed(item.provider, "torchgw.solve compares them.")
     if signed:
         warn_of_one_sign([item.provider for item in given])
     largest = max(item.n for item in given)
+    stored = any(item.provider is not None and item.provider.directed for item in given)
     decision = _decide(given, specs, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
@@ -158,7 +166,7 @@ def build_providers(
         (given[0].n, given[-1].n),
         (names[0] == "precomputed", names[-1] == "precomputed"),
         device,
-        dense=options.dense,
+        dense=options.dense or stored,
     )
     stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
     graphs = [
@@ -359,6 +367,8 @@ def _scale(
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0
+    if isinstance(provider, DirectedDistance):
+        return provider.mapped(lambda costs: costs / size), 1 / size
     if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
+from torchgw._problem.problem import costs_of
 from torchgw._results.mapping import Extension
 from torchgw.distances.base import DistanceProvider
 
@@ -51,6 +52,9 @@ def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> 
         # D_Y = B diag(s) B', so <D_X P D_Y, P> = sum_r s_r b_r' D_X b_r for the columns of P B
         moved = (plan @ far.matrix.double()) / mass
         cross = ((source.apply(moved) * moved).sum(0) * far.signs).sum()
+    elif source.directed and target.directed:
+        matrix = plan.stored().double() / mass
+        cross = (costs_of(source) @ matrix @ costs_of(target).T * matrix).sum()
     else:
         matrix = plan.stored().double() / mass
         cross = (source.apply(matrix) * target.apply(matrix.T.contiguous()).T).sum()

@@ -19,7 +19,7 @@ from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.linear_term import feature_cost
 from torchgw._sinkhorn.cost import Cost, DenseCost
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -140,6 +140,7 @@ def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -
             f"points of {name}); {what} given."
         )
     provider, known = extension.known.distances(side), space.points
+    refuse_directed(provider, "New points cannot be mapped by costs in one direction.")
     if table is not None:
         table = _check_table(table, provider).to(provider.device)
         return CrossDistance(space, provider, None, table)

@@ -15,7 +15,7 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._problem.losses import LOSSES, Loss
-from torchgw._problem.problem import stored_matrix
+from torchgw._problem.problem import costs_of, stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.permutations import Assignment, improve
@@ -181,7 +181,8 @@ def _small(task: _Task) -> bool:
     """Tell whether tables of the problem fit."""
     k, l = task.plan.shape
     most = _IMPROVED_ENTRIES.get(task.plan.device.type, 0)
-    cheap = task.near.distances.cheap_columns and task.far.distances.cheap_columns
+    near, far = task.near.distances, task.far.distances
+    cheap = near.cheap_columns and far.cheap_columns and not (near.directed or far.directed)
     products = task.loss.cross is not None or k * l * min(k, l) <= _IMPROVED_TRIPLES
     return cheap and products and max(k, l) ** 2 <= most
 
@@ -232,8 +233,13 @@ def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> 
         index, cheap = drawn.to(rows.device), False
     parts = []
     for block in index.split(max(1, _BLOCK_ELEMENTS // max(near.n, far.n))):
-        x = near.columns(rows[block])[rows].double()
-        y = far.columns(partners[block])[partners].double()
+        if near.directed or far.directed:
+            # all blocks together hold both directions
+            x = costs_of(near)[rows][:, rows[block]].double()
+            y = costs_of(far)[partners][:, partners[block]].double()
+        else:
+            x = near.columns(rows[block])[rows].double()
+            y = far.columns(partners[block])[partners].double()
         parts.append(weights @ task.loss(x, y))
     each = torch.cat(parts)
     if cheap:

@@ -48,6 +48,7 @@ from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
@@ -325,10 +326,12 @@ def _csr(entries: Tensor) -> scipy.sparse.csr_array:
 
 
 def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
-    """Name what is kept of distances: their factors, or their matrix."""
+    """Name what is kept of distances: their factors, or their table."""
     factors = provider.factors()
     if factors is not None:
         return "factors", {"matrix": factors.matrix, "signs": factors.signs}
+    if isinstance(provider, DirectedDistance):
+        return "directed", {"table": provider.table}
     return "matrix", {"matrix": provider.matrix()}
 
 
@@ -442,6 +445,7 @@ def _parts_of_kinds() -> dict[str, dict[str, Any]]:
         },
         "factors": {"matrix": Tensor, "signs": Tensor},
         "matrix": {"matrix": Tensor},
+        "directed": {"table": Tensor},
     }  # fmt: skip
 
 
@@ -502,6 +506,7 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "csr": _build_csr,
     "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
     "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
+    "directed": lambda parts: DirectedDistance(parts["table"]),
 }
 
 

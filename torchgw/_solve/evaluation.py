@@ -137,8 +137,8 @@ def evaluate_relaxed(
 ) -> tuple[TransportPlan, Evaluation]:
     """Give a plan its best mass, and compute its numbers."""
     epsilon, weights, alpha = plan.epsilon, plan.weights, setting.problem.alpha
-    normalised, (p, q), total = normalise(plan)
-    check_finite(float(total), float(p.sum() + q.sum()), epsilon)
+    normalised, (p, q), before = normalise(plan)
+    check_finite(float(before), float(p.sum() + q.sum()), epsilon)
     quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
     kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
@@ -146,23 +146,26 @@ def evaluate_relaxed(
     value = alpha * quadratic.value + (1 - alpha) * linear
     terms = ObjectiveTerms(value, source, target, kl + source)
     mass = best_mass(terms, rule, epsilon)
-    check_finite(mass, float(total), epsilon)
+    check_finite(mass, float(before), epsilon)
     masses = Marginals(mass * p, mass * q)
     shifted = Potentials(
-        plan.potentials.f + epsilon * (math.log(mass) - float(total.log())), plan.potentials.g
+        plan.potentials.f + epsilon * (math.log(mass) - float(before.log())), plan.potentials.g
     )
     penalty = sum(
-        rho * quadratic_divergence(entropy, mass)
-        for rho, entropy in zip(rule.rho, (source, target), strict=True)
+        rho * quadratic_divergence(entropy, mass, total)
+        for rho, entropy, total in zip(rule.rho, (source, target), rule.totals, strict=True)
         if math.isfinite(rho) and rule.mass is None
     )
-    entropy = terms.whole + math.log(mass)
+    if rule.mass is not None:
+        kl = mass * (terms.whole + math.log(mass))
+    else:
+        kl = quadratic_divergence(terms.whole, mass, math.prod(rule.totals)) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
         masses,
         rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
         mass**2 * linear,
-        mass * entropy if rule.mass is not None else quadratic_divergence(terms.whole, mass) / 2,
+        kl,
         mass,
         penalty,
     )
@@ -217,7 +220,7 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
     is no optimum.
     """
     product = gradient.product
-    if problem.linear is not None or product is None or problem.alpha == 0:
+    if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
     entropy = float(torch.special.entr(problem.marginals.a).sum())
     excess = problem.alpha * found.quadratic.value + epsilon * (found.kl - entropy)

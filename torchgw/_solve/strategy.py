@@ -113,6 +113,7 @@ class Strategy:
         return (
             self.gradient == "dense"
             and self.problem.loss.is_square
+            and not self.problem.directed
             and self.options.rule is None
             # a later stage is exact
             and dtype == torch.float32 != self.dtypes.settle

@@ -11,7 +11,7 @@ import torch
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import to_tensor
-from torchgw._boundary.checks import reject_unknown
+from torchgw._boundary.checks import called, reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.named import DistanceName
 from torchgw._results.result import GWResult
@@ -21,6 +21,26 @@ from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph
 
 __all__ = ["build_knn_graph", "sampled_gw", "sampled_lowrank_gw"]
+
+
+# What arguments of ``solve`` are called here.
+_NAMES = {
+    "X": "X_source",
+    "Y": "X_target",
+    "D_X": "dist_source",
+    "D_Y": "dist_target",
+    "distances": "distance_mode",
+    "a": "p",
+    "b": "q",
+    "init": "T_init",
+    "M": "C_linear",
+    "n_anchors": "M",
+    "redraw": "alpha",
+    "n_neighbors": "k",
+    "min_iter": "min_iter_before_converge",
+    "unbalanced": "rho",
+    "differentiable": "grad_mode",
+}
 
 
 @reject_unknown
@@ -164,28 +184,29 @@ def sampled_gw(
         )
     if n_coarse is not None:
         warn_user("`n_coarse` has no effect: the subsample's size is chosen.", TorchGWWarning)
-    return solve(
-        **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
-        **_linear(C_linear, fgw_alpha),
-        a=p,
-        b=q,
-        init=T_init,
-        max_iter=max_iter,
-        tol=tol,
-        min_iter=min_iter_before_converge,
-        device=device,
-        verbose=verbose,
-        gradient="sampled",
-        n_anchors=M,
-        redraw=alpha,
-        epsilon=epsilon,
-        n_neighbors=k,
-        n_landmarks=n_landmarks,
-        differentiable=grad_mode if differentiable else None,
-        unbalanced=unbalanced,
-        precision="mixed" if mixed_precision else "auto",
-        random_state=random_state,
-    )
+    with called(**_NAMES):
+        return solve(
+            **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
+            **_linear(C_linear, fgw_alpha),
+            a=p,
+            b=q,
+            init=T_init,
+            max_iter=max_iter,
+            tol=tol,
+            min_iter=min_iter_before_converge,
+            device=device,
+            verbose=verbose,
+            gradient="sampled",
+            n_anchors=M,
+            redraw=alpha,
+            epsilon=epsilon,
+            n_neighbors=k,
+            n_landmarks=n_landmarks,
+            differentiable=grad_mode if differentiable else None,
+            unbalanced=unbalanced,
+            precision="mixed" if mixed_precision else "auto",
+            random_state=random_state,
+        )
 
 
 @reject_unknown
@@ -235,20 +256,21 @@ dist_target, p, q, device, log, random_state
     InvalidInputError, InvalidTypeError
         For input that cannot be used.
     """
-    return solve_low_rank(
-        **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
-        **_linear(C_linear, fgw_alpha),
-        rank=rank,
-        a=p,
-        b=q,
-        init=T_init,
-        n_neighbors=k,
-        n_landmarks=n_landmarks,
-        max_iter=max_iter,
-        tol=tol,
-        device=device,
-        random_state=random_state,
-    )
+    with called(**_NAMES):
+        return solve_low_rank(
+            **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
+            **_linear(C_linear, fgw_alpha),
+            rank=rank,
+            a=p,
+            b=q,
+            init=T_init,
+            n_neighbors=k,
+            n_landmarks=n_landmarks,
+            max_iter=max_iter,
+            tol=tol,
+            device=device,
+            random_state=random_state,
+        )
 
 
 def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:  # noqa: N803
@@ -271,7 +293,8 @@ def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:  #
     InvalidInputError
         For input that cannot be used.
     """
-    return knn_graph(to_tensor("X", X), k)
+    with called(points="X", n_neighbors="k"):
+        return knn_graph(to_tensor("X", X), k)
 
 
 def _spaces(

@@ -8,6 +8,7 @@ from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
 from torchgw.distances.callable import CallableDistance
 from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
@@ -22,6 +23,7 @@ __all__ = [
     "CallableDistance",
     "CurvedDistance",
     "DijkstraDistance",
+    "DirectedDistance",
     "DistanceProvider",
     "FactoredDistance",
     "Factors",

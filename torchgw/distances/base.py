@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._tensors.sums import inner_products
+from torchgw._errors import UnsupportedError
 
 __all__ = [
     "DerivedDistance",
@@ -24,6 +25,7 @@ __all__ = [
     "EntrywiseDistance",
     "Factors",
     "ScaledDistance",
+    "refuse_directed",
 ]
 
 # A function of every distance on its own.
@@ -76,6 +78,8 @@ class DistanceProvider(ABC):
         Whether :meth:`columns`, :meth:`apply` and :meth:`factors` only launch work on a CUDA
         device, whatever the index, and never wait for it or look at a value: the solver may then
         record them in a CUDA graph.
+    directed : bool
+        Whether the costs differ with the direction; then D is their mean over both.
     """
 
     n: int
@@ -83,6 +87,7 @@ class DistanceProvider(ABC):
     dtype: torch.dtype
     cheap_columns: bool = True
     capturable: bool = False
+    directed: bool = False
 
     @abstractmethod
     def columns(self, index: Tensor) -> Tensor:
@@ -138,10 +143,17 @@ class DistanceProvider(ABC):
         return blocks
 
 
+def refuse_directed(provider: DistanceProvider, advice: str) -> None:
+    """Refuse costs with a direction where it would be ignored."""
+    if provider.directed:
+        raise UnsupportedError(f"A DirectedDistance would lose its directions here. {advice}")
+
+
 class DerivedDistance(DistanceProvider):
     """Numbers made from the distances of another provider, one from each."""
 
     def __init__(self, provider: DistanceProvider) -> None:
+        refuse_directed(provider, "Make a DirectedDistance of the numbers instead.")
         self.provider = provider
         self.n = provider.n
         self.device = provider.device

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_positive
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, refuse_directed
 
 __all__ = ["ProductDistance"]
 
@@ -61,6 +61,8 @@ class ProductDistance(DistanceProvider):
                 f"`parts` must be distances of the same points, on one device; got {sorted(sizes)} "
                 f"points on {', '.join(sorted(devices))}."
             )
+        for part in parts:
+            refuse_directed(part, "Combine the tables, and make one DirectedDistance of them.")
         first = parts[0]
         self.n, self.device = first.n, first.device
         self.dtype = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torchgw.pot import gromov as gromov
+from torchgw.pot._batch import solve_gromov_batch as solve_gromov_batch
 from torchgw.pot._solve import OTResult as OTResult
 from torchgw.pot._solve import solve_gromov as solve_gromov
 
-__all__ = ["OTResult", "gromov", "solve_gromov"]
+__all__ = ["OTResult", "gromov", "solve_gromov", "solve_gromov_batch"]

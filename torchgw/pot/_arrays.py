@@ -81,7 +81,8 @@ class Arrays:
     def give(self, array: Any) -> Any:
         """Hand an array, or a number, back as the kind of array that came in."""
         if self.device is not None:
-            return torch.as_tensor(array).to(self.device, self.dtype)
+            # a bare number would lose digits to PyTorch's default dtype
+            return torch.as_tensor(np.asarray(array)).to(self.device, self.dtype)
         given = np.asarray(array)
         return given.astype(_NUMPY[self.dtype], copy=False)[()]
 

@@ -53,13 +53,11 @@ class Quadratic(NamedTuple):
 
     def cross(self, plan: Array) -> Array:
         """Compute h1 T h2', (n, m)."""
-        result: Array = self.parts.h1 @ plan @ self.parts.h2.T
-        return result
+        return _product(self.parts.h1, plan, self.parts.h2.T)
 
     def cross_transposed(self, plan: Array) -> Array:
         """Compute h1' T h2, (n, m)."""
-        result: Array = self.parts.h1.T @ plan @ self.parts.h2
-        return result
+        return _product(self.parts.h1.T, plan, self.parts.h2)
 
     def value(self, plan: Array) -> float:
         """Compute the term."""
@@ -82,6 +80,15 @@ class Quadratic(NamedTuple):
         table += rows[:, None]
         table += columns
         return table
+
+
+def _product(left: Array, plan: Array, right: Array) -> Array:
+    """Multiply, by the rows and columns of a plan that are not zero where these are few."""
+    rows, columns = np.flatnonzero(plan.any(1)), np.flatnonzero(plan.any(0))
+    if 2 * len(rows) < len(plan):
+        left, plan, right = left[:, rows], plan[np.ix_(rows, columns)], right[columns]
+    result: Array = left @ plan @ right
+    return result
 
 
 def quadratic(

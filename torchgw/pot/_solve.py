@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from torchgw.pot._descent import descend
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import relative_entropy, solve_linear
 from torchgw.pot._vertices import LinearSolver, partial_transport, semirelaxed, transport
-from torchgw.pot.gromov._partial import read_mass, read_partial_start
+from torchgw.pot.gromov._partial import read_mass, read_partial_start, read_vertex_start
 from torchgw.pot.gromov._read import (
     Problem,
     needs_gradients,
@@ -267,6 +268,9 @@ def _stop(
     kind: Kind, reg: float | None, max_iter: int | None, tol: float | None, verbose: bool
 ) -> _mirror.Stop:
     """Take POT's limits where none are given."""
+    for name, given in (("max_iter", max_iter), ("tol", tol)):
+        if given is not None and not (isinstance(given, Real) and given >= 0):
+            raise InvalidInputError(f"`{name}` must be a number, not negative; got {given!r}.")
     if kind in ("kl", "l2"):
         limits: tuple[int, float] = (1000 if reg else 100, 1e-7)
     elif kind == "partial":
@@ -289,7 +293,8 @@ def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.St
     solver: LinearSolver
     if kind == "partial":
         share = read_mass(problem, mass)
-        first, solver = read_partial_start(problem, start, share), partial_transport(p, q, share)
+        solver = partial_transport(p, q, share)
+        first = read_vertex_start(problem, start, solver, share)
     elif kind == "semirelaxed":
         first, solver = read_semirelaxed_start(problem, start, 0), semirelaxed(p)
     else:

@@ -22,6 +22,8 @@ _KEPT = 12
 _EVERY = 16
 _ROUNDS = 3
 _PIVOTS = 1_000_000
+# Share of the last gain that entries once chosen have to give. [L433]
+_ENOUGH = 0.1
 
 
 class Linear(NamedTuple):
@@ -60,26 +62,39 @@ def semirelaxed(p: Array) -> LinearSolver:
 
 
 def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
-    """Prepare the solver where only part of the mass moves.
+    """Prepare the solver where only part of the mass moves."""
+    whole = (np.isclose(mass, weights.sum(), rtol=1e-14) for weights in (p, q))
+    return transport(p, q) if all(whole) else PartialTransport(p, q, mass)
+
+
+class PartialTransport:
+    """The solver where only part of the mass moves.
 
     A point of no cost on either side takes what stays; what the two sent to each other would move
     more than the share, so that costs more than anything else.
     """
-    n, m = len(p), len(q)
-    more_p, more_q = np.append(p, q.sum() - mass), np.append(q, p.sum() - mass)
-    whole = np.isclose(mass, p.sum(), rtol=1e-14), np.isclose(mass, q.sum(), rtol=1e-14)
-    if all(whole):
-        return transport(p, q)
-    general = _General(more_p, more_q)
 
-    def solve(cost: Array, reached: float = -np.inf) -> Linear:
-        table = np.zeros((n + 1, m + 1))
+    def __init__(self, p: Array, q: Array, mass: float) -> None:
+        self.p, self.q, self.mass = p, q, mass
+        self._general = _General(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
+
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
+        """Solve; where a value is reached already, a plan that gains half of the most will do."""
         lowest = cost.min()
-        table[:n, :m] = cost - lowest
+        table = np.zeros((len(cost) + 1, cost.shape[1] + 1))
+        table[:-1, :-1] = cost - lowest
         table[-1, -1] = 2 * table.max() + 1
-        return Linear(general(table, reached - mass * lowest).plan[:n, :m])
+        return Linear(self._general(table, reached - self.mass * lowest).plan[:-1, :-1])
 
-    return solve
+    @property
+    def prices(self) -> tuple[Array, Array]:
+        """Prices of the last solution, and last those of the points that take what stays."""
+        assert self._general.last is not None
+        return self._general.last[1:]
+
+    def expect(self, u: Array, v: Array) -> None:
+        """Look for the next solution near such prices."""
+        self._general.last = _in_order(self._general.p, self._general.q), u, v
 
 
 def _assign(cost: Array, weight: float) -> Linear:
@@ -119,6 +134,8 @@ class _General:
     def __init__(self, p: Array, q: Array) -> None:
         self.p, self.q = p, q
         self.last: tuple[Array, Array, Array] | None = None  # the plan, and its prices
+        self._used: tuple[Any, ...] | None = None  # entries that the last was found on
+        self._gain = np.inf  # of the last
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, any plan that gains half of the most will do."""
@@ -128,7 +145,8 @@ class _General:
             return _by_scipy(self.p, self.q, cost)
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
-        cost = cost - lowest
+        if lowest:
+            cost = cost - lowest
         found = self._by_parts(ot.emd, cost, reached - lowest * self.p.sum())
         if found is None:
             plan, log = ot.emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
@@ -142,6 +160,13 @@ class _General:
         known = "potentials_init" in inspect.signature(emd).parameters
         if self.last is None or least < _LARGE or not known:
             return None
+        worth = float(worth)
+        if self._used is not None and worth > -np.inf:
+            part, log = self._on(emd, cost, self._used)
+            gain = worth - log["cost"]
+            if gain > _ENOUGH * self._gain:
+                self._gain = gain
+                return part, log["u"], log["v"]
         plan, u, v = self.last
         rest = cost - u[:, None] - v
         few = rest[::_EVERY]
@@ -149,14 +174,33 @@ class _General:
         used = (plan > 0) | (rest <= np.partition(few, place, axis=None)[place])
         slack = 1e-12 * cost.max()
         for _ in range(_ROUNDS):
-            table = scipy.sparse.coo_array((cost[used], np.nonzero(used)), shape=cost.shape)
-            part, log = emd(self.p, self.q, table, numItermax=_PIVOTS, log=True)
+            entries = np.nonzero(used)
+            part, log = self._on(emd, cost, entries)
             rest = cost - log["u"][:, None] - log["v"]
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
-            if worth - log["cost"] > -max(bounds) or rest.min() >= -slack:
-                return part.toarray(), log["u"], log["v"]
+            gain = worth - log["cost"]
+            if gain > -max(bounds) or rest.min() >= -slack:
+                self._used, self._gain = entries, gain
+                return part, log["u"], log["v"]
             used |= rest < -slack
         return None
+
+    def _on(self, emd: Any, cost: Array, entries: tuple[Any, ...]) -> tuple[Array, Any]:
+        """Solve on some entries."""
+        table = scipy.sparse.coo_array((cost[entries], entries), shape=cost.shape)
+        part, log = emd(self.p, self.q, table, numItermax=_PIVOTS, log=True)
+        return part.toarray(), log
+
+
+def _in_order(p: Array, q: Array) -> Array:
+    """Make a plan that moves the first to the first, (n, m): a vertex, without a cost."""
+    ends = p.cumsum(), q.cumsum() * (p.sum() / q.sum())
+    steps = np.unique(np.concatenate([[0.0], *ends]))
+    middles = (steps[1:] + steps[:-1]) / 2
+    rows, columns = (np.searchsorted(end[:-1], middles) for end in ends)
+    plan = np.zeros((len(p), len(q)))
+    np.add.at(plan, (rows, columns), np.diff(steps))
+    return plan
 
 
 def _by_scipy(p: Array, q: Array, cost: Array) -> Linear:

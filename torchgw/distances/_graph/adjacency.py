@@ -30,8 +30,10 @@ def symmetrise(graph: Any) -> scipy.sparse.csr_matrix:
     return graph
 
 
-def validate_graph(graph: Any, name: str = "graph") -> scipy.sparse.csr_matrix:
-    """Convert a graph given by the user to symmetric float64 CSR.
+def validate_graph(
+    graph: Any, name: str = "graph", *, directed: bool = False
+) -> scipy.sparse.csr_matrix:
+    """Convert a graph given by the user to float64 CSR, symmetric unless it may be directed.
 
     Parameters
     ----------
@@ -41,13 +43,15 @@ def validate_graph(graph: Any, name: str = "graph") -> scipy.sparse.csr_matrix:
         in SciPy.
     name : str
         Name of the graph in errors.
+    directed : bool
+        Whether edges may have one direction, from the row to the column.
 
     Raises
     ------
     InvalidTypeError
         If it is not sparse.
     InvalidInputError
-        If it is not square, has a negative or non-finite weight, or is directed.
+        If it is not square, has a negative or non-finite weight, or is directed and must not be.
     """
     if not scipy.sparse.issparse(graph):
         raise InvalidTypeError(
@@ -74,7 +78,7 @@ def validate_graph(graph: Any, name: str = "graph") -> scipy.sparse.csr_matrix:
             f"such as {graph.data[bad][0]}. Leave out edges of infinite length; turn similarities "
             "into distances first."
         )
-    return _check_symmetric(graph, name)
+    return graph if directed else _check_symmetric(graph, name)
 
 
 def _check_symmetric(graph: scipy.sparse.csr_matrix, name: str) -> scipy.sparse.csr_matrix:
@@ -90,7 +94,8 @@ def _check_symmetric(graph: scipy.sparse.csr_matrix, name: str) -> scipy.sparse.
             f"`{name}` must be symmetric; got a directed graph (a nearest-neighbour graph is one "
             "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "
             "`torchgw.distances.symmetrise(graph)`, which keeps edges of length zero; of PyTorch "
-            "Geometric data both directions of each edge, as its `to_undirected` gives them."
+            "Geometric data both directions of each edge, as its `to_undirected` gives them. Where "
+            "directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
         )
     graph.data = (graph.data + reverse.data) / 2
     return graph

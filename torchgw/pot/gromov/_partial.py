@@ -9,8 +9,9 @@ import numpy as np
 from torchgw._errors import InvalidInputError
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product
+from torchgw.pot._coarse import coarse_start
 from torchgw.pot._descent import descend
-from torchgw.pot._vertices import partial_transport
+from torchgw.pot._vertices import LinearSolver, PartialTransport, partial_transport
 from torchgw.pot.gromov._balanced import STEPS
 from torchgw.pot.gromov._read import (
     Problem,
@@ -31,6 +32,7 @@ __all__ = [
     "partial_gromov_wasserstein2",
     "read_mass",
     "read_partial_start",
+    "read_vertex_start",
 ]
 
 
@@ -324,6 +326,15 @@ def read_partial_start(problem: Problem, start: Any, mass: float) -> Array:
     return plan
 
 
+def read_vertex_start(problem: Problem, start: Any, solver: LinearSolver, mass: float) -> Array:
+    """Read a starting plan for steps to vertices; by default one of fewer points, if many."""
+    if start is None and isinstance(solver, PartialTransport):
+        found = coarse_start(problem.term, problem.alpha, problem.linear, solver)
+        if found is not None:
+            return found
+    return read_partial_start(problem, start, mass)
+
+
 def _descend(
     problem: Problem,
     start: Any,
@@ -335,12 +346,13 @@ def _descend(
     check_known("partial_gromov_wasserstein", kwargs, STEPS)
     share = read_mass(problem, mass)
     max_iter, tol, verbose = stop
+    solver = partial_transport(problem.p, problem.q, share)
     found = descend(
         problem.term,
         problem.alpha,
         problem.linear,
-        read_partial_start(problem, start, share),
-        partial_transport(problem.p, problem.q, share),
+        read_vertex_start(problem, start, solver, share),
+        solver,
         max_iter=int(max_iter),
         tol_rel=tol,
         tol_abs=0.0,

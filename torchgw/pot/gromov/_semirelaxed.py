@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchgw._boundary.checks import called
 from torchgw._errors import InvalidInputError
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
@@ -315,14 +316,15 @@ def read_semirelaxed_start(problem: Problem, start: Any, random_state: Any) -> A
     """Read a start, or compute the named one."""
     C1, C2, p = problem.C1, problem.C2, problem.p
     if isinstance(start, str):
-        return semirelaxed_start(C1, C2, p, problem.M, problem.alpha, start, random_state)
+        with called(method=problem.arrays.called("G0")):
+            return semirelaxed_start(C1, C2, p, problem.M, problem.alpha, start, random_state)
     if start is None:
         return product(p, uniform(len(C2)))
     plan = problem.arrays.read("G0", start, (len(C1), len(C2)))
     tolerance = 1e-8 if problem.arrays.dtype.itemsize == 8 else 1e-6
     if not np.allclose(plan.sum(1), p, atol=tolerance):
-        called = problem.arrays.called
-        raise InvalidInputError(f"`{called('G0')}` must have the first marginal `{called('p')}`.")
+        names = problem.arrays.called
+        raise InvalidInputError(f"`{names('G0')}` must have the first marginal `{names('p')}`.")
     return plan
 
 

@@ -1,0 +1,191 @@
+"""Many problems in one call of POT: ``torchgw.pot.solve_gromov_batch``, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._boundary.checks import reject_unknown
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._solve.status import Status
+from torchgw.pot import _mirror
+from torchgw.pot._solve import OTResult
+from torchgw.pot.gromov._read import needs_gradients, read_problem, read_start, value_of
+
+__all__ = ["solve_gromov_batch"]
+
+# What arguments of ot.gromov are called here.
+_NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "T_init"}
+
+
+@reject_unknown
+def solve_gromov_batch(
+    Ca: Any,  # noqa: N803 - the names of POT
+    Cb: Any,  # noqa: N803
+    reg: float = 1e-2,
+    a: Any = None,
+    b: Any = None,
+    loss: str = "sqeuclidean",
+    symmetric: bool | None = None,
+    M: Any = None,  # noqa: N803
+    alpha: float | None = None,
+    T_init: Any = None,  # noqa: N803
+    max_iter: int = 50,
+    tol: float = 1e-5,
+    max_iter_inner: int = 50,
+    tol_inner: float = 1e-5,
+    grad: Literal["envelope", "detach"] = "envelope",
+    logits: bool | None = None,
+) -> OTResult:
+    """Solve problems of one size by proximal steps, as ``ot.solve_gromov_batch``.
+
+    They are solved one after the other, each until its own plan stays; :func:`torchgw.solve_batch`
+    solves many at once, by another method.
+
+    Parameters
+    ----------
+    Ca, Cb : array-like, shapes (k, n, n) and (k, m, m)
+    reg : float
+        Weight of a step's divergence from the last plan.
+    a, b : array-like, shapes (k, n) and (k, m), optional
+        Weights, uniform by default.
+    loss : {"sqeuclidean"}
+    symmetric : bool, optional
+        Whether all tables are; tested if it is not said.
+    M : array-like, shape (k, n, m), optional
+        Linear costs, together with ``alpha``, the weight of the quadratic term.
+    T_init : array-like, shape (k, n, m), optional
+        Where to start; by default the product plans.
+    max_iter, tol : int, float
+        Steps at most, and the mean change of an entry to end at.
+    max_iter_inner, tol_inner : int, float
+        The same of Sinkhorn's iterations in a step.
+    grad : {"envelope", "detach"}
+        Whether values carry gradients to Ca, Cb, M and alpha.
+
+    Returns
+    -------
+    OTResult
+        With a first axis of k problems; values have no entropy.
+
+    Raises
+    ------
+    InvalidInputError
+        For shapes that do not fit, or one of ``M`` and ``alpha`` alone.
+    UnsupportedError
+        For several features an edge, as ``loss="kl"`` has them, ``logits`` and ``grad="autodiff"``.
+    """
+    if loss != "sqeuclidean" or logits:
+        raise UnsupportedError(
+            f"`loss` must be 'sqeuclidean', without `logits`; got {loss!r}. 'kl' compares several "
+            "features an edge, which are not known here."
+        )
+    if grad not in ("envelope", "detach"):
+        raise UnsupportedError(
+            f"`grad` must be 'envelope' or 'detach'; got {grad!r}. "
+            "torchgw.solve(differentiable='unrolled') differentiates plans."
+        )
+    if (M is None) != (alpha is None):
+        raise InvalidInputError("Pass `M` and `alpha` together, or neither.")
+    for name, tables in (("Ca", Ca), ("Cb", Cb)):
+        if getattr(tables, "ndim", 3) == 4:
+            raise UnsupportedError(
+                f"`{name}` has several features an edge, (k, n, n, d), which are not known here."
+            )
+        if getattr(tables, "ndim", 0) != 3:
+            raise InvalidInputError(f"`{name}` must be an array of shape (k, n, n).")
+    given = {"C1": Ca, "C2": Cb, "p": a, "q": b, "M": M, "G0": T_init}
+    for name, value in given.items():
+        if value is not None and len(value) != len(Ca):
+            raise InvalidInputError(
+                f"`{_NAMES.get(name, name)}` must have one item for each of the {len(Ca)} problems "
+                f"of `Ca`; got {len(value)}."
+            )
+    found = [
+        _solve_one(
+            {name: None if value is None else value[one] for name, value in given.items()},
+            1.0 if alpha is None else alpha,
+            symmetric,
+            float(reg),
+            (int(max_iter), float(tol), int(max_iter_inner), float(tol_inner)),
+            attached=grad == "envelope",
+        )
+        for one in range(len(Ca))
+    ]
+    pairs = [one.potentials for one in found if one.potentials is not None]
+    ended = all(one.status is Status.CONVERGED for one in found)
+    return OTResult(
+        plan=_stack([one.plan for one in found]),
+        value=_stack([one.value for one in found]),
+        value_linear=_stack([one.value_linear for one in found]),
+        value_quad=_stack([one.value_quad for one in found]),
+        potentials=(_stack([f for f, _ in pairs]), _stack([g for _, g in pairs])),
+        status=Status.CONVERGED if ended else Status.OUTER_LIMIT,
+        log={"n_iter": max(one.log["n_iter"] for one in found)},
+    )
+
+
+def _solve_one(
+    given: dict[str, Any],
+    alpha: Any,
+    symmetric: bool | None,
+    reg: float,
+    limits: tuple[int, float, int, float],
+    *,
+    attached: bool,
+) -> OTResult:
+    """Solve one problem."""
+    start = given.pop("G0")
+    problem = read_problem(
+        given["C1"],
+        given["C2"],
+        given["p"],
+        given["q"],
+        "square_loss",
+        symmetric,
+        M=given["M"],
+        alpha=alpha,
+        also=(start,),
+        names=_NAMES,
+    )
+    max_iter, tol, max_iter_inner, tol_inner = limits
+    p, q = problem.p, problem.q
+    found = _mirror.balanced(
+        problem.term,
+        problem.alpha,
+        problem.linear,
+        read_start(problem, start, exact=False),
+        p,
+        q,
+        reg,
+        _mirror.Stop(max_iter, tol * (len(p) * len(q)) ** 0.5),
+        proximal=True,
+        inner_max_iter=max_iter_inner,
+        inner_tol=tol_inner,
+    )
+    linear, quadratic = problem.parts(found.plan)
+    inputs = {**given, "alpha": alpha}
+    if not attached or not needs_gradients(*inputs.values()):
+        value = problem.arrays.give(np.float64(linear + quadratic))
+    else:
+        value = value_of(problem, "square_loss", found.plan, linear + quadratic, inputs)
+    give = problem.arrays.give
+    assert found.potentials is not None
+    return OTResult(
+        plan=give(found.plan),
+        value=value,
+        value_linear=give(linear),
+        value_quad=give(quadratic),
+        potentials=(give(found.potentials[0]), give(found.potentials[1])),
+        status=Status.CONVERGED if found.converged else Status.OUTER_LIMIT,
+        log={"n_iter": len(found.errors)},
+    )
+
+
+def _stack(parts: Sequence[Any]) -> Any:
+    """Join results of the problems along a new first axis."""
+    return torch.stack(list(parts)) if isinstance(parts[0], Tensor) else np.stack(parts)
