@@ -188,6 +188,8 @@ def climb(
         best = _promising(chains)
         if low < level:
             world.descend(best, _REFINE, low)
+        # unequal weights are met late: chains of one optimum differ until they are [L421]
+        world.settle(best, low)
         best.sort(key=lambda chain: chain.objective)
         behind += [chain for chain in chains if chain not in best]
         chains = best
@@ -200,13 +202,15 @@ def climb(
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
+    world.settle(found, low)
     best += found
     independent = None
     if low >= _COMPARED_AT and world.base.numel() <= _SMALL:
         every, independent = _again(world, best, low, count)
         best = _apart(every)[:_PARENTS]
+        world.settle(best, low)
         behind = [chain for chain in every if chain not in best] + behind
-    plans = world.settle(best, low)
+    plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [chain.trial("left behind") for chain in behind]
@@ -242,7 +246,8 @@ def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
 
 def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
     """Settle the plan of a chain, (1, s, t), if none keeps more edges of two graphs, or few."""
-    plan = world.settle([chain], low)
+    world.settle([chain], low)
+    plan = world.rounded([chain])
     edges = float(world.problem.source.table.square().mean())
     enough = least_value(world.problem) + _ALL_EDGES * edges
     return plan if float(world.problem.value(plan)) <= enough else None
@@ -456,19 +461,23 @@ class _World:
         plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
-    def settle(self, chains: list[_Chain], share: float) -> Tensor:
-        """Meet the marginals at the target; round the plans, (k, s, t) float64."""
-        return torch.cat([self._settle(some, share * self.scale) for some in self.together(chains)])
+    def settle(self, chains: list[_Chain], share: float) -> None:
+        """Meet the marginals at the target."""
+        for some in self.together(chains):
+            self._settle(some, share * self.scale)
 
-    def _settle(self, chains: list[_Chain], epsilon: float) -> Tensor:
+    def _settle(self, chains: list[_Chain], epsilon: float) -> None:
         """Settle one batch."""
         clock = perf_counter()
         plans, g = _stacked(chains)
         for _ in range(_LAST):
             plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
+
+    def rounded(self, chains: list[_Chain]) -> Tensor:
+        """Round plans to their marginals, (k, s, t) float64."""
         weights = self.problem.source.weights, self.problem.target.weights
-        return round_to_marginals(plans.double(), *weights)
+        return round_to_marginals(_stacked(chains)[0].double(), *weights)
 
     def _record(
         self, chains: list[_Chain], plans: Tensor, g: Tensor, epsilon: float, clock: float
