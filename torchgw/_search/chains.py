@@ -163,7 +163,7 @@ def climb(
     """
     world = _World(coarse)
     low = target / coarse.scale
-    level = max(low, _COMPARED_AT)
+    level, sharp = max(low, _COMPARED_AT), low < _COMPARED_AT
     kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
     graph = is_graph(coarse.problem)
     if graph:
@@ -188,8 +188,9 @@ def climb(
         best = _promising(chains)
         if low < level:
             world.descend(best, _REFINE, low)
-        # unequal weights are met late: chains of one optimum differ until they are [L421]
-        world.settle(best, low)
+        if sharp:
+            # unequal weights are met late: chains of one optimum differ until they are [L421]
+            world.settle(best, low)
         best.sort(key=lambda chain: chain.objective)
         behind += [chain for chain in chains if chain not in best]
         chains = best
@@ -202,14 +203,13 @@ def climb(
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
-    world.settle(found, low)
     best += found
     independent = None
-    if low >= _COMPARED_AT and world.base.numel() <= _SMALL:
+    if not sharp and world.base.numel() <= _SMALL:
         every, independent = _again(world, best, low, count)
         best = _apart(every)[:_PARENTS]
-        world.settle(best, low)
         behind = [chain for chain in every if chain not in best] + behind
+    world.settle(found if sharp else best, low)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
