@@ -9,6 +9,7 @@ them again at the target.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
 __all__ = ["Climbed", "Trial", "chains_within", "climb"]
+
+logger = logging.getLogger(__name__)
 
 # Epsilons of this file are shares of the natural scale.
 # Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
@@ -175,6 +178,7 @@ def climb(
         count = max(len(_FIRST), count // 2)
     chains: list[_Chain] = []
     behind: list[_Chain] = []
+    clock = perf_counter()
     while True:
         done = len(chains) + len(behind)
         numbers = range(done, min(count, done + (_ROUND if done else len(_FIRST))))
@@ -183,6 +187,7 @@ def climb(
             world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
+        _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
         if not agreed and numbers.stop < count:
             continue
         best = _promising(chains)
@@ -217,6 +222,15 @@ def climb(
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
     agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
+
+
+def _tell(done: int, count: int, seconds: float, objective: float) -> None:
+    """Log how far a search is, and what all its chains would take; they may agree before."""
+    logger.info(
+        "search: %d of at most %d chains on all points in %.1f s, best objective %.6g; at most "
+        "about %.0f s more until they are compared", done, count, seconds, objective,
+        seconds / done * (count - done),
+    )  # fmt: skip
 
 
 def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
