@@ -109,8 +109,8 @@ _AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
 _SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
-# Rounds at most, and how many may pass without a better optimum. [L345]
-_ROUNDS, _PATIENCE = 16, 4
+# Rounds at most, and how many may pass without a better optimum. [L345, L425]
+_ROUNDS, _PATIENCE = 32, 8
 
 
 class Trial(NamedTuple):
