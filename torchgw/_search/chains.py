@@ -109,7 +109,7 @@ _AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
 _SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
-# Rounds at most, and how many may pass without a better optimum. [L345, L425]
+# Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8
 
 
@@ -194,7 +194,7 @@ def climb(
         if low < level:
             world.descend(best, _REFINE, low)
         if sharp:
-            # unequal weights are met late: chains of one optimum differ until they are [L421]
+            # unequal weights are met late: chains of one optimum differ until they are [L438]
             world.settle(best, low)
         best.sort(key=lambda chain: chain.objective)
         behind += [chain for chain in chains if chain not in best]
