@@ -306,9 +306,10 @@ def solve(
     callback : callable, optional
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
-        Show progress on standard error: a bar in terminals and notebooks if tqdm is installed
-        (``pip install tqdm``), otherwise one line per outer iteration. The choices
-        of backend and gradient go to ``logging.getLogger("torchgw")``.
+        Show progress on standard error: how far a search on all points is and what it may still
+        take; then a bar in terminals and notebooks if tqdm is installed (``pip install tqdm``),
+        otherwise one line per outer iteration. The choices of backend and gradient go to
+        ``logging.getLogger("torchgw")``.
     distributed : bool or "auto"
         Whether the processes of ``torch.distributed`` share the solve. Every process makes the same
         call with the same input, computes a part of each half-step and of each product with the

@@ -50,6 +50,20 @@ def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
     assert seen == list(result.history)
 
 
+def test_verbose_tells_how_far_a_search_is(capsys):
+    rng = np.random.default_rng(0)
+    first, second = (np.triu(rng.random((n, n)), 1) for n in (14, 16))
+    options = {"D_X": first + first.T, "D_Y": second + second.T, "epsilon": 0.02}
+    result = torchgw.solve(verbose=True, random_state=0, **options)
+    told, *rest = capsys.readouterr().err.splitlines()
+    assert told.startswith("search: 4 of at most 16 chains on all points in ")
+    assert "s more until they are compared" in told
+    lines = [line for line in rest if not line.startswith("search: ")]
+    assert len(lines) == result.n_iters
+    torchgw.solve(random_state=0, **options)
+    assert capsys.readouterr().err == ""
+
+
 def test_callback_stops_a_verbose_solve(capsys):
     with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback or a time limit"):
         result = torchgw.solve(X, Y, verbose=True, callback=lambda entry: entry.iteration == 3)

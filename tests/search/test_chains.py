@@ -270,6 +270,18 @@ def test_chains_end_where_nothing_is_better():
     assert _first_chains(_World(whole), 0.02, 0.0025) is None
 
 
+def test_chains_of_one_optimum_agree_under_unequal_weights():
+    """Light nodes meet their weights late, and objectives before that differ by chance."""
+    graph, copy, _ = network_pair(200, 3, 0.05, seed=1)
+    whole = coarsen(
+        problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 200
+    )
+    found = climb(whole, 0.0025 * whole.scale, 16)
+    # the first four chains, and the convex start
+    assert len(found.trials) == 5
+    assert found.agreed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "edges", "extra"), [(500, 4, 0.05), (500, 3, 0.0), (1_000, 3, 0.02)])
 def test_preferential_graphs_are_matched(n, edges, extra):

@@ -134,11 +134,12 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
     if not verbose or sys.stderr is None:
         yield None
     elif find_spec("tqdm") is None or not (sys.stderr.isatty() or _in_notebook()):
-        yield _write_line
+        with _search_shown():
+            yield _write_line
     else:
         from tqdm.auto import tqdm
 
-        with tqdm(desc="torchgw", unit=" iterations") as bar:
+        with _search_shown(), tqdm(desc="torchgw", unit=" iterations") as bar:
 
             def advance(state: Iteration) -> None:
                 bar.set_postfix_str(
@@ -149,6 +150,23 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
                 bar.update()
 
             yield advance
+
+
+@contextmanager
+def _search_shown() -> Iterator[None]:
+    """Write what a search logs, unless logs are shown anyway: it comes before all iterations."""
+    logger = logging.getLogger("torchgw._search")
+    if logger.isEnabledFor(logging.INFO):
+        yield
+        return
+    handler, level = logging.StreamHandler(sys.stderr), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _write_line(entry: Iteration) -> None:

@@ -9,6 +9,7 @@ them again at the target.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
 __all__ = ["Climbed", "Trial", "chains_within", "climb"]
+
+logger = logging.getLogger(__name__)
 
 # Epsilons of this file are shares of the natural scale.
 # Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
@@ -106,8 +109,8 @@ _AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
 _SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
-# Rounds at most, and how many may pass without a better optimum. [L345]
-_ROUNDS, _PATIENCE = 16, 4
+# Rounds at most, and how many may pass without a better optimum. [L345, L442]
+_ROUNDS, _PATIENCE = 32, 8
 
 
 class Trial(NamedTuple):
@@ -163,7 +166,7 @@ def climb(
     """
     world = _World(coarse)
     low = target / coarse.scale
-    level = max(low, _COMPARED_AT)
+    level, sharp = max(low, _COMPARED_AT), low < _COMPARED_AT
     kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
     graph = is_graph(coarse.problem)
     if graph:
@@ -175,6 +178,7 @@ def climb(
         count = max(len(_FIRST), count // 2)
     chains: list[_Chain] = []
     behind: list[_Chain] = []
+    clock = perf_counter()
     while True:
         done = len(chains) + len(behind)
         numbers = range(done, min(count, done + (_ROUND if done else len(_FIRST))))
@@ -183,11 +187,15 @@ def climb(
             world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
+        _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
         if not agreed and numbers.stop < count:
             continue
         best = _promising(chains)
         if low < level:
             world.descend(best, _REFINE, low)
+        if sharp:
+            # unequal weights are met late: chains of one optimum differ until they are [L438]
+            world.settle(best, low)
         best.sort(key=lambda chain: chain.objective)
         behind += [chain for chain in chains if chain not in best]
         chains = best
@@ -202,17 +210,27 @@ def climb(
         world.descend(found[-1:], _CONVEX, low)
     best += found
     independent = None
-    if low >= _COMPARED_AT and world.base.numel() <= _SMALL:
+    if not sharp and world.base.numel() <= _SMALL:
         every, independent = _again(world, best, low, count)
         best = _apart(every)[:_PARENTS]
         behind = [chain for chain in every if chain not in best] + behind
-    plans = world.settle(best, low)
+    world.settle(found if sharp else best, low)
+    plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [chain.trial("left behind") for chain in behind]
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
     agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
+
+
+def _tell(done: int, count: int, seconds: float, objective: float) -> None:
+    """Log how far a search is, and what all its chains would take; they may agree before."""
+    logger.info(
+        "search: %d of at most %d chains on all points in %.1f s, best objective %.6g; at most "
+        "about %.0f s more until they are compared", done, count, seconds, objective,
+        seconds / done * (count - done),
+    )  # fmt: skip
 
 
 def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
@@ -242,7 +260,8 @@ def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
 
 def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
     """Settle the plan of a chain, (1, s, t), if none keeps more edges of two graphs, or few."""
-    plan = world.settle([chain], low)
+    world.settle([chain], low)
+    plan = world.rounded([chain])
     edges = float(world.problem.source.table.square().mean())
     enough = least_value(world.problem) + _ALL_EDGES * edges
     return plan if float(world.problem.value(plan)) <= enough else None
@@ -456,19 +475,23 @@ class _World:
         plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
-    def settle(self, chains: list[_Chain], share: float) -> Tensor:
-        """Meet the marginals at the target; round the plans, (k, s, t) float64."""
-        return torch.cat([self._settle(some, share * self.scale) for some in self.together(chains)])
+    def settle(self, chains: list[_Chain], share: float) -> None:
+        """Meet the marginals at the target."""
+        for some in self.together(chains):
+            self._settle(some, share * self.scale)
 
-    def _settle(self, chains: list[_Chain], epsilon: float) -> Tensor:
+    def _settle(self, chains: list[_Chain], epsilon: float) -> None:
         """Settle one batch."""
         clock = perf_counter()
         plans, g = _stacked(chains)
         for _ in range(_LAST):
             plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
+
+    def rounded(self, chains: list[_Chain]) -> Tensor:
+        """Round plans to their marginals, (k, s, t) float64."""
         weights = self.problem.source.weights, self.problem.target.weights
-        return round_to_marginals(plans.double(), *weights)
+        return round_to_marginals(_stacked(chains)[0].double(), *weights)
 
     def _record(
         self, chains: list[_Chain], plans: Tensor, g: Tensor, epsilon: float, clock: float
