@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
-from torchgw._tensors.sums import inner_products
 from torchgw._errors import UnsupportedError
+from torchgw._tensors.sums import inner_products
 
 __all__ = [
     "DerivedDistance",
