@@ -47,7 +47,7 @@ from torchgw._solve.options import (
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
-from torchgw._tensors.threads import small_on_one_thread
+from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
@@ -427,7 +427,8 @@ def solve(
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
-    with torch.no_grad(), exactly, together(ranks), verbose_progress(shown) as report:
+    aside = beside_gpu(where)
+    with torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):

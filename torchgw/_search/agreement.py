@@ -15,7 +15,6 @@ from torchgw._search.coarse import coarsen, cross_terms
 from torchgw._search.starts import leading_axes, make_starts
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._tensors.threads import small_on_one_thread
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
@@ -38,8 +37,7 @@ def agreement(source: DistanceProvider, target: DistanceProvider) -> float:
     target_epsilon = _EPSILON * coarse.scale
     starts = make_starts(coarse.scale, target_epsilon, _STARTS, _ITERATIONS, axes[0].shape[1])
     solve = batch_solver(EagerBackend())
-    with small_on_one_thread(_POINTS, _POINTS, few.x.device):
-        found = search_all(solve, _STARTS, few, *axes, starts.rotations, starts.epsilons)
+    found = search_all(solve, _STARTS, few, *axes, starts.rotations, starts.epsilons)
     plan = found.rounded[found.table[:, 0].argmin()]
     cross = (cross_terms(few.x, plan[None], few.y)[0] * plan).sum()
     p, q = few.source.weights, few.target.weights
