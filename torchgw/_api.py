@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -433,6 +434,7 @@ def solve(
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
+        judge = partial(agreement, device=where, backend=backend)
         sides = build_providers(
             (X, Y),
             tables,
@@ -442,7 +444,7 @@ def solve(
             recorder.time,
             weights=(a, b),
             # what follows the inputs is not differentiated
-            judge=agreement if differentiable is None else None,
+            judge=None if differentiable is not None else judge,
         )
         source, target = sides.providers
         check_loss(kind, target)

@@ -32,7 +32,7 @@ def test_a_small_solve_runs_on_one_thread():
 
 def test_distances_are_decided_on_one_thread(monkeypatch):
     points, seen = np.random.default_rng(0).normal(size=(30, 3)), []
-    monkeypatch.setattr("torchgw._api.agreement", lambda *_: seen.append(threads()) or 1.0)
+    monkeypatch.setattr("torchgw._api.agreement", lambda *_, **__: seen.append(threads()) or 1.0)
     torchgw.solve(points, points, n_init=1)
     assert seen == [1]
 

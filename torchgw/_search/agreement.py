@@ -6,15 +6,18 @@ takes out how far each point is from the others on average, which any two spaces
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
-from torchgw._search.batch import search_all
+from torchgw._search.batch import search_all, way_to_call
 from torchgw._search.coarse import coarsen, cross_terms
 from torchgw._search.starts import leading_axes, make_starts
-from torchgw._sinkhorn.choose import batch_solver
-from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
+from torchgw._sinkhorn.contract import Backend
+from torchgw._tensors.cuda_graphs import to_device
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 
@@ -25,10 +28,19 @@ _POINTS = 96
 _STARTS = 12
 _ITERATIONS = 20
 _EPSILON = 2.5e-3
+_HOST = torch.device("cpu")
 
 
-def agreement(source: DistanceProvider, target: DistanceProvider) -> float:
-    """Compute the agreement, at most 1, of the best plan between a few points of equal weights."""
+def agreement(
+    source: DistanceProvider,
+    target: DistanceProvider,
+    device: torch.device = _HOST,
+    backend: BackendName | Backend = "auto",
+) -> float:
+    """Compute the agreement, at most 1, of the best plan between a few points of equal weights.
+
+    The distances are on the CPU; plans are searched for on ``device``, beside a backend.
+    """
     sides = source, target
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
     coarse = coarsen(Problem(*sides, Marginals(*weights), 1.0, None, SQUARE), _POINTS)
@@ -36,8 +48,11 @@ def agreement(source: DistanceProvider, target: DistanceProvider) -> float:
     axes = leading_axes(few)
     target_epsilon = _EPSILON * coarse.scale
     starts = make_starts(coarse.scale, target_epsilon, _STARTS, _ITERATIONS, axes[0].shape[1])
-    solve = batch_solver(EagerBackend())
-    found = search_all(solve, _STARTS, few, *axes, starts.rotations, starts.epsilons)
+    chosen = choose_backend(backend, device, torch.float32)
+    arguments = to_device((few, *axes, starts.rotations, starts.epsilons), device)
+    few = arguments[0]
+    search = partial(search_all, batch_solver(chosen), _STARTS)
+    found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
     plan = found.rounded[found.table[:, 0].argmin()]
     cross = (cross_terms(few.x, plan[None], few.y)[0] * plan).sum()
     p, q = few.source.weights, few.target.weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -202,7 +203,7 @@ curvature, scale, device
             where,
             lambda _, since: since,
             weights=(a, b),
-            judge=agreement,
+            judge=partial(agreement, device=where),
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(
