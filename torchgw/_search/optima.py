@@ -268,7 +268,7 @@ def search_all_points(
         operations *= _THOROUGH
     affordable = chains_within(operations, n, m)
     # entries of adjacency matrices and similarities are no distances, and small ones abound
-    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem)):
+    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem, first)):
         return first
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
@@ -309,20 +309,29 @@ def search_all_points(
     return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
 
 
-def is_structured(problem: Problem) -> bool:
-    """Tell whether points have others like them, so that few of them represent all."""
-    sides = zip((problem.source, problem.target), problem.marginals, strict=True)
-    return all(_loneliness(*side) <= _LONELY for side in sides)
+def is_structured(problem: Problem, found: Search | None = None) -> bool:
+    """Tell whether points have others like them, so that few of them represent all.
+
+    The few are those of a search, if it has drawn some: the first of these are spread out, too.
+    """
+    parts = []
+    for name in ("source", "target"):
+        provider: DistanceProvider = getattr(problem, name)
+        weights = getattr(problem.marginals, "a" if name == "source" else "b")
+        points = getattr(found.alternatives[0], name) if found and found.alternatives else None
+        if points is None or _POINTS < len(points) == provider.n:
+            points = choose_points(provider, weights, _POINTS).indices
+        parts.append((provider, weights, points[:_POINTS]))
+    return all(_loneliness(*part) <= _LONELY for part in parts)
 
 
-def _loneliness(provider: DistanceProvider, weights: Tensor) -> float:
+def _loneliness(provider: DistanceProvider, weights: Tensor, points: Tensor) -> float:
     """Root mean square difference of a point's distances to those of the nearest coarse point.
 
     Relative to the deviation of distances: about 1 where points have nothing in common. That also
     holds for adjacency matrices and similarities, which say "near" with large numbers or not at
     all.
     """
-    points = choose_points(provider, weights, _POINTS).indices
     columns = provider.columns(points).double()
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf
