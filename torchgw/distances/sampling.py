@@ -72,10 +72,14 @@ def column_reader(provider: DistanceProvider) -> ColumnReader:
     Distances of few points are all computed at once, rather than some columns at a time.
     """
     matrix = provider.matrix()
-    # straight ones and angles, which take less time than a launch
-    if isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS:
-        matrix = provider.columns(torch.arange(provider.n, device=provider.device))
-    return (provider.factors() or provider) if matrix is None else StoredColumns(matrix)
+    if matrix is not None:
+        return StoredColumns(matrix)
+    factors = provider.factors()
+    # straight ones take less time than a launch
+    few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
+    if factors is None and few:
+        return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
+    return factors or provider
 
 
 def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> SpreadPoints:
