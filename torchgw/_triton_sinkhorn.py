@@ -33,7 +33,7 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
 
-# Entries of a plan up to which it is stored to be multiplied. [L423]
+# Entries of a plan up to which it is stored to be multiplied. [L445]
 _STORED_ENTRIES = 2**22
 
 
@@ -45,7 +45,7 @@ class TritonBackend:
     # any width; for measurements and tests. Without graphs sweeps over small matrices are launched
     # one by one. A single half-step with fewer than least_entries (n * m), and products with a plan
     # whose cost is such a matrix, are left to PyTorch operations: of kernels that a solve launches
-    # a few times, compiling takes longest. [L423]
+    # a few times, compiling takes longest. [L445]
 
     name = "triton"
 

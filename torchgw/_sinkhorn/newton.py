@@ -11,14 +11,14 @@ from torchgw._typing import Potentials
 __all__ = ["NEWTON_AFTER", "is_small", "newton_step"]
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
-# may lead near its solution. [L421]
+# may lead near its solution. [L443]
 NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
-# Points per side up to which a step takes no longer than some ten iterations. [L421]
+# Points per side up to which a step takes no longer than some ten iterations. [L443]
 _MOST_POINTS = 256
-# Share of the mass of a column that is added to its second derivative, against rounding. [L421]
+# Share of the mass of a column that is added to its second derivative, against rounding. [L443]
 _RIDGE = 1e-13
 # Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L421]
+# [L443]
 _LARGEST_STEP = 10.0
 
 

@@ -26,7 +26,7 @@ __all__ = [
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108]
 _SPREAD = 4
-# Points up to which all distances are computed to draw some. A choice. [L425]
+# Points up to which all distances are computed to draw some. A choice. [L447]
 _STORED_POINTS = 512
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]

@@ -91,7 +91,7 @@ def solve_batch(
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     blocks = Blocks(triton.next_power_of_2(s), triton.next_power_of_2(t), 0, 1)
     # 16 numbers of the kernel per thread up to 128 points: what is computed of a row, each of its
-    # threads does; 128 of its registers beyond. [L424]
+    # threads does; 128 of its registers beyond. [L446]
     warps = min(16 if max(s, t) > 128 else 32, max(1, blocks.n * blocks.m // 512))
     launch(
         _batch_kernel, (count,),
