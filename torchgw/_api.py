@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -47,7 +48,7 @@ from torchgw._solve.options import (
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
-from torchgw._tensors.threads import small_on_one_thread
+from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.directed import DirectedDistance
@@ -454,11 +455,13 @@ def solve(
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
-    with torch.no_grad(), exactly, together(ranks), verbose_progress(shown) as report:
+    aside = beside_gpu(where)
+    with torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
+        judge = partial(agreement, device=where, backend=backend)
         sides = build_providers(
             (X, Y),
             tables,
@@ -468,8 +471,8 @@ def solve(
             recorder.time,
             weights=(a, b),
             # what follows the inputs is not differentiated
-            judge=agreement if differentiable is None else None,
             directed=True,
+            judge=None if differentiable is not None else judge,
         )
         source, target = sides.providers
         check_loss(kind, target)

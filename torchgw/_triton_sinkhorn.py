@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweeper
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels import read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
     KernelPlan,
@@ -27,10 +27,14 @@ from torchgw._sinkhorn.kernels.operands import (
 )
 from torchgw._sinkhorn.kernels.softmin import log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import dense_sweeper, factored_sweeper
+from torchgw._sinkhorn.kernels.vectors import probe
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
+
+# Entries of a plan up to which it is stored to be multiplied. [L445]
+_STORED_ENTRIES = 2**22
 
 
 class TritonBackend:
@@ -39,8 +43,9 @@ class TritonBackend:
     # The precision is that of products of float32 factors; float64 costs are always computed in
     # float64. A shape is that of the launch of the one-read dense iteration, which is then used at
     # any width; for measurements and tests. Without graphs sweeps over small matrices are launched
-    # one by one. A single half-step over factors with fewer than least_entries (n * m) is left to
-    # PyTorch operations.
+    # one by one. A single half-step with fewer than least_entries (n * m), and products with a plan
+    # whose cost is such a matrix, are left to PyTorch operations: of kernels that a solve launches
+    # a few times, compiling takes longest. [L445]
 
     name = "triton"
 
@@ -64,14 +69,13 @@ class TritonBackend:
             return f"the kernels compute in float32 and float64, not {dtype}."
         if device.type != "cuda" and not interpreted():
             return f"the device is {device}, and Triton compiles for CUDA devices."
-        cost = FactoredCost(*(torch.ones(size, dtype=dtype, device=device) for size in _PROBE))
-        weight = torch.ones(8, dtype=dtype, device=device)
-        problem = LinearProblem(cost, Marginals(weight, weight), 1.0)
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+            return f"{device} has a compute capability below 7.0, which Triton needs."
         try:
-            TritonBackend().prepare(problem).softmin(weight, axis=1)
+            probe(device)
         except Exception as error:  # noqa: BLE001 - a missing compiler has no exception of its own
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            return f"Triton failed on an 8 x 8 probe: {reason[-1]}"
+            return f"Triton failed on a probe: {reason[-1]}"
         return None
 
     def prepare(self, problem: LinearProblem) -> TritonProblem:
@@ -119,7 +123,7 @@ class TritonProblem(PreparedProblem):
         """Compute the half-step, following the maximum."""
         cost, marginals, epsilon, _ = self.problem
         n, m = cost.shape
-        if isinstance(cost, FactoredCost) and n * m < self.backend.least_entries:
+        if n * m < self.backend.least_entries:
             return super().softmin(potential, axis)
         parts = self._operands if axis == 1 else self._operands.transpose()
         log_weight = marginals.log_b if axis == 1 else marginals.log_a
@@ -138,11 +142,17 @@ class TritonProblem(PreparedProblem):
         return factored_sweeper(self._kernel_plan(start), tau)
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
-        """Compute plan @ values, shape (n, c), without the plan."""
+        """Compute plan @ values, shape (n, c), without the plan unless a small cost is stored."""
+        cost, least = self.problem.cost, self.backend.least_entries
+        if isinstance(cost, DenseCost) and math.prod(cost.shape) < min(least, _STORED_ENTRIES):
+            plan = self.dense(potentials)
+            return (plan @ values.to(plan.dtype)).to(values.dtype)
         return read_off.apply(self._kernel_plan(potentials), values)
 
     def dense(self, potentials: Potentials) -> Tensor:
         """Build the plan as a matrix, shape (n, m), in one pass."""
+        if self._turned is not None:
+            return self._turned.dense(Potentials(*reversed(potentials))).T
         return read_off.dense(self._kernel_plan(potentials))
 
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
@@ -155,7 +165,3 @@ class TritonProblem(PreparedProblem):
         """Draw one column from each row, shape (s,); the generator gives the seed."""
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         return read_off.sample(self._kernel_plan(potentials), rows, seed)
-
-
-# Shapes of a FactoredCost: left, right, row, column.
-_PROBE = ((8, 2), (8, 2), (8,), (8,))

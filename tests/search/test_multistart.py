@@ -222,7 +222,7 @@ def test_replayed_searches_follow_their_problem(monkeypatch):
     searches = list(searches_of_one_shape("cpu"))
     expected = [search() for search in searches]
     assert {len(found.alternatives[0].plan) for found in expected} == {96, 120}
-    monkeypatch.setattr(optima, "_has_graphs", lambda device, backend: True)
+    monkeypatch.setattr("torchgw._search.batch._has_graphs", lambda device, backend: True)
     for search, found in zip(searches, expected, strict=True):
         same_search(search(), found)
     assert len(memory.kept) == 4
@@ -241,7 +241,7 @@ def test_a_search_is_the_same_from_graphs(monkeypatch):
     # in other orders too: the first of a kind calls, the second records, later ones replay
     orders = [searches, searches[::-1], searches[::2] + searches[1::2]]
     found = [[search() for search in order] for order in orders]
-    monkeypatch.setattr(optima, "_has_graphs", lambda device, backend: False)
+    monkeypatch.setattr("torchgw._search.batch._has_graphs", lambda device, backend: False)
     for order, results in zip(orders, found, strict=True):
         for search, result in zip(order, results, strict=True):
             same_search(search(), result)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._tensors.threads import small_on_one_thread
+from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 
 CPU = torch.device("cpu")
 
@@ -27,6 +27,20 @@ def test_a_small_solve_runs_on_one_thread():
     seen = []
     torchgw.solve(points, points, distances="euclidean", callback=lambda _: seen.append(threads()))
     assert set(seen) == {1}
+    assert threads() == 2
+
+
+def test_distances_are_decided_on_one_thread(monkeypatch):
+    points, seen = np.random.default_rng(0).normal(size=(30, 3)), []
+    monkeypatch.setattr("torchgw._api.agreement", lambda *_, **__: seen.append(threads()) or 1.0)
+    torchgw.solve(points, points, n_init=1)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_host_of_a_gpu_keeps_to_one_thread(device):
+    with beside_gpu(torch.device(device)):
+        assert threads() == (2 if device == "cpu" else 1)
     assert threads() == 2
 
 

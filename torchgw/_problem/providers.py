@@ -27,6 +27,7 @@ from torchgw._problem.named import (
 )
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, ScaledDistance, refuse_directed
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
@@ -220,7 +221,8 @@ def _decide(
     asked = options.n_neighbors is not None or options.n_landmarks is not None
     if judge is None or asked or len(points) < 2 or tuple(specs) != ("auto", "auto"):
         return None
-    decision = decide((points[0], points[1]), judge)
+    with small_on_one_thread(1, 1, device):
+        decision = decide((points[0], points[1]), judge)
     tried, pairs = decision.agreement, len(points[0]) * len(points[1])
     long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
     if long and max(tried.values()) < UNRELATED:

@@ -6,17 +6,19 @@ takes out how far each point is from the others on average, which any two spaces
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
-from torchgw._search.batch import search_all
+from torchgw._search.batch import search_all, way_to_call
 from torchgw._search.coarse import centre, coarsen, cross_terms
 from torchgw._search.starts import leading_axes, make_starts
-from torchgw._sinkhorn.choose import batch_solver
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._tensors.threads import small_on_one_thread
+from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
+from torchgw._sinkhorn.contract import Backend
+from torchgw._tensors.cuda_graphs import to_device
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints
@@ -28,16 +30,20 @@ _POINTS = 96
 _STARTS = 12
 _ITERATIONS = 20
 _EPSILON = 2.5e-3
+_HOST = torch.device("cpu")
 
 
 def agreement(
     source: DistanceProvider,
     target: DistanceProvider,
     found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
+    device: torch.device = _HOST,
+    backend: BackendName | Backend = "auto",
 ) -> float:
     """Compute the agreement, at most 1, of the best plan between a few points of equal weights.
 
-    With ``found_by`` that of the plan which is best for these distances of the same points.
+    With ``found_by`` that of the plan which is best for these distances of the same points. The
+    distances are on the CPU; plans are searched for on ``device``, beside a backend.
     """
     sides = found_by or (source, target)
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
@@ -46,9 +52,11 @@ def agreement(
     axes = leading_axes(few)
     target_epsilon = _EPSILON * coarse.scale
     starts = make_starts(coarse.scale, target_epsilon, _STARTS, _ITERATIONS, axes[0].shape[1])
-    solve = batch_solver(EagerBackend())
-    with small_on_one_thread(_POINTS, _POINTS, few.x.device):
-        found = search_all(solve, _STARTS, few, *axes, starts.rotations, starts.epsilons)
+    chosen = choose_backend(backend, device, torch.float32)
+    arguments = to_device((few, *axes, starts.rotations, starts.epsilons), device)
+    few = arguments[0]
+    search = partial(search_all, batch_solver(chosen), _STARTS)
+    found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
     plan = found.rounded[found.table[:, 0].argmin()]
     x, y = few.x, few.y
     if found_by:
@@ -61,5 +69,6 @@ def agreement(
 
 def _centred(provider: DistanceProvider, points: SpreadPoints) -> Tensor:
     """Centre the distances of another provider among some points, (1, s, s)."""
-    table = provider.columns(points.indices)[points.indices].to(points.table)
+    index = points.indices.to(provider.device)
+    table = provider.columns(index)[index].to(points.table)
     return centre(points._replace(table=table))[0][None]

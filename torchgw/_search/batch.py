@@ -5,7 +5,8 @@ Nothing is read back, and what is launched depends on shapes alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +15,19 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import CoarseProblem, cross_terms, side_by_side
 from torchgw._search.starts import start_costs
 from torchgw._sinkhorn.batch import BatchSolver
+from torchgw._sinkhorn.contract import Backend
+from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, tensors_of
 from torchgw._typing import Marginals
 
-__all__ = ["Batch", "Judged", "carry_over", "search_all"]
+__all__ = ["Batch", "Judged", "carry_over", "search_all", "way_to_call"]
 
 # Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
 # compare, and where masses differ it takes many iterations to meet them. [L222]
 _INNER = {"search": 10, "compare": 60}
 # Over-relaxation of Sinkhorn's iteration. [L107]
 _RELAXATION = {"search": 1.5, "compare": 1.7}
+# Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
+_CAPTURED_BYTES = 2**25
 # Outer iterations that a search ends with, in which the marginals are met. [L225]
 _LAST_ITERATIONS = 5
 
@@ -40,6 +45,25 @@ class Judged(NamedTuple):
     batch: Batch
     rounded: Tensor  # (B, s, t) float64, plans of exact marginals
     table: Tensor  # (B, 1 + B) float64, value and distances to the others
+
+
+def way_to_call(
+    name: str, device: torch.device, backend: Backend, read: tuple[Any, ...], *more: Hashable
+) -> Call:
+    """Find how to call functions that read some tensors: by CUDA graphs, where there are any.
+
+    What else the functions depend on is ``more``.
+    """
+    parts = tensors_of(read)
+    size = sum(part.nbytes for part in parts)
+    if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
+        return call_directly
+    shapes = tuple((part.shape, part.dtype) for part in parts)
+    return Replayer(device, (name, type(backend), tuple(map(type, read)), shapes, *more))
+
+
+def _has_graphs(device: torch.device, backend: Backend) -> bool:
+    return device.type == "cuda" and backend.name == "triton"
 
 
 def search_all(

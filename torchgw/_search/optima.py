@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.batch import Judged, carry_over, search_all
+from torchgw._search.batch import Judged, carry_over, search_all, way_to_call
 from torchgw._search.chains import Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
@@ -21,7 +21,7 @@ from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of
+from torchgw._tensors.cuda_graphs import Call, call_directly, clone
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import choose_points, column_reader
 
@@ -104,8 +104,6 @@ _WHY_OPEN = {
 }
 # Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L378]
 _PICKLED = 1e-4
-# Bytes of what is read up to which the search is captured: a graph keeps a copy. [L82]
-_CAPTURED_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +268,7 @@ def search_all_points(
         operations *= _THOROUGH
     affordable = chains_within(operations, n, m)
     # entries of adjacency matrices and similarities are no distances, and small ones abound
-    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem)):
+    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem, first)):
         return first
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
@@ -311,20 +309,29 @@ def search_all_points(
     return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
 
 
-def is_structured(problem: Problem) -> bool:
-    """Tell whether points have others like them, so that few of them represent all."""
-    sides = zip((problem.source, problem.target), problem.marginals, strict=True)
-    return all(_loneliness(*side) <= _LONELY for side in sides)
+def is_structured(problem: Problem, found: Search | None = None) -> bool:
+    """Tell whether points have others like them, so that few of them represent all.
+
+    The few are those of a search, if it has drawn some: the first of these are spread out, too.
+    """
+    parts = []
+    for name in ("source", "target"):
+        provider: DistanceProvider = getattr(problem, name)
+        weights = getattr(problem.marginals, "a" if name == "source" else "b")
+        points = getattr(found.alternatives[0], name) if found and found.alternatives else None
+        if points is None or _POINTS < len(points) == provider.n:
+            points = choose_points(provider, weights, _POINTS).indices
+        parts.append((provider, weights, points[:_POINTS]))
+    return all(_loneliness(*part) <= _LONELY for part in parts)
 
 
-def _loneliness(provider: DistanceProvider, weights: Tensor) -> float:
+def _loneliness(provider: DistanceProvider, weights: Tensor, points: Tensor) -> float:
     """Root mean square difference of a point's distances to those of the nearest coarse point.
 
     Relative to the deviation of distances: about 1 where points have nothing in common. That also
     holds for adjacency matrices and similarities, which say "near" with large numbers or not at
     all.
     """
-    points = choose_points(provider, weights, _POINTS).indices
     columns = provider.columns(points).double()
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf
@@ -351,23 +358,12 @@ def _coarsen(problem: Problem, size: int, call: Call) -> Coarsened:
 
 def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
-    device = problem.source.device
-    if not problem.loss.is_square:
-        return call_directly
     readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
-    if not (_has_graphs(device, backend) and all(isinstance(side, tuple) for side in readers)):
+    if not problem.loss.is_square or not all(isinstance(side, tuple) for side in readers):
         return call_directly
-    parts = tensors_of((*readers, problem.linear))
-    if sum(part.nbytes for part in parts) > _CAPTURED_BYTES:
-        return call_directly
-    shapes = tuple((part.shape, part.dtype) for part in parts)
-    kinds = tuple(map(type, (*readers, problem.linear)))
-    return Replayer(device, ("search", type(backend), count, kinds, shapes))
-
-
-def _has_graphs(device: torch.device, backend: Backend) -> bool:
-    return device.type == "cuda" and backend.name == "triton"
+    read = (*readers, problem.linear)
+    return way_to_call("search", problem.source.device, backend, read, count)
 
 
 def _is_close(coarse: Coarsened, values: list[float]) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
+from torchgw._sinkhorn.newton import NEWTON_AFTER, NEWTON_BELOW, is_small, newton_step
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
@@ -70,6 +71,7 @@ def sinkhorn(
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
+    near = NEWTON_BELOW
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -92,8 +94,15 @@ def sinkhorn(
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
-        if not prepared.two_level:
-            relaxation = next_relaxation(relaxation, error / previous, count)
+        if prepared.two_level:
+            continue
+        relaxation = next_relaxation(relaxation, error / previous, count)
+        if NEWTON_AFTER <= done < max_iter and error <= near and is_small(prepared):
+            step = newton_step(prepared, Potentials(sweep.f, sweep.g))
+            if step is None:
+                near = error / 10
+            else:
+                current, relaxation = step, 1.0
     prepared.end_sweeps()
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 

@@ -27,6 +27,7 @@ __all__ = [
     "capture",
     "clone",
     "tensors_of",
+    "to_device",
 ]
 
 T = TypeVar("T")
@@ -187,6 +188,14 @@ def clone(item: Any) -> Any:
     if isinstance(item, Tensor):
         return item.clone()
     return None if item is None else type(item)(*map(clone, item))
+
+
+def to_device(item: Any, device: torch.device) -> Any:
+    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
+    if isinstance(item, tuple):
+        parts = [to_device(part, device) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+    return item if item is None else item.to(device)
 
 
 def tensors_of(item: Any) -> tuple[Tensor, ...]:

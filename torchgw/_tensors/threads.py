@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-__all__ = ["small_on_one_thread"]
+__all__ = ["beside_gpu", "small_on_one_thread"]
 
 # Entries of a plan up to which one thread computes, on a CPU. [L349]
 _SMALL = 2**18
@@ -22,13 +22,13 @@ _before = 1
 
 @contextmanager
 def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
-    """Compute a problem of n x m points on one thread if it is small; restore the threads.
+    """Compute on one thread if n x m points are few, or on a GPU; restore the threads.
 
     PyTorch's number of threads belongs to the process in part and to each thread in part, so solves
     in several threads share what there was before the first of them.
     """
     global _running, _before
-    if device.type != "cpu" or n * m > _SMALL or getattr(_inside, "yes", False):
+    if (device.type == "cpu" and n * m > _SMALL) or getattr(_inside, "yes", False):
         yield
         return
     with _lock:
@@ -44,3 +44,8 @@ def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
         with _lock:
             _running -= 1
             torch.set_num_threads(_before)
+
+
+def beside_gpu(device: torch.device) -> AbstractContextManager[None]:
+    """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread."""
+    return nullcontext() if device.type == "cpu" else small_on_one_thread(1, 1, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -34,7 +35,7 @@ from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
 from torchgw._sinkhorn.cost import Cost
-from torchgw._tensors.threads import small_on_one_thread
+from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 from torchgw._typing import Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
@@ -193,7 +194,7 @@ curvature, scale, device
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
-    with torch.no_grad():
+    with torch.no_grad(), beside_gpu(where):
         sides = build_providers(
             (X, Y),
             (D_X, D_Y),
@@ -202,7 +203,7 @@ curvature, scale, device
             where,
             lambda _, since: since,
             weights=(a, b),
-            judge=agreement,
+            judge=partial(agreement, device=where),
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw._tensors.draws import accumulate
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.points import PointDistance
 
 __all__ = [
     "ColumnReader",
@@ -25,6 +26,8 @@ __all__ = [
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108]
 _SPREAD = 4
+# Points up to which all distances are computed to draw some. A choice. [L447]
+_STORED_POINTS = 512
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]
 _NEGLIGIBLE = 1e-12
@@ -64,9 +67,19 @@ class _Drawn(NamedTuple):
 
 
 def column_reader(provider: DistanceProvider) -> ColumnReader:
-    """Find what a provider reads its columns from: a named tuple of tensors, or itself."""
+    """Find what a provider reads its columns from: a named tuple of tensors, or itself.
+
+    Distances of few points are all computed at once, rather than some columns at a time.
+    """
     matrix = provider.matrix()
-    return (provider.factors() or provider) if matrix is None else StoredColumns(matrix)
+    if matrix is not None:
+        return StoredColumns(matrix)
+    factors = provider.factors()
+    # straight ones take less time than a launch
+    few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
+    if factors is None and few:
+        return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
+    return factors or provider
 
 
 def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> SpreadPoints:
@@ -74,7 +87,8 @@ def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> Spr
 
     A fixed seed draws them, so that exact solves do not depend on ``random_state``.
     """
-    drawn = draw_points(size, 0, provider, weights, uniform_draws(provider, size, 0))
+    reader = column_reader(provider)
+    drawn = draw_points(size, 0, reader, weights, uniform_draws(provider, size, 0))
     used, distinct = drawn.counts.tolist()
     if not ran_out(provider.n, size, used, distinct):
         return drawn.points

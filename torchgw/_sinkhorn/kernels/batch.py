@@ -90,8 +90,9 @@ def solve_batch(
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     blocks = Blocks(triton.next_power_of_2(s), triton.next_power_of_2(t), 0, 1)
-    # 64 numbers of the kernel per thread up to 128 points, 128 of its 255 registers beyond
-    warps = max(1, min(16, blocks.n * blocks.m // 2048))
+    # 16 numbers of the kernel per thread up to 128 points: what is computed of a row, each of its
+    # threads does; 128 of its registers beyond. [L446]
+    warps = min(16 if max(s, t) > 128 else 32, max(1, blocks.n * blocks.m // 512))
     launch(
         _batch_kernel, (count,),
         costs, *marginals, g, epsilon, *done, s, t, iterations, relaxation - 1.0,

@@ -8,8 +8,10 @@ launches.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +20,7 @@ from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
 from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["BLOCK", "Vectors", "begin_", "finish_", "prepare_"]
+__all__ = ["BLOCK", "Vectors", "begin_", "finish_", "prepare_", "probe"]
 
 # Entries of a block; sides are padded to a multiple of it. [L287]
 BLOCK = 1024
@@ -181,14 +183,21 @@ def begin_(vectors: Vectors) -> None:
 
 def finish_(vectors: Vectors, plain: bool) -> None:
     """Write the potentials and the check of a sweep, and where the next one goes on."""
-    blocks = len(vectors.partial)
     launch(
-        _finish_kernel, (blocks,),
+        _finish_kernel, (len(vectors.partial),),
         vectors.scalings, vectors.origin, vectors.scale, vectors.weight, vectors.result,
         vectors.given, vectors.partial, len(vectors.given), vectors.split,
         int(plain), BLOCK=BLOCK, **_OPTIONS,
     )  # fmt: skip
-    launch(
-        _check_kernel, (1,),
-        vectors.partial, vectors.bad, vectors.result[-2:], blocks, BLOCK=BLOCK, **_OPTIONS,
-    )  # fmt: skip
+    _check(vectors.partial, vectors.bad, vectors.result[-2:])
+
+
+def probe(device: torch.device) -> None:
+    """Compile and launch a kernel that every solve needs; an error says why Triton cannot run."""
+    exact = partial(torch.zeros, dtype=torch.float64, device=device)
+    _check(exact(1), torch.zeros(1, dtype=torch.int32, device=device), exact(2))
+
+
+def _check(errors: Tensor, bad: Tensor, check: Tensor) -> None:
+    """Add up the error of each block, and tell whether anything was bad."""
+    launch(_check_kernel, (1,), errors, bad, check, len(errors), BLOCK=BLOCK, **_OPTIONS)

@@ -1,0 +1,82 @@
+"""Newton steps on small linear problems."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw._sinkhorn import loop, newton
+from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.newton import newton_step
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._typing import Marginals, Potentials
+
+
+def slow_problem(n=40, m=50, epsilon=1e-3):
+    rng = np.random.default_rng(0)
+    x, y = (torch.as_tensor(rng.random((k, 2))) for k in (n, m))
+    a = torch.as_tensor(rng.random(n))
+    a[3] = 0
+    b = torch.full((m,), 1.0, dtype=torch.float64)
+    b[5] = 0
+    cost = DenseCost(torch.cdist(x, y).square())
+    marginals = Marginals(a / a.sum(), b / b.sum())
+    return EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
+
+
+def test_the_same_plan_in_fewer_iterations(monkeypatch):
+    prepared = slow_problem(epsilon=0.01)
+    found = loop.sinkhorn(prepared, None, max_iter=5_000, tol=1e-11)
+    monkeypatch.setattr(loop, "is_small", lambda _: False)
+    plain = loop.sinkhorn(prepared, None, max_iter=5_000, tol=1e-11)
+    assert found.converged
+    assert plain.converged
+    # 60 for 130
+    assert found.n_iters < 0.75 * plain.n_iters
+    plans = [prepared.dense(one.potentials) for one in (found, plain)]
+    # both have their columns to 1e-11; the rest is what that leaves of slow directions
+    torch.testing.assert_close(*plans, rtol=0, atol=1e-9)
+
+
+def test_the_error_is_squared():
+    prepared = slow_problem(epsilon=0.01)
+    problem, errors = prepared.problem, []
+    state = loop.sinkhorn(prepared, None, max_iter=20, tol=0.0).potentials
+    for _ in range(4):
+        state = Potentials(prepared.softmin(state.g, axis=1), state.g)
+        columns = prepared.dense(state).sum(0)
+        errors.append(float((columns - problem.marginals.b).abs().sum()))
+        state = newton_step(prepared, state)
+    assert errors[0] > 1e-6
+    # within the constant of quadratic convergence, or at rounding
+    assert all(
+        after < max(100 * before**2, 1e-14)
+        for before, after in zip(errors, errors[1:], strict=False)
+    )
+
+
+def test_points_of_no_weight_stay():
+    prepared = slow_problem(epsilon=0.01)
+    state = loop.sinkhorn(prepared, None, max_iter=20, tol=0.0).potentials
+    assert newton_step(prepared, state).g[5] == state.g[5]
+
+
+def test_no_step_is_taken_far_from_the_solution():
+    prepared = slow_problem(epsilon=1e-4)
+    zero = torch.zeros(50, dtype=torch.float64)
+    assert newton_step(prepared, Potentials(prepared.softmin(zero, axis=1), zero)) is None
+
+
+@pytest.mark.parametrize("change", ["float32", "relaxed", "large"])
+def test_other_problems_are_iterated(change):
+    prepared = slow_problem()
+    problem = prepared.problem
+    assert newton.is_small(prepared)
+    if change == "float32":
+        problem = problem._replace(cost=problem.cost.to(torch.float32))
+    elif change == "relaxed":
+        problem = problem._replace(tau=(0.9, 1.0))
+    else:
+        prepared = slow_problem(n=20, m=newton._MOST_POINTS + 1)
+        problem = prepared.problem
+    assert not newton.is_small(EagerBackend().prepare(problem))
