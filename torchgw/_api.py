@@ -470,8 +470,8 @@ def solve(
             where,
             recorder.time,
             weights=(a, b),
-            # what follows the inputs is not differentiated
             directed=True,
+            # what follows the inputs is not differentiated
             judge=None if differentiable is not None else judge,
         )
         source, target = sides.providers
