@@ -127,11 +127,12 @@ class RelaxedGradient(Gradient):
             one = torch.ones_like(self.marginals.a[0])
             return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
         normalised, masses, total = normalise(plan)
-        if not self.exact and not 0 < float(total) < math.inf:
+        if not self.exact and not 0 < float(total + 0 * masses.b.sum()) < math.inf:
             # nothing could be drawn; other plans are found out with their values
             raise NumericalError(
-                f"The plan of a relaxed problem has the mass {float(total)}: its exponents are too "
-                "large for the precision. Raise `epsilon`, or pass `precision='float64'`."
+                f"The plan of a relaxed problem has the mass {float(total)}, or columns of more "
+                "than numbers can hold: its exponents are too large for the precision. Raise "
+                "`epsilon`, or pass `precision='float64'`."
             )
         return RelaxedCoupling(self._base.update(normalised, known, generator), masses, total)
 
