@@ -162,8 +162,9 @@ def test_points_that_are_not_used_may_lie_far_away(metric, dtype):
     cloud = torch.randn(12, 3, dtype=torch.float64, generator=generator)
     used = torch.arange(14) < 12
     both = torch.cat([cloud, cloud[:2] + 1e4])
-    distance = PointDistance(both, metric).centred_on(used).to(torch.device("cpu"), dtype)
-    weights = used.to(dtype) / 12
+    weights = used.double() / 12
+    distance = PointDistance(both, metric).centred_on(weights).to(torch.device("cpu"), dtype)
+    weights = weights.to(dtype)
     table = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist")
     table = table if metric == "euclidean" else table.square()
     expected = table.square() @ weights.double()

@@ -75,7 +75,7 @@ class MinimumCross:
         if self._turned:
             source, target = target, source
         self._source = source.T.contiguous()
-        self._target, self._order = target.sort(dim=1)
+        self._target, self._order = target.contiguous().sort(dim=1)
 
     def __call__(self, plan: Tensor) -> Tensor:
         """Evaluate the cross term at a plan (k, l), shape (n, m)."""
