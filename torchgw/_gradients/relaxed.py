@@ -57,8 +57,12 @@ class RelaxedCoupling(NamedTuple):
         return RelaxedCoupling(mean, masses, latest.total)
 
     def change(self, previous: RelaxedCoupling) -> Tensor:
-        """Compute the relative change without that of the marginals."""
-        return self.base.change(previous.base)
+        """Compute the relative change: of a coupling of distances that vanish, the marginals'."""
+        changes = [
+            (now - last).norm() / now.norm()
+            for now, last in zip(self.masses, previous.masses, strict=True)
+        ]
+        return torch.stack([self.base.change(previous.base).double(), *changes]).amax()
 
     def perturbed(self) -> RelaxedCoupling:
         """Add noise to the coupling alone."""
