@@ -41,7 +41,7 @@ def test_a_few_cases(start):
 
 @pytest.mark.parametrize("number", [202748, 203929, 204470, 410320])
 def test_cases_that_were_wrong_once(number):
-    """A far point of zero weight, one of nearly all the mass, one side of one point, also relaxed."""
+    """Far points of zero weight, one of nearly all the mass, a side of one point, also relaxed."""
     assert not check(number).startswith("refused")
 
 
