@@ -48,7 +48,7 @@ _NOISE_STRATA = 128
 # [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
-# Numbers up to which the minimum of all pairs of pairs is summed. [L421]
+# Numbers up to which the minimum of all pairs of pairs is summed. [L450]
 _SUMMED = 2**22
 
 

@@ -32,7 +32,7 @@ _SMALLEST_GAP = 1e-6
 # [L288]
 _TWO_LEVEL_CHECK = 1
 # Share of the error by which a sweep changes one that stays; multiple of the tolerance above which
-# it may be followed; how much further than a sweep potentials may then go at once. [L424]
+# it may be followed; how much further than a sweep potentials may then go at once. [L453]
 _STAYS, _ABOVE, _FARTHEST = 0.02, 10, 65536.0
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97

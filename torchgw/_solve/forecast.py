@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 # Outer iterations of most solves: the least and the most. [L375]
 _FEWEST, _MOST = 15, 60
 # The same where a mass is given, and where a loss is sampled that is no product; Sinkhorn's
-# iterations of each linear problem of the latter. [L425]
+# iterations of each linear problem of the latter. [L454]
 _PARTIAL, _SAMPLED, _SAMPLED_INNER = (80, 130), (40, 70), 600
-# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L425]
+# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L454]
 _LONG = 20.0
 # Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
-# The same of a minimum in place of a product. [L425]
+# The same of a minimum in place of a product. [L454]
 _MINIMUM = 60_000.0
 # Share of the natural scale of the cost below which Sinkhorn's iterations are many at this epsilon,
 # and seconds of one: of its operations, and of each entry. [L416]
