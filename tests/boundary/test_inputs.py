@@ -384,7 +384,9 @@ def test_zero_weights_leave_their_rows_and_columns_empty(gradient, precision):
     a, b = random_weights(N), random_weights(M)
     a[[0, 4]], b[2] = 0, 0
     a, b = a / a.sum(), b / b.sum()
-    result = check(solve(X, Y, a=a, b=b, gradient=gradient, precision=precision), a=a, b=b)
+    # `tol` bounds the next change; the fixed point of this problem is up to twenty times that away
+    tol = 1e-7 if gradient == "dense" and precision != "float32" else 1e-5
+    result = check(solve(X, Y, a=a, b=b, gradient=gradient, precision=precision, tol=tol), a=a, b=b)
     plan = result.plan.numpy()
     assert (plan[[0, 4]] == 0).all()
     assert (plan[:, 2] == 0).all()
@@ -394,7 +396,7 @@ def test_zero_weights_leave_their_rows_and_columns_empty(gradient, precision):
         small = solve(
             D_X=(D_X * result.scale[0])[keep_x][:, keep_x],
             D_Y=(D_Y * result.scale[1])[keep_y][:, keep_y],
-            a=a[keep_x], b=b[keep_y], epsilon=EPSILON,
+            a=a[keep_x], b=b[keep_y], epsilon=EPSILON, tol=tol,
         )  # fmt: skip
         tolerance = 1e-4 if precision == "float32" else 1e-6
         np.testing.assert_allclose(plan[keep_x][:, keep_y], small.plan.numpy(), atol=tolerance)

@@ -152,3 +152,27 @@ def test_points_that_coincide_are_no_distance_apart(metric):
         weights = torch.full((200,), 1 / 200, dtype=torch.float64)
         assert float(provider.mean_square(weights).abs().max()) == 0
         assert float(provider.apply(weights[:, None]).abs().max()) == 0
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_that_are_not_used_may_lie_far_away(metric, dtype):
+    """Factors about the mean of all points left rounding of 1% and more (fuzz, solves:202748)."""
+    generator = torch.Generator().manual_seed(0)
+    cloud = torch.randn(12, 3, dtype=torch.float64, generator=generator)
+    used = torch.arange(14) < 12
+    both = torch.cat([cloud, cloud[:2] + 1e4])
+    weights = used.double() / 12
+    distance = PointDistance(both, metric).centred_on(weights).to(torch.device("cpu"), dtype)
+    weights = weights.to(dtype)
+    table = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist")
+    table = table if metric == "euclidean" else table.square()
+    expected = table.square() @ weights.double()
+    rounding = 100 * torch.finfo(dtype).eps
+    found = distance.mean_square(weights).double()
+    torch.testing.assert_close(found, expected, rtol=max(rounding, 1e-12), atol=0.0)
+    if metric == "sqeuclidean":
+        matrix, signs = distance.factors()
+        products = (matrix * signs) @ matrix[:12].T
+        close = torch.testing.assert_close
+        close(products.double(), table[:, :12], rtol=max(rounding, 1e-10), atol=100 * rounding)

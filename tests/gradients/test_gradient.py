@@ -289,6 +289,9 @@ def test_places_never_meet_a_weight_of_zero():
     weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 3.0, 0.0], dtype=torch.float64)
     ends = torch.tensor([0.0, 0.25, 1 - 2**-53, 1.0 - 2**-30], dtype=torch.float64)
     assert categories_at(weights, ends).tolist() == [1, 4, 4, 4]
+    # an index beyond them would end a process on a GPU
+    nothing = torch.full_like(weights, torch.nan)
+    assert categories_at(nothing, ends).max() < len(weights)
     part = weights / weights.sum()
     gradient, plan = curve_gradient(60, 31, torch.cat([part.repeat(9), part]) / 10)
     used = gradient.problem.marginals.a > 0

@@ -39,6 +39,12 @@ def test_a_few_cases(start):
         assert check(number, most=8)
 
 
+@pytest.mark.parametrize("number", [202748, 203929, 204470, 410320])
+def test_cases_that_were_wrong_once(number):
+    """Far points of zero weight, one of nearly all the mass, a side of one point, also relaxed."""
+    assert not check(number).startswith("refused")
+
+
 def test_the_judge_notices():
     """A plan, a value or a status that is wrong; else nothing would be shown by the others."""
     rng = np.random.default_rng(0)

@@ -34,6 +34,27 @@ def test_slow_corners_are_announced(options, told, caplog):
         assert told not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"mass": 0.5}, "80 to 130"),
+        ({"loss": "absolute", "gradient": "sampled"}, "40 to 70"),
+        ({"loss": "absolute", "gradient": "dense"}, "15 to 60"),
+    ],
+)
+def test_options_that_take_longer_are_announced(options, count, monkeypatch):
+    """In the first second, with how long and what would be faster."""
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    short = {"max_iter": 1, "inner_max_iter": 1, "n_init": 1, "random_state": 0}
+    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torchgw.solve(X, X, distances="euclidean", **short, **options)
+    (told,) = (str(one.message) for one in said if one.category is PerformanceWarning)
+    assert f"usually {count} of them: " in told
+    assert "seconds" in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("distances", ["sqeuclidean", "euclidean"])
 def test_the_forecast_is_of_the_right_order(distances, caplog):

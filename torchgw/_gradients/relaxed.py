@@ -57,8 +57,12 @@ class RelaxedCoupling(NamedTuple):
         return RelaxedCoupling(mean, masses, latest.total)
 
     def change(self, previous: RelaxedCoupling) -> Tensor:
-        """Compute the relative change without that of the marginals."""
-        return self.base.change(previous.base)
+        """Compute the relative change: of a coupling of distances that vanish, the marginals'."""
+        changes = [
+            (now - last).norm() / now.norm()
+            for now, last in zip(self.masses, previous.masses, strict=True)
+        ]
+        return torch.stack([self.base.change(previous.base).double(), *changes]).amax()
 
     def perturbed(self) -> RelaxedCoupling:
         """Add noise to the coupling alone."""
@@ -127,11 +131,12 @@ class RelaxedGradient(Gradient):
             one = torch.ones_like(self.marginals.a[0])
             return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
         normalised, masses, total = normalise(plan)
-        if not self.exact and not 0 < float(total) < math.inf:
+        if not self.exact and not 0 < float(total + 0 * masses.b.sum()) < math.inf:
             # nothing could be drawn; other plans are found out with their values
             raise NumericalError(
-                f"The plan of a relaxed problem has the mass {float(total)}: its exponents are too "
-                "large for the precision. Raise `epsilon`, or pass `precision='float64'`."
+                f"The plan of a relaxed problem has the mass {float(total)}, or columns of more "
+                "than numbers can hold: its exponents are too large for the precision. Raise "
+                "`epsilon`, or pass `precision='float64'`."
             )
         return RelaxedCoupling(self._base.update(normalised, known, generator), masses, total)
 

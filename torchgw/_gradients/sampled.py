@@ -27,6 +27,7 @@ from torchgw._gradients.means import (
 )
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import spread_parts
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, FactoredCost
@@ -47,6 +48,8 @@ _NOISE_STRATA = 128
 # [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
+# Numbers up to which the minimum of all pairs of pairs is summed. [L450]
+_SUMMED = 2**22
 
 
 def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -285,10 +288,11 @@ class SampledGradient(StrictGradient):
         exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
         each stratum tell its error. Where the cross term is no product that mean is one over
         further pairs, the same for all anchors. Spaces of no more points than anchors are few
-        enough to be summed over, so their value is exact.
+        enough to be summed over, fewer where it is no product, so their value is exact.
         """
-        loss = self._loss
-        if loss.cross is not None and max(plan.shape) <= self.n_anchors:
+        loss, largest = self._loss, max(plan.shape)
+        work = 0 if loss.cross is not None else plan.shape[0] * plan.shape[1] * largest
+        if largest <= self.n_anchors and work <= _SUMMED:
             return QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
         left = self.problem.source.columns(anchors.source).double()
@@ -314,15 +318,18 @@ class SampledGradient(StrictGradient):
         return QuadraticValue(float(values.mean()), error)
 
     def _sum(self, plan: TransportPlan, masses: Marginals) -> float:
-        """Sum the loss of all pairs of pairs, where the cross term is a product."""
+        """Sum the loss of all pairs of pairs."""
         loss, (p, q) = self._loss, masses
         left, right = (
             side.columns(torch.arange(side.n, device=side.device)).double()
             for side in (self.problem.source, self.problem.target)
         )
-        assert loss.cross is not None
-        moved = plan @ loss.cross[1](right)
-        cross = (moved * (plan.T @ loss.cross[0](left)).T).sum()
+        if loss.cross is None:
+            dense = plan.stored().double()
+            cross = (MinimumCross(left, right)(dense) * dense).sum()
+        else:
+            moved = plan @ loss.cross[1](right)
+            cross = (moved * (plan.T @ loss.cross[0](left)).T).sum()
         return float(p @ loss.own[0](left) @ p + q @ loss.own[1](right) @ q - 2 * cross)
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:

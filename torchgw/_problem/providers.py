@@ -188,14 +188,15 @@ def build_providers(
     for provider, item, name, graph, side, weight, curvature in zip(
         providers, given, names, graphs, "ab", weights, options.curvatures, strict=True
     ):
-        used = None if weight is None else as_weights(side, weight, provider.n, device) > 0
+        mass = None if weight is None else as_weights(side, weight, provider.n, device)
+        used = None if mass is None else mass > 0
         flat = name not in ANGLES and name not in of_curvature()
         # one such point may have decided against straight distances
         told = flat or decision is not None
         if item.points is not None and options.scale in ("auto", "max") and told:
             warn_of_far_points(item.name, side, item.points, used, flat=flat)
         divided, factor = _scale(
-            provider, item.points, options.scale, used, computed=name != "given"
+            provider, item.points, options.scale, mass, computed=name != "given"
         )
         scaled.append(divided)
         origin = _origin(item, name, graph, options, factor, curvature)
@@ -346,15 +347,18 @@ def _scale(
     provider: DistanceProvider,
     points: Tensor | None,
     scale: ScaleName | None,
-    used: Tensor | None,
+    weights: Tensor | None,
     *,
     computed: bool,
 ) -> tuple[DistanceProvider, float]:
     """Divide distances by their maximum or mean; also return what they were multiplied by."""
+    if weights is not None and isinstance(provider, PointDistance):
+        provider = provider.centred_on(weights)
     if scale is None or (scale == "auto" and not computed):
         return provider, 1.0
-    if used is None:
-        used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
+    used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
+    if weights is not None:
+        used = weights > 0
     if scale == "mean":
         size = provider.mean(used.to(provider.dtype) / used.sum())
         if isinstance(provider, PointDistance):
@@ -375,7 +379,7 @@ def _scale(
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)
         made = PointDistance((points / unit).to(provider.device), provider.metric)
-        return made if bool(used.all()) else made.centred_on(used), 1 / size
+        return made if weights is None else made.centred_on(weights), 1 / size
     return ScaledDistance(provider, 1 / size), 1 / size
 
 

@@ -32,6 +32,9 @@ _SMALLEST_GAP = 1e-6
 # Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
 # [L288]
 _TWO_LEVEL_CHECK = 1
+# Share of the error by which a sweep changes one that stays; multiple of the tolerance above which
+# it may be followed; how much further than a sweep potentials may then go at once. [L453]
+_STAYS, _ABOVE, _FARTHEST = 0.02, 10, 65536.0
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -43,6 +46,21 @@ class SinkhornResult(NamedTuple):
     error: float  # L1 distance of the column marginal to b
     n_iters: int
     converged: bool
+
+
+class _Kept(NamedTuple):
+    """Where potentials were before they went on by many steps at once."""
+
+    sweep: Sweep
+    step: Potentials
+
+    def agrees(self, after: Potentials, before: Potentials, problem: LinearProblem) -> bool:
+        """Whether a sweep from there goes on in the direction of the step."""
+        b = problem.marginals.b
+        change = after.g - before.g
+        # a constant moves no mass
+        change = torch.where(b > 0, change - torch.dot(b, change.to(b.dtype)) / b.sum(), 0.0)
+        return float(change @ self.step.g) > 0
 
 
 def sinkhorn(
@@ -67,11 +85,15 @@ def sinkhorn(
     # Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport. Algorithms 2021. The
     # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
     # grows.
+    # While a point has yet to change partners the error stays, and each sweep moves the potentials
+    # by the same step. They then go on by more and more of these steps at once, until a larger
+    # error or a step back says that it was too far.
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
-    near = NEWTON_BELOW
+    near, steps = NEWTON_BELOW, 0.0
+    kept: _Kept | None = None
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -89,20 +111,34 @@ def sinkhorn(
             error = read(sweep, problem)[1]
             prepared.end_sweeps()
         done += count
-        current = sweep.state
+        if kept is not None and not (
+            error <= (1 + _STAYS) * previous and kept.agrees(sweep.state, current, problem)
+        ):
+            sweep, error, steps, kept = kept.sweep, previous, steps / 8, None
+            current = sweep.state
+            continue
+        before, current, kept = current, sweep.state, None
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
-        if prepared.two_level:
-            continue
-        relaxation = next_relaxation(relaxation, error / previous, count)
-        if NEWTON_AFTER <= done < max_iter and error <= near and is_small(prepared):
-            step = newton_step(prepared, Potentials(sweep.f, sweep.g))
-            if step is None:
+        if not prepared.two_level:
+            relaxation = next_relaxation(relaxation, error / previous, count)
+            if NEWTON_AFTER <= done < max_iter and error <= near and is_small(prepared):
+                nearer = newton_step(prepared, Potentials(sweep.f, sweep.g))
+                if nearer is not None:
+                    current, relaxation, steps = nearer, 1.0, 0.0
+                    continue
                 near = error / 10
-            else:
-                current, relaxation = step, 1.0
+        stays = abs(error - previous) <= _STAYS * error and error > _ABOVE * tol
+        steps = min(max(1.0, 2 * steps), _FARTHEST) if stays else 0.0
+        if stays:
+            # relaxed potentials swing about the way that they go
+            relaxation = 1.0
+        if steps > 1:
+            step = Potentials(*(x - y for x, y in zip(current, before, strict=True)))
+            kept = _Kept(sweep, step)
+            current = Potentials(*(x + steps * y for x, y in zip(current, step, strict=True)))
     prepared.end_sweeps()
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 

@@ -15,10 +15,15 @@ logger = logging.getLogger(__name__)
 
 # Outer iterations of most solves: the least and the most. [L375]
 _FEWEST, _MOST = 15, 60
-# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L375]
-_LONG = 60.0
+# The same where a mass is given, and where a loss is sampled that is no product; Sinkhorn's
+# iterations of each linear problem of the latter. [L454]
+_PARTIAL, _SAMPLED, _SAMPLED_INNER = (80, 130), (40, 70), 600
+# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L454]
+_LONG = 20.0
 # Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
+# The same of a minimum in place of a product. [L454]
+_MINIMUM = 60_000.0
 # Share of the natural scale of the cost below which Sinkhorn's iterations are many at this epsilon,
 # and seconds of one: of its operations, and of each entry. [L416]
 _SHARP = 2.5e-4
@@ -26,7 +31,7 @@ _ITERATION, _ENTRY = 2e-4, 1.2e-9
 
 
 def forecast(strategy: Strategy) -> None:
-    """Log what an outer iteration on a CPU will take, and warn if a solve takes minutes."""
+    """Log what an outer iteration on a CPU will take, and warn if a solve takes long."""
     problem = strategy.problem
     if problem.source.device.type != "cpu":
         return
@@ -42,13 +47,20 @@ def forecast(strategy: Strategy) -> None:
         )  # fmt: skip
     if strategy.proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
-    least, most = (min(count, strategy.options.max_iter) * each for count in (_FEWEST, _MOST))
+    fewest, usual = _FEWEST, _MOST
+    if options.rule is not None and options.rule.mass is not None:
+        fewest, usual = _PARTIAL
+    elif problem.loss.cross is None and strategy.gradient == "sampled":
+        fewest, usual = _SAMPLED
+        each += min(_SAMPLED_INNER, options.inner_max_iter) * (_ITERATION + _ENTRY * entries)
+    least, most = (min(count, options.max_iter) * each for count in (fewest, usual))
     if least > _LONG:
+        unit, name = (60, "minutes") if least > 120 else (1, "seconds")
         warn_user(
             f"{problem.source.n:,} x {problem.target.n:,} points take about {each:.2g} s for each "
-            f"outer iteration on this CPU, and a solve usually {_FEWEST} to {_MOST} of them: "
-            f"{least / 60:.0f} to {most / 60:.0f} minutes. `callback` and `verbose=True` show "
-            "progress; fewer points, `solve_low_rank` or a GPU are faster.",
+            f"outer iteration on this CPU, and a solve like this usually {fewest} to {usual} of "
+            f"them: {least / unit:.0f} to {most / unit:.0f} {name}. `callback` and `verbose=True` "
+            "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
             PerformanceWarning,
         )
 
@@ -66,5 +78,8 @@ def seconds_per_iteration(strategy: Strategy) -> float:
         clouds = any(isinstance(one, PointDistance) for one in (problem.source, problem.target))
         whole = strategy.tiling is None or clouds
         seconds = streamed if whole else tiled_seconds(streamed)
-    products = n * m * (n + m) if strategy.gradient == "dense" else 0
-    return seconds + 1e-12 * _PRODUCT * products
+    if strategy.gradient != "dense":
+        return seconds
+    if problem.loss.cross is None:
+        return seconds + 1e-12 * _MINIMUM * n * m * max(n, m)
+    return seconds + 1e-12 * _PRODUCT * n * m * (n + m)

@@ -227,13 +227,14 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         clock = recorder.time("polish", clock)
     plan, evaluation = appraise(setting, plan, epsilon, solved)
     promised = promised_error(setting)
-    # where all plans cost the same, rounding has nothing to decide
-    resolvable = polished is None and not strategy.constant
-    unresolved = resolvable and setting.rounding(epsilon) > RESOLVED
-    eaten = unresolved or (status.converged and evaluation.marginal_error > promised)
-    if eaten and plan.dtype == torch.float32:
+    # where all plans cost the same, rounding has nothing to decide, and its size is not known
+    constant = strategy.constant
+    unresolved = polished is None and not constant and setting.rounding(epsilon) > RESOLVED
+    missed = status.converged and evaluation.marginal_error > promised
+    if (unresolved or missed or constant) and plan.dtype == torch.float32:
         # rounding shifts each sum over the plan in its own way: values would not be those of a plan
-        status = Status.PRECISION_LIMIT if status.converged else status
+        if status.converged and (unresolved or missed):
+            status = Status.PRECISION_LIMIT
         setting = in_float64(strategy, setting)
         cost = plan.cost.to(torch.float64)
         plan = TransportPlan(
@@ -243,7 +244,6 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     if unresolved and (status.converged or status is Status.INNER_LIMIT):
         status = Status.PRECISION_LIMIT
     # what the iteration believes is checked against the plan itself
-    constant = strategy.constant
     status = judge(
         status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )

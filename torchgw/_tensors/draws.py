@@ -24,13 +24,18 @@ def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -
 
 
 def categories_at(weights: Tensor, places: Tensor) -> Tensor:
-    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c)."""
+    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c).
+
+    Categories exist whatever the weights: on a GPU an index beyond them would end the process.
+    """
     cumulative = weights.double().cumsum(-1)
     total = cumulative[..., -1:]
     # rounding must not reach the total, beyond which there is nothing
     sought = (places * total).minimum(total.nextafter(torch.zeros_like(total)))
     # right=True never selects a category of zero weight, whose cumulative sum repeats
-    return torch.searchsorted(cumulative, sought, right=True)
+    found = torch.searchsorted(cumulative, sought, right=True)
+    # beyond the last one where the total is NaN
+    return found.clamp_(max=weights.shape[-1] - 1)
 
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:

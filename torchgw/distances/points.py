@@ -92,11 +92,13 @@ class PointDistance(DistanceProvider):
         self._points = torch.where(coincide, 0.0, points - points.mean(dim=0))
         if metric in ANGLES:
             self._points = _without_rounding(self._points)
+        self._weights: Tensor | None = None
 
-    def centred_on(self, used: Tensor) -> PointDistance:
-        """Return the same distances, with little rounding among points chosen by a mask (n,)."""
+    def centred_on(self, weights: Tensor) -> PointDistance:
+        """Return the same distances, with little rounding among the points that carry weight."""
         moved = copy.copy(self)
-        moved._points = self._points - self._points[used].mean(dim=0)
+        moved._weights = weights.to(self.device, self.dtype) / weights.sum()
+        moved._points = self._points - moved._weights @ self._points
         return moved
 
     def columns(self, index: Tensor) -> Tensor:
@@ -109,6 +111,7 @@ class PointDistance(DistanceProvider):
             return self
         moved = copy.copy(self)
         moved._points = self._points.to(device, dtype)
+        moved._weights = None if self._weights is None else self._weights.to(device, dtype)
         moved.device, moved.dtype = moved._points.device, dtype
         return moved
 
@@ -116,14 +119,14 @@ class PointDistance(DistanceProvider):
         """Compute exact factors of rank d + 2; ``None`` for "euclidean"."""
         if self.metric == "euclidean":
             return None
-        matrix, signs = _squared_factors(self._points)
+        matrix, signs = _squared_factors(self._points, self._weights)
         # not 1 - x_i . x_j, of which nothing is left where directions are alike
         return Factors(matrix, signs / 2 if self.metric in ANGLES else signs)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, in O(n d) for "euclidean" and O(n d^2) for the others."""
         if self.metric == "euclidean":
-            factors = _squared_factors(self._points)
+            factors = _squared_factors(self._points, self._weights)
             return factors.apply(weights[:, None])[:, 0].clamp_min(0)
         return super().mean_square(weights)
 
@@ -196,17 +199,27 @@ def _without_rounding(points: Tensor) -> Tensor:
     return torch.where(largest > _UNIT_ROUNDING * torch.finfo(points.dtype).eps, points, 0.0)
 
 
-def _squared_factors(points: Tensor) -> Factors:
-    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points."""
+def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
+    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points.
+
+    Rounding is small among points that carry weight (n,), and from these to others, however far
+    others lie; it may be large among others, between which nothing moves.
+    """
     # With u = mean + t v, where v has unit variance, u_i + u_j is the quadratic form of the rows
     # (1, v_i) with the matrix [[2 mean, t], [t, 0]]. Its eigenvalues are mean +- hypot(mean, t),
     # with eigenvectors (eigenvalue, t); taken as the first two factors they are nearly orthogonal,
     # so little cancels.
     tiny = torch.finfo(points.dtype).tiny
     square = points.square().sum(dim=1)
-    mean = square.mean()
+    if weights is None:
+        mean = square.mean()
+        spread = (square - mean).square().mean().sqrt()
+    else:
+        # the identity holds for any mean and any t > 0, without which far points would be lost
+        mean = weights @ square
+        spread = (weights @ (square - mean).square()).sqrt()
+        spread = spread.maximum(torch.finfo(points.dtype).eps * square.max())
     deviation = square - mean
-    spread = deviation.square().mean().sqrt()
     positive = mean + torch.hypot(mean, spread)
     # the product of the eigenvalues is -t^2; their difference would cancel
     negative = -spread.square() / positive.clamp_min(tiny)
