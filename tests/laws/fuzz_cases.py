@@ -137,13 +137,14 @@ def make_case(number, most=None):
     maybe(0.3, storage=["stored", "streamed"])
     maybe(0.3, unbalanced=[0.1, 5.0, (np.inf, 0), (0, np.inf), (np.inf, 1.0)], mass=[0.3, 0.7, 1.0])
     maybe(0.1, regularization=["proximal"], polish=[True], skip_tiles=[True, False])
-    maybe(0.05, resolution=[None, 1e-3])
     maybe(0.3, n_init=[1, 4], search=["fast"], scale=[None, "max", "mean"])
     maybe(0.4, objective_tol=[0, 1e-2, 1e-3, 1e-3])
     maybe(0.2, tol=[1e-3, 1e-8], inner_tol=[1e-3, 1e-9])
     if rng.random() < 0.6:
         spread = _spread(tables, arguments)
         arguments["epsilon"] = float(spread * 10 ** rng.uniform(-5, 1))
+    # last, so that cases keep what they were before there was this option
+    maybe(0.05, resolution=[None, 1e-3])
     described = {"kinds": kinds, "sizes": sizes}
     return Case(number, arguments, *tables, linear, described)
 
