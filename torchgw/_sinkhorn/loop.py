@@ -35,6 +35,9 @@ _TWO_LEVEL_CHECK = 1
 # Share of the error by which a sweep changes one that stays; multiple of the tolerance above which
 # it may be followed; how much further than a sweep potentials may then go at once. [L453]
 _STAYS, _ABOVE, _FARTHEST = 0.02, 10, 65536.0
+# Sweeps in a row that have to leave it where it was before: the linear problems of an outer
+# iteration are ended earlier than that. [L455]
+_PATIENCE = 10
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -92,7 +95,7 @@ def sinkhorn(
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
-    near, steps = NEWTON_BELOW, 0.0
+    near, stayed, steps = NEWTON_BELOW, 0, 0.0
     kept: _Kept | None = None
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
@@ -131,8 +134,9 @@ def sinkhorn(
                     continue
                 near = error / 10
         stays = abs(error - previous) <= _STAYS * error and error > _ABOVE * tol
-        steps = min(max(1.0, 2 * steps), _FARTHEST) if stays else 0.0
-        if stays:
+        stayed = stayed + 1 if stays else 0
+        steps = min(max(1.0, 2 * steps), _FARTHEST) if stayed > _PATIENCE else 0.0
+        if stayed >= _PATIENCE:
             # relaxed potentials swing about the way that they go
             relaxation = 1.0
         if steps > 1:
