@@ -455,7 +455,7 @@ def solve(
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
-    aside = beside_gpu(where)
+    aside = beside_gpu(where, X, Y)
     with torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
@@ -495,13 +495,13 @@ def solve(
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
             outcome = solve_problem(problem, options, init, generator, recorder, keeper)
-        if pair is not None:
-            first, second = (
-                space._replace(features=part.to(where), feature_metric=feature_metric)
-                for space, part in zip(sides.origins, pair, strict=True)
-            )
-            sides = sides._replace(origins=(first, second))
-        result = make_result(outcome, problem, sides, seed)
+            if pair is not None:
+                first, second = (
+                    space._replace(features=part.to(where), feature_metric=feature_metric)
+                    for space, part in zip(sides.origins, pair, strict=True)
+                )
+                sides = sides._replace(origins=(first, second))
+            result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         result.lazy_plan.in_numpy = in_numpy
         return result

@@ -42,6 +42,8 @@ def test_the_host_of_a_gpu_keeps_to_one_thread(device):
     with beside_gpu(torch.device(device)):
         assert threads() == (2 if device == "cpu" else 1)
     assert threads() == 2
+    with beside_gpu(torch.device(device), np.empty((10, 3)), np.empty((100_000, 1))):
+        assert threads() == 2
 
 
 def test_large_work_keeps_its_threads():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -12,6 +13,9 @@ __all__ = ["beside_gpu", "small_on_one_thread"]
 
 # Entries of a plan up to which one thread computes, on a CPU. [L349]
 _SMALL = 2**18
+
+# Rows of an array from which on all threads of a host read it for a GPU. [L456]
+_LONG = 50_000
 
 _lock = threading.Lock()
 _inside = threading.local()
@@ -46,6 +50,11 @@ def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
-def beside_gpu(device: torch.device) -> AbstractContextManager[None]:
-    """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread."""
-    return nullcontext() if device.type == "cpu" else small_on_one_thread(1, 1, device)
+def beside_gpu(device: torch.device, *given: Any) -> AbstractContextManager[None]:
+    """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread.
+
+    Not where arrays that are ``given`` are long: the host reads them on all threads.
+    """
+    shapes = (getattr(one, "shape", None) for one in given)
+    long = any(isinstance(shape, tuple) and shape and shape[0] > _LONG for shape in shapes)
+    return nullcontext() if device.type == "cpu" or long else small_on_one_thread(1, 1, device)
