@@ -226,8 +226,9 @@ def _extend(
 def _weighted_means(plan: TransportPlan, values: Tensor) -> Tensor:
     """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off."""
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-    share: Tensor = plan.weights.a / sums[:, -1]
-    return sums[:, :-1].mul(share[:, None])
+    share = plan.weights.a / sums[:, -1]
+    means: Tensor = sums[:, :-1] * share[:, None].to(sums.dtype)
+    return means
 
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:
