@@ -88,7 +88,7 @@ def times() -> dict[str, list[tuple[int, float]]]:
     series: dict[str, list[tuple[int, float]]] = {name: [] for name in SOLVERS}
     for line in STANDING.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        size = re.match(r"spiral ([\d,]+) x", row["goal"])
+        size = re.fullmatch(r"spiral ([\d,]+) x [\d,]+(?:, all pairs)?", row["goal"])
         if row["group"] != "whole solves" or not size or not row.get("seconds"):
             continue
         name = next(
