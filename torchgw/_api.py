@@ -286,7 +286,7 @@ def solve(
         of cells that are needed does not grow with n. The error is measured at 4,096 points of each
         side, ``marginal_a`` and ``marginal_b`` are then the weights, and ``report.resolution`` says
         more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is given, from about 300,000
-        points per side on a GPU and 50,000 on a CPU. ``None`` or 0 solves on all points; so do
+        points per side on a GPU and 200,000 on a CPU. ``None`` or 0 solves on all points; so do
         smaller problems (of up to 9 million pairs), and those where no number of cells will do. The
         value, which has no pass over all pairs either, was within 1% of that of all points.
     differentiable : {"value", "implicit", "unrolled"} or None
