@@ -138,14 +138,17 @@ def test_a_result_is_a_start():
     assert second.value < first.value
 
 
-@pytest.mark.parametrize("unit", [1e-3, pytest.param(1e3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("unit", [2**-10, pytest.param(2**10, marks=pytest.mark.slow)])
 def test_units_do_not_matter(unit):
-    """No step size overflows: steps are relative to the gradient, and taken in logarithms."""
+    """No step size overflows: steps are relative to the gradient, and taken in logarithms.
+
+    Units that are powers of two round nothing: other roundings may end at another optimum.
+    """
     x, y = clouds()
     options = {"rank": 5, "distances": "sqeuclidean", "random_state": 0, "tol": 1e-2}
     plain = torchgw.solve_low_rank(x, y, scale=None, **options)
     other = torchgw.solve_low_rank(x * unit, y * unit, scale=None, **options)
-    assert other.value == pytest.approx(plain.value * unit**4, rel=0.02)
+    assert other.value == pytest.approx(plain.value * unit**4, rel=1e-9)
 
 
 def test_features_and_zero_weights():
