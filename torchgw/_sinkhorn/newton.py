@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.problem import STRICT
 from torchgw._typing import Potentials
 
@@ -27,7 +28,9 @@ def is_small(prepared: PreparedProblem) -> bool:
     problem = prepared.problem
     alone = getattr(prepared.backend, "ranks", None) is None
     exact = problem.tau == STRICT and problem.cost.dtype == torch.float64
-    return exact and alone and max(problem.cost.shape) <= _MOST_POINTS
+    # a streamed cost asks for nothing as large as the plan
+    stored = isinstance(problem.cost, DenseCost)
+    return exact and alone and stored and max(problem.cost.shape) <= _MOST_POINTS
 
 
 def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials | None:
