@@ -314,24 +314,23 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
 
     The few are those of a search, if it has drawn some: the first of these are spread out, too.
     """
-    parts = []
-    for name in ("source", "target"):
-        provider: DistanceProvider = getattr(problem, name)
-        weights = getattr(problem.marginals, "a" if name == "source" else "b")
-        points = getattr(found.alternatives[0], name) if found and found.alternatives else None
-        if points is None or _POINTS < len(points) == provider.n:
-            points = choose_points(provider, weights, _POINTS).indices
-        parts.append((provider, weights, points[:_POINTS]))
-    return all(_loneliness(*part) <= _LONELY for part in parts)
+    drawn: tuple[Tensor | None, Tensor | None] = (None, None)
+    if found and found.alternatives:
+        drawn = found.alternatives[0].source, found.alternatives[0].target
+    sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
+    return all(_loneliness(*side) <= _LONELY for side in sides)
 
 
-def _loneliness(provider: DistanceProvider, weights: Tensor, points: Tensor) -> float:
+def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
     """Root mean square difference of a point's distances to those of the nearest coarse point.
 
     Relative to the deviation of distances: about 1 where points have nothing in common. That also
     holds for adjacency matrices and similarities, which say "near" with large numbers or not at
     all.
     """
+    if drawn is None or _POINTS < len(drawn) == provider.n:
+        drawn = choose_points(provider, weights, _POINTS).indices
+    points = drawn[:_POINTS]
     columns = provider.columns(points).double()
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf

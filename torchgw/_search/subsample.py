@@ -20,7 +20,7 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import categories_at
+from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 
@@ -164,14 +164,11 @@ def take(cost: FactoredCost, source: Part | None, target: Part | None) -> Factor
 def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw indices at equal steps of the cumulative weight, along the widest factor.
 
-    A point is drawn weight * count times, rounded up or down: equal weights give distinct points.
     Steps along the order of a coordinate leave less to chance than independent draws would.
     """
     widest = int(factors.var(dim=0).argmax())
     order = factors[:, widest].argsort()
-    offset = torch.rand((), dtype=weights.dtype, device=weights.device, generator=generator)
-    steps = torch.arange(count, device=weights.device, dtype=weights.dtype) + offset
-    return order[categories_at(weights[order], steps / count)]
+    return order[systematic_categories(weights[order], count, generator)]
 
 
 def extend(

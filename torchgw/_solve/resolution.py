@@ -22,7 +22,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._search.subsample import Coarse, extend, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
 from torchgw._solve.inner import RESOLVED
@@ -32,7 +31,7 @@ from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import categories_at
+from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Resolution", "Resolved", "choose_resolution", "solve_on_cells"]
@@ -233,13 +232,8 @@ def _weighted_means(plan: TransportPlan, values: Tensor) -> Tensor:
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:
     """Estimate the L1 error of the row sums, by exact sums of rows drawn by weight."""
-    a, b = plan.weights
-    count = min(_MEASURED, len(a))
-    offset = torch.rand((), dtype=a.dtype, device=a.device, generator=setting.generator)
-    steps = (torch.arange(count, device=a.device, dtype=a.dtype) + offset) / count
-    index = categories_at(a, steps)
-    equal = torch.full_like(a[index], 1 / count)
-    rows = LinearProblem(plan.cost.rows(index), Marginals(equal, b), plan.epsilon)
-    exact = plan.backend.prepare(rows).softmin(plan.potentials.g, axis=1)
-    excess = (plan.potentials.f[index] - exact).double() / plan.epsilon
+    a = plan.weights.a
+    drawn = systematic_categories(a, min(_MEASURED, len(a)), setting.generator)
+    exact = plan.extend(plan.cost.rows(drawn)).potentials.f
+    excess = (plan.potentials.f[drawn] - exact).double() / plan.epsilon
     return float(excess.exp().sub(1).abs().mean())

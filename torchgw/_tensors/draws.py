@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["accumulate", "categories_at", "sample_categories"]
+__all__ = ["accumulate", "categories_at", "sample_categories", "systematic_categories"]
 
 # torch.multinomial refuses more categories than this. [L300]
 _MULTINOMIAL_LIMIT = 2**24
@@ -21,6 +21,16 @@ def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -
     shape = (*weights.shape[:-1], count)
     uniform = torch.rand(shape, dtype=torch.float64, device=weights.device, generator=generator)
     return categories_at(weights, uniform)
+
+
+def systematic_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw categories (count,), at equal steps of the cumulative weight (c,) from a random place.
+
+    One is drawn weight * count times, rounded up or down: equal weights give distinct ones.
+    """
+    offset = torch.rand((), dtype=weights.dtype, device=weights.device, generator=generator)
+    steps = torch.arange(count, device=weights.device, dtype=weights.dtype) + offset
+    return categories_at(weights, steps / count)
 
 
 def categories_at(weights: Tensor, places: Tensor) -> Tensor:

@@ -142,19 +142,19 @@ def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     step = max(1, len(query.low) // _PROBES)
     probes = query.at(slice(None, None, step))
     visited = 0.0
-    for part in _leaf_blocks(len(probes.low), probes, base):
+    for part in _leaf_blocks(probes, base):
         visited += float(_look(probes.at(part), base, n_neighbors)[1].sum())
     share = visited / (len(probes.low) * len(base.low))
     by_leaves = share * (d * _LEAF_SECONDS[0] + _LEAF_SECONDS[1])
     return by_leaves < d / 64 * _PRODUCT_SECONDS[0] + _PRODUCT_SECONDS[1]
 
 
-def _leaf_blocks(count: int, query: Leaves, base: Leaves) -> Iterator[slice]:
-    """Cut so many query leaves into blocks whose gaps and first distances fit into memory."""
+def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
+    """Cut the query leaves into blocks whose gaps and first distances fit into memory."""
     size = max(base.row.shape[1], query.row.shape[1])
     numbers = 4 * len(base.low) + 4 * _SEEDS * size**2
     step = max(1, _work_bytes(base.row.numel()) // (8 * numbers))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+    return (slice(start, start + step) for start in range(0, len(query.low), step))
 
 
 def _look(query: Leaves, base: Leaves, n_neighbors: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ def _near(query: Leaves, base: Leaves, n_neighbors: int) -> Leaves:
     gap = box_gaps(around, base)[0]
     first = gap.topk(2 * _TOGETHER, largest=False).indices
     some = base.at(first)
-    blocks = _leaf_blocks(len(query.low), query, some)
+    blocks = _leaf_blocks(query, some)
     farthest = torch.stack([_look(query.at(part), some, n_neighbors)[0].max() for part in blocks])
     chosen = gap < farthest.max()
     chosen[first] = True
@@ -195,7 +195,7 @@ def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbo
         # leaves in the order of the tree are near each other
         together = query.at(slice(start, start + _TOGETHER))
         near = _near(together, base, n_neighbors)
-        for part in _leaf_blocks(len(together.low), together, near):
+        for part in _leaf_blocks(together, near):
             _search(near, together.at(part), n_neighbors, distance, index)
     return Neighbours(distance, index)
 
