@@ -47,6 +47,7 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
+from torchgw._tensors.ahead import compile_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
 from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
@@ -443,6 +444,8 @@ def solve(
         options.check_directed(differentiable=differentiable is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
+    if backend in ("auto", "triton"):
+        compile_beside(where, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     ranks = join(distributed, where)
     if ranks is not None:

@@ -4,11 +4,15 @@ A spiral is aligned to a Swiss roll by defaults in fresh processes: one for each
 cache of compiled kernels, then one with the cache that it left. Each solves other points with
 another seed in every call, then the last ones again, of which the median is the steady time. One
 JSON line for each process, then a table. Without a GPU nothing is compiled by Triton.
+
+``--record`` writes what the solves launch to the list of kernels that the package compiles beside
+other work: after a change of a kernel or of how it is launched.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import statistics
@@ -25,15 +29,19 @@ SIZES = "400x500,4000x5000,20000x25000,100000x100000"
 _AGAIN = 3
 
 
-def measure(n: int, m: int, device: str | None, calls: int) -> dict[str, Any]:
+def measure(n: int, m: int, device: str | None, calls: int, record: bool = False) -> dict[str, Any]:
     """Return what this process waits for: imports, the device, each call, kernels."""
     marks = [time.perf_counter()]
     import torch
 
     marks.append(time.perf_counter())
     from torchgw import solve
+    from torchgw._tensors import ahead
     from torchgw.datasets import spiral, swiss_roll
 
+    if record:
+        # what is launched, and nothing that is only listed
+        ahead.variants = tuple
     marks.append(time.perf_counter())
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.zeros(1, device=device).item()
@@ -67,22 +75,53 @@ def measure(n: int, m: int, device: str | None, calls: int) -> dict[str, Any]:
     }
 
 
-def watch_kernels() -> list[str]:
+def watch_kernels() -> list[dict[str, Any]]:
     """Return a list that each variant of a kernel is added to when Triton loads it."""
     import triton
 
-    variants: list[str] = []
+    variants: list[dict[str, Any]] = []
 
     def note(**given: Any) -> None:
-        kernel = given["fn"]
-        arguments = {name: str(value) for name, value in given["compile"]["signature"].items()}
-        numbers = {str(place): value for place, value in given["compile"]["constants"].items()}
-        aligned = sorted(place for (place,), value in given["compile"]["configs"][0].items())
-        known = f"{arguments} {numbers} {aligned} warps {given['compile']['num_warps']}"
-        variants.append(f"{kernel.name} {known}")
+        kernel, known = given["fn"], given["compile"]
+        multiples = {place for (place,), value in known["configs"][0].items() if value}
+        arguments = {
+            name: kind + (":16" if place in multiples else "")
+            for place, (name, kind) in enumerate(known["signature"].items())
+            if kind != "constexpr"
+        }
+        names = list(known["signature"])
+        options = ast.literal_eval(known["key"][known["key"].rindex("{") :])
+        variants.append(
+            {
+                "kernel": f"{kernel.module}:{kernel.name}",
+                "arguments": arguments,
+                "constants": {
+                    names[place]: value for (place,), value in known["constants"].items()
+                },
+                # those that the launch gives
+                "options": {
+                    name: options[name]
+                    for name in ("num_warps", "num_stages", "enable_fp_fusion")
+                    if name in options
+                },
+            }
+        )
 
     triton.knobs.runtime.jit_post_compile_hook = note
     return variants
+
+
+def record_kernels(records: list[dict[str, Any]]) -> None:
+    """Write the list of variants that the package compiles ahead."""
+    from torchgw._tensors.ahead import LIST
+
+    sizes: dict[str, set[int]] = {}
+    for record in records:
+        for variant in record["variants"]:
+            sizes.setdefault(json.dumps(variant), set()).add(max(record["n"], record["m"]))
+    lines = [json.dumps({**json.loads(kind), "sizes": sorted(of)}) for kind, of in sizes.items()]
+    LIST.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(f"{len(lines)} variants: {LIST}")
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -108,13 +147,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=3, help="calls with points of their own")
     parser.add_argument("--shared", action="store_true", help="one cache for all sizes, in turn")
     parser.add_argument("--variants", action="store_true", help="list the variants of kernels")
+    parser.add_argument("--record", action="store_true", help="write the list of kernels anew")
     parser.add_argument("--output", type=Path, help="file that the JSON lines are added to")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     sizes = options.sizes.split(",")
     if options.inside:
         n, m = map(int, sizes[0].split("x"))
-        print(json.dumps(measure(n, m, options.device, options.calls)))
+        print(json.dumps(measure(n, m, options.device, options.calls, options.record)))
         return 0
     records = []
     with tempfile.TemporaryDirectory() as folder:
@@ -125,12 +165,15 @@ def main(arguments: list[str] | None = None) -> int:
                 if record is None:
                     return 1
                 record["cache"] = state
-                for variant in record.pop("variants") if options.variants else ():
+                for variant in record["variants"] if options.variants else ():
                     print(f"{size} {state}: {variant}")
                 records.append(record)
                 if options.output:
+                    kept = {name: value for name, value in record.items() if name != "variants"}
                     with options.output.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(record) + "\n")
+                        file.write(json.dumps(kept) + "\n")
+    if options.record:
+        record_kernels(records)
     print(table(records))
     return 0
 
@@ -139,6 +182,7 @@ def _run(size: str, cache: Path, options: argparse.Namespace) -> dict[str, Any] 
     command = [sys.executable, "-m", "benchmarks.solves.coldstart", "--inside", "--sizes", size]
     command += ["--calls", str(options.calls)]
     command += ["--device", options.device] if options.device else []
+    command += ["--record"] if options.record else []
     kernels = {"TRITON_CACHE_DIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     before = len(list(cache.glob("**/*.cubin")))
     done = subprocess.run(

@@ -1,0 +1,175 @@
+"""Kernels that are compiled before they are launched."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from importlib import import_module
+
+import pytest
+import torch
+
+from torchgw._tensors import ahead
+from torchgw._tensors.ahead import Variant, compile_beside, ready, variants
+
+GPU = torch.device("cuda")
+
+
+class Compiled:
+    run = None
+
+
+class Kernel:
+    """A kernel that takes as long to compile as it is told."""
+
+    __module__ = __name__
+    __name__ = "KERNEL"
+
+    def __init__(self):
+        self.begun, self.go, self.fails = threading.Event(), threading.Event(), False
+        self.given = []
+
+    def warmup(self, *, grid, **given):
+        self.given.append(given)
+        self.begun.set()
+        assert self.go.wait(20)
+        if self.fails:
+            raise RuntimeError("no such type")
+        return Compiled()
+
+
+KERNEL = Kernel()
+X = torch.zeros(4, dtype=torch.float64)
+VARIANT = Variant(
+    f"{__name__}:KERNEL", {"x": "*fp64:16", "n": "i32"}, {"BLOCK": 8}, {"num_warps": 4}, (500,)
+)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """One kernel that is listed for solves of 500 points, and a GPU."""
+    made = Kernel()
+    monkeypatch.setitem(globals(), "KERNEL", made)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setattr(ahead, "_asked", set())
+    monkeypatch.setattr(ahead, "variants", lambda: (VARIANT,))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(ahead, "find_spec", lambda name: name)
+    yield made
+    made.go.set()
+    for thread in threading.enumerate():
+        if thread.name == "torchgw-compile":
+            thread.join()
+    assert not ahead._waiting
+    assert not ahead._begun
+
+
+def launched(kernel, options):
+    """Start a thread that launches, and say whether it waits."""
+    thread = threading.Thread(target=ready, args=(kernel, (X, 4), options))
+    thread.start()
+    thread.join(0.2)
+    return thread
+
+
+def test_every_entry_is_a_kernel_of_the_package():
+    assert len(variants()) > 40
+    for variant in variants():
+        module, name = variant.kernel.split(":")
+        pytest.importorskip("triton")
+        parameters = inspect.signature(getattr(import_module(module), name).fn).parameters
+        assert sorted(parameters) == sorted([*variant.arguments, *variant.constants])
+        assert {"*": True}.get(next(iter(variant.arguments.values()))[0])
+        for kind in variant.arguments.values():
+            ahead._stand_in(kind)
+        assert variant.sizes
+
+
+def test_a_launch_waits_for_its_kernel_and_for_no_other(kernel):
+    compile_beside(GPU, torch.zeros(400, 2))
+    assert kernel.begun.wait(20)
+    assert not launched(kernel, {"BLOCK": 16, "num_warps": 4}).is_alive()
+    assert not launched(kernel, {"BLOCK": 8, "num_warps": 8}).is_alive()
+    waiting = launched(kernel, {"BLOCK": 8, "num_warps": 4})
+    assert waiting.is_alive()
+    kernel.go.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    (given,) = kernel.given
+    assert (given["BLOCK"], given["num_warps"], given["n"]) == (8, 4, 19)
+    assert given["x"].dtype == torch.float64
+    assert given["x"].data_ptr() % 16 == 0
+
+
+def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
+    later = VARIANT._replace(constants={"BLOCK": 32})
+    monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, later))
+    compile_beside(GPU, torch.zeros(400, 2))
+    assert kernel.begun.wait(20)
+    assert not launched(kernel, {"BLOCK": 32, "num_warps": 4}).is_alive()
+    kernel.go.set()
+    while ahead._begun:
+        pass
+    assert len(kernel.given) == 1
+
+
+def test_each_class_of_sizes_is_asked_for_once(kernel):
+    kernel.go.set()
+    for n in (400, 300, 7):
+        compile_beside(GPU, torch.zeros(n, 2), None)
+    compile_beside(GPU, None, "no shape")
+    compile_beside(torch.device("cpu"), torch.zeros(400, 2))
+    while ahead._waiting or ahead._begun:
+        pass
+    assert len(kernel.given) == 1
+
+
+def test_a_failure_is_left_to_the_launch(kernel, caplog):
+    kernel.fails = True
+    kernel.go.set()
+    with caplog.at_level(logging.INFO, logger="torchgw"):
+        compile_beside(GPU, torch.zeros(400, 2))
+        while ahead._waiting or ahead._begun:
+            pass
+    assert "could not be compiled ahead: no such type" in caplog.text
+    assert not launched(kernel, {"BLOCK": 8, "num_warps": 4}).is_alive()
+
+
+FRESH = """
+import json, threading, warnings
+import torch, triton
+import torchgw
+from torchgw.datasets import spiral, swiss_roll
+
+late = []
+def note(**given):
+    if threading.current_thread() is threading.main_thread():
+        late.append(given["repr"])
+triton.knobs.runtime.jit_post_compile_hook = note
+warnings.simplefilter("ignore")
+for n in (400, 4000):
+    x, y = spiral(n, random_state=0)[0], swiss_roll(n + n // 4, random_state=1)[0]
+    torchgw.solve(x, y, device="cuda", random_state=0)
+print(json.dumps(late))
+"""
+
+
+@pytest.mark.gpu
+def test_default_solves_launch_what_is_listed(tmp_path):
+    """With an empty cache nearly all is compiled by threads; ``coldstart --record`` mends it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    late = json.loads(done.stdout.splitlines()[-1])
+    assert len(late) <= 4, late

@@ -1,0 +1,185 @@
+"""Kernels that are compiled beside other work, before a solve launches them.
+
+With an empty cache of compiled kernels most of a first solve is compiling, one kernel after the
+other. Which kernels a solve will launch is known from its size; `kernels.jsonl` lists what solves
+of a few sizes launched, as Triton specialises it. Threads compile those while the solve reads its
+input, finds neighbours and imports what it needs. Where a launch needs a kernel that is being
+compiled, it waits for that one; one that no thread has begun is compiled by the launch itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["LIST", "Variant", "compile_beside", "ready", "variants"]
+
+logger = logging.getLogger(__name__)
+
+# What solves of some sizes launched: one variant of a kernel a line, written by
+# ``python -m benchmarks coldstart --record``.
+LIST = Path(__file__).with_name("kernels.jsonl")
+# Threads that compile; as many cores are left for the solve. [L461]
+_THREADS = 8
+_DTYPES: Mapping[str, torch.dtype] = {
+    "*fp64": torch.float64,
+    "*fp32": torch.float32,
+    "*fp16": torch.float16,
+    "*bf16": torch.bfloat16,
+    "*i64": torch.int64,
+    "*i32": torch.int32,
+    "*i16": torch.int16,
+    "*i8": torch.int8,
+    "*u8": torch.uint8,
+    "*i1": torch.bool,
+}
+
+
+class Variant(NamedTuple):
+    """A kernel as it is compiled for some arguments."""
+
+    kernel: str  # "module:name"
+    arguments: Mapping[str, str]  # type of each; ":16" behind it where it is a multiple of 16
+    constants: Mapping[str, Any]  # by name
+    options: Mapping[str, Any]  # of the launch, such as num_warps
+    sizes: tuple[int, ...]  # points of the larger side of solves that launched it
+
+    def compile(self) -> None:
+        """Compile it, and load it on the current device."""
+        module, name = self.kernel.split(":")
+        given = {name: _stand_in(kind) for name, kind in self.arguments.items()}
+        kernel = getattr(import_module(module), name)
+        compiled = kernel.warmup(grid=(1,), **given, **self.constants, **self.options)
+        # what launches it is compiled when it is first looked up
+        compiled.run  # noqa: B018
+
+    def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+        """Whether a launch with these arguments may be of this variant."""
+        known = {**self.constants, **self.options}
+        if any(known.get(name) != value for name, value in options.items()):
+            return False
+        pointers = [kind.split(":")[0] for kind in self.arguments.values() if kind[0] == "*"]
+        dtypes = [one.dtype for one in arguments if isinstance(one, torch.Tensor)]
+        return dtypes == [_DTYPES.get(pointer) for pointer in pointers]
+
+
+class _Pointer:
+    """What Triton reads off a tensor when it compiles."""
+
+    def __init__(self, dtype: torch.dtype, *, aligned: bool) -> None:
+        self.dtype = dtype
+        self._address = 0 if aligned else 8
+
+    def data_ptr(self) -> int:
+        """Give an address that is a multiple of 16 or not."""
+        return self._address
+
+
+def _stand_in(kind: str) -> _Pointer | float:
+    """Make an argument that Triton takes for one of this type."""
+    name, _, multiple = kind.partition(":")
+    if name in _DTYPES:
+        return _Pointer(_DTYPES[name], aligned=bool(multiple))
+    if name == "fp32":
+        return 0.5
+    # neither 1 nor, unless that is asked for, a multiple of 16, and as large as the type needs
+    small = {"i32": 16, "i64": 2**33, "u64": 2**63}[name]
+    return small if multiple else small + 3
+
+
+class _Task:
+    """A variant that is to be compiled, once."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.done = threading.Event()
+
+
+_lock = threading.Lock()
+_waiting: list[_Task] = []  # in the order in which solves launch them
+_begun: list[_Task] = []
+_asked: set[tuple[torch.device, int]] = set()
+
+
+@cache
+def variants() -> tuple[Variant, ...]:
+    """Read the list."""
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    return tuple(
+        Variant(**{**entry, "sizes": tuple(entry["sizes"])}) for entry in map(json.loads, lines)
+    )
+
+
+def compile_beside(device: torch.device, *given: Any) -> None:
+    """Begin to compile what a solve of these inputs launches on a GPU, once for each size class."""
+    threads = min(_THREADS, (os.cpu_count() or 1) // 2)
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
+        return
+    shapes = (getattr(one, "shape", None) for one in given)
+    most = max((shape[0] for shape in shapes if isinstance(shape, tuple) and shape), default=0)
+    recorded = sorted({size for variant in variants() for size in variant.sizes})
+    if not most or not recorded:
+        return
+    # the smallest recorded solve that is at least half as large, else the largest
+    size = next((one for one in recorded if most <= 2 * one), recorded[-1])
+    with _lock:
+        if (device, size) in _asked:
+            return
+        _asked.add((device, size))
+        known = [task.variant for task in (*_waiting, *_begun)]
+        new = [one for one in variants() if size in one.sizes and one not in known]
+        _waiting.extend(map(_Task, new))
+    for _ in range(min(threads, len(new))):
+        threading.Thread(target=_work, args=(device,), name="torchgw-compile").start()
+
+
+def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    """Wait for a kernel that is about to be launched, if a thread is compiling it."""
+    if not _waiting and not _begun:
+        return
+    name = f"{kernel.__module__}:{kernel.__name__}"
+    with _lock:
+        alike = [
+            task
+            for task in (*_waiting, *_begun)
+            if task.variant.kernel == name and task.variant.serves(arguments, options)
+        ]
+        for task in alike:
+            if task in _waiting:
+                # sooner compiled by the launch than by a thread that is not free yet
+                _waiting.remove(task)
+                task.done.set()
+    for task in alike:
+        task.done.wait()
+
+
+def _work(device: torch.device) -> None:
+    """Compile what waits, until nothing does or the program ends."""
+    torch.cuda.set_device(device)
+    while True:
+        with _lock:
+            if not _waiting or not threading.main_thread().is_alive():
+                _waiting.clear()
+                return
+            task = _waiting.pop(0)
+            _begun.append(task)
+        try:
+            task.variant.compile()
+        except Exception as error:  # noqa: BLE001
+            # the launch compiles it again, and raises what there is to raise
+            logger.info("%s could not be compiled ahead: %s", task.variant.kernel, error)
+        finally:
+            with _lock:
+                _begun.remove(task)
+            task.done.set()
