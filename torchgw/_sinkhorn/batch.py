@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from torchgw._typing import Marginals
@@ -25,9 +27,9 @@ RELAXED_FACTOR = 2.0
 SMALLEST, LARGEST = 1e-30, 1e30
 # Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
-# Entries of a kernel up to which a CPU keeps it in both orders: products along its rows take a
-# third to a half of the time. [L405]
-_TURNED_ENTRIES = 2**16
+# Entries of a kernel up to which a CPU iterates by NumPy, the kernel kept in both orders: products
+# along its rows take a third to a half of the time. [L405, L463]
+_HOST_ENTRIES = 2**16
 
 
 class BatchPlans(NamedTuple):
@@ -60,17 +62,45 @@ def solve_batch(
     exponent = (g - costs).div_(epsilon)
     exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
     kernel = exponent.exp_()
-    turned = kernel.mT
-    if costs.device.type == "cpu" and kernel[0].numel() <= _TURNED_ENTRIES:
-        turned = turned.contiguous()
     v = b.expand(len(costs), 1, -1)
-    u = a / (v @ turned).mT
-    for _ in range(iterations):
-        v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
-        u = _relax(u, a / (v @ turned).mT, relaxation - 1)
-    v = (b / (u.mT @ kernel)).clamp_(SMALLEST, LARGEST)
-    u = a / (v @ turned).mT
+    if costs.device.type == "cpu" and kernel[0].numel() <= _HOST_ENTRIES:
+        v = _iterate_on_host(kernel, a.mT, v, iterations, relaxation - 1)
+    else:
+        u = a / (v @ kernel.mT).mT
+        for _ in range(iterations):
+            v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
+            u = _relax(u, a / (v @ kernel.mT).mT, relaxation - 1)
+        v = b / (u.mT @ kernel)
+    v = v.clamp(SMALLEST, LARGEST)
+    u = a / (v @ kernel.mT).mT
     return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
+
+
+def _iterate_on_host(
+    kernel: Tensor, a: Tensor, b: Tensor, iterations: int, excess: float
+) -> Tensor:
+    """Iterate by NumPy, whose calls on few points take a fraction of PyTorch's."""
+    forth = kernel.numpy()  # (B, s, t)
+    back = np.ascontiguousarray(forth.swapaxes(1, 2))
+    rows, columns = a.numpy(), b.numpy()
+    v = columns.copy()
+    u = rows / (v @ back)
+    factor_u, factor_v = np.empty_like(u), np.empty_like(v)
+    new_u, new_v = np.empty_like(u), np.empty_like(v)
+
+    def relax(old: Any, new: Any, factor: Any) -> None:
+        np.divide(new, old, out=factor)
+        factor.clip(1 / RELAXED_FACTOR, RELAXED_FACTOR, out=factor)
+        np.power(factor, excess, out=factor)
+        np.multiply(new, factor, out=old)
+        old.clip(SMALLEST, LARGEST, out=old)
+
+    for _ in range(iterations):
+        np.divide(columns, np.matmul(u, forth, out=new_v), out=new_v)
+        relax(v, new_v, factor_v)
+        np.divide(rows, np.matmul(v, back, out=new_u), out=new_u)
+        relax(u, new_u, factor_u)
+    return torch.from_numpy(columns / (u @ forth))
 
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
