@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.stopping import Descent
-from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import Warm, may_begin, on_chip
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
@@ -268,7 +269,7 @@ def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
         cost += linear
     return _Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
-        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=row_shift(cost, b, g), g=g,
+        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=exact_rows(cost, b, g, epsilon), g=g,
         alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
         budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
@@ -309,7 +310,24 @@ def _tick(pool: _Pool) -> Tensor:
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
     pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
-    return pool.done_with()
+    done = pool.done_with()
+    _step(pool, (~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)).nonzero()[:, 0])
+    return done
+
+
+def _step(pool: _Pool, places: Tensor) -> None:
+    """Take Newton steps of some problems whose plans are nearly met, where they are short."""
+    if not len(places):
+        return
+    # one alone has other bits
+    chosen = places if len(places) >= _FEWEST else places.expand(_FEWEST)
+    at: Tensor | slice = slice(None) if len(places) == len(pool.number) else chosen
+    made = newton_step(pool.plan[at], pool.a[chosen], pool.b[chosen])
+    unit, few = pool.epsilon[places, None], slice(len(places))
+    pool.g[places] += unit * made.columns[few]
+    pool.f_next[places] = pool.f[places] + unit * made.rows[few]
+    # the fit of the relaxation is to errors of iterations alone
+    pool.relaxation[places] = torch.where(made.taken[few], 1.0, pool.relaxation[places])
 
 
 def _solve_on_chip(pool: _Pool) -> Tensor:
@@ -400,7 +418,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     cost = cross.mul_(-4 * alpha[:, None, None])
     if linear is not None:
         cost.add_(linear)
-    pool.f_next[places] = row_shift(cost, b, g)
+    pool.f_next[places] = exact_rows(cost, b, g, pool.epsilon[places])
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
