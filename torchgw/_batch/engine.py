@@ -60,6 +60,9 @@ _CONTRADICTION = 10
 # What rounding and a marginal error may add to a value, as shares of its squares. [L391]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
+# Column error, as a share of the change, up to which a change is that of exact plans; rates of
+# changes that are followed to their limit, and the share that they may differ by. [L462]
+_EXACT, _FASTEST, _SLOWEST, _STEADY = 0.1, 0.3, 0.97, 0.1
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -129,6 +132,8 @@ class _Pool:
     restarts: Tensor
     last_error: Tensor  # that the linear problem before ended with
     stuck: Tensor
+    change: Tensor  # L1 change of the plan by the last outer iteration, zero where it is not known
+    rate: Tensor  # of that to the one before, likewise
     done: Tensor  # outer iterations
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
@@ -273,6 +278,7 @@ def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
         alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
         budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
+        change=zero.clone(), rate=zero.clone(),
         done=done.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
         descent=Descent(len(numbers), alpha),
     )  # fmt: skip
@@ -418,6 +424,9 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     cost = cross.mul_(-4 * alpha[:, None, None])
     if linear is not None:
         cost.add_(linear)
+    ahead = _ahead(pool, places, change, exact=at_target & (error <= _EXACT * change), stay=settled)
+    plan = torch.add(plan, (plan - pool.point[at]).mul_(ahead[:, None, None]))
+    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
     pool.f_next[places] = exact_rows(cost, b, g, pool.epsilon[places])
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
@@ -449,6 +458,21 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     )
     counts = torch.stack([ended, done[over], pool.inner[where]])
     return _Found(numbers, counts), Ended(out, plan[over], f[over], g[over], objective[over])
+
+
+def _ahead(pool: _Pool, places: Tensor, change: Tensor, *, exact: Tensor, stay: Tensor) -> Tensor:
+    """Choose how far plans that change by the same share each time go on to their limit, (k,).
+
+    In units of their last change; zero where they ``stay``, or where its marginals say more of a
+    plan than its change does, so that it is not ``exact``.
+    """
+    before, rate_before = pool.change[places], pool.rate[places]
+    rate = torch.where(exact & (before > 0), change / before, 0.0)
+    steady = (rate - rate_before).abs() <= _STEADY * rate_before
+    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & ~stay
+    pool.change[places] = torch.where(steady, 0.0, change)
+    pool.rate[places] = torch.where(steady, 0.0, rate)
+    return torch.where(steady, rate / (1 - rate), 0.0)
 
 
 class _Terms(NamedTuple):
