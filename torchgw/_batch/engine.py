@@ -61,8 +61,9 @@ _CONTRADICTION = 10
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 # Column error, as a share of the change, up to which a change is that of exact plans; rates of
-# changes that are followed to their limit, and the share that they may differ by. [L462]
-_EXACT, _FASTEST, _SLOWEST, _STEADY = 0.1, 0.3, 0.97, 0.1
+# changes that are followed to their limit, the share that they may differ by, and the change from
+# which on a plan is near that limit. [L462]
+_EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -469,7 +470,7 @@ def _ahead(pool: _Pool, places: Tensor, change: Tensor, *, exact: Tensor, stay: 
     before, rate_before = pool.change[places], pool.rate[places]
     rate = torch.where(exact & (before > 0), change / before, 0.0)
     steady = (rate - rate_before).abs() <= _STEADY * rate_before
-    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & ~stay
+    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= _NEAR) & ~stay
     pool.change[places] = torch.where(steady, 0.0, change)
     pool.rate[places] = torch.where(steady, 0.0, rate)
     return torch.where(steady, rate / (1 - rate), 0.0)
