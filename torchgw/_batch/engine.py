@@ -62,7 +62,7 @@ _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 # Column error, as a share of the change, up to which a change is that of exact plans; rates of
 # changes that are followed to their limit, the share that they may differ by, and the change from
-# which on a plan is near that limit. [L462]
+# which on a plan is near that limit. [L465]
 _EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6

@@ -9,12 +9,12 @@ from torch import Tensor
 
 __all__ = ["NEWTON_BELOW", "NewtonStep", "newton_step"]
 
-# Column error from which on a step may lead near the solution. [L461]
+# Column error from which on a step may lead near the solution. [L464]
 NEWTON_BELOW = 1e-3
-# Share of the mass of a column that is added to its second derivative, against rounding. [L461]
+# Share of the mass of a column that is added to its second derivative, against rounding. [L464]
 _RIDGE = 1e-13
 # Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L461]
+# [L464]
 _LARGEST_STEP = 10.0
 
 

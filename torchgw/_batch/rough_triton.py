@@ -17,11 +17,11 @@ from torchgw._tensors.launch import launch
 __all__ = ["rough"]
 
 # Change of the plan at which float32 hands over, outer iterations until then at most, and the
-# column error of its linear problems. [L397] [L463]
+# column error of its linear problems. [L397] [L466]
 _ROUGH_TOLERANCE = 2e-4
 _ROUGH_ITERATIONS = 60
 _ROUGH_ERROR = 3e-5
-# Entries of a block for each warp, and warps at most. [L397] [L464]
+# Entries of a block for each warp, and warps at most. [L397] [L467]
 _ENTRIES_PER_WARP = 1024
 _MOST_WARPS = 16
 
