@@ -9,9 +9,11 @@ import scipy.special
 import torch
 from problems import distance_matrices, random_weights
 
+from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
+from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed, pack, padded_size
-from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 
 SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]
 
@@ -59,7 +61,7 @@ def test_a_sweep_is_sinkhorns_iteration():
     given = torch.from_numpy(cost)
     weights = tuple(torch.from_numpy(np.stack([part, part])) for part in (a, b))
     g = torch.zeros(2, 7, dtype=torch.float64)
-    f = row_shift(given, weights[1], g)
+    f = exact_rows(given, weights[1], g, torch.tensor([0.5, 0.2]).double())
     made = sweep(
         given, weights, (f, g), torch.from_numpy(epsilon), torch.ones(2).double(),
         torch.empty_like(given),
@@ -81,7 +83,8 @@ def test_over_relaxation_takes_fewer_sweeps_to_the_same_plan():
     given[1] = given[0]
     weight = torch.full((2, 12), 1 / 12, dtype=torch.float64)
     g = torch.zeros(2, 12, dtype=torch.float64)
-    f, epsilon = row_shift(given, weight, g), torch.full((2,), 0.004, dtype=torch.float64)
+    epsilon = torch.full((2,), 0.004, dtype=torch.float64)
+    f = exact_rows(given, weight, g, epsilon)
     factor, error = torch.ones(2).double(), torch.full((2,), torch.inf, dtype=torch.float64)
     for _ in range(20):
         made = sweep(given, (weight, weight), (f, g), epsilon, factor, torch.empty_like(given))
@@ -91,6 +94,58 @@ def test_over_relaxation_takes_fewer_sweeps_to_the_same_plan():
         factor[1], error = 1.0, made.error
     assert 1 < float(factor[0]) < 2
     assert float(made.error[0]) < 0.1 * float(made.error[1])
+
+
+def near_plans(error):
+    """Two plans of exact rows near met ones, with a point of no weight on each side."""
+    rng = np.random.default_rng(3)
+    a, b = (torch.from_numpy(np.stack([random_weights(k, s) for s in (0, 1)])) for k in (9, 7))
+    a[:, 2], b[:, 4] = 0, 0
+    a, b = (part / part.sum(1, keepdim=True) for part in (a, b))
+    plan = torch.from_numpy(rng.uniform(0.1, 1, size=(2, 9, 7))) * a[:, :, None] * b[:, None, :]
+    for _ in range(200):
+        plan = plan * (b / torch.where(b > 0, plan.sum(1), 1.0))[:, None, :]
+        plan = plan * (a / torch.where(a > 0, plan.sum(2), 1.0))[:, :, None]
+    plan = plan * (1 + error * torch.from_numpy(rng.normal(size=(2, 1, 7))))
+    return plan * (a / torch.where(a > 0, plan.sum(2), 1.0))[:, :, None], a, b
+
+
+def test_newtons_steps_square_the_error():
+    plan, a, b = near_plans(1e-2)
+    before = (plan.sum(1) - b).abs().sum(1)
+    made = newton_step(plan, a, b)
+    assert made.taken.all()
+    # what has no weight stays where it is
+    assert (made.rows[a == 0] == 0).all()
+    assert (made.columns[b == 0] == 0).all()
+    after = plan * (made.rows[:, :, None] + made.columns[:, None, :]).exp()
+    torch.testing.assert_close(after.sum(2), a, rtol=1e-13, atol=0)
+    assert ((after.sum(1) - b).abs().sum(1) < before**2).all()
+
+
+def test_newtons_steps_that_are_too_long_are_not_taken():
+    plan, a, b = near_plans(1e-2)
+    # two columns of the second problem, which no row shares, cannot exchange what they lack
+    plan[1] = 0
+    plan[1, :5, :3] = plan[0, :5, :3] + 1e-3
+    plan[1, 5:, 3:] = plan[0, 5:, 3:] + 1e-3
+    made = newton_step(plan, plan.sum(2), b)
+    assert made.taken.tolist() == [True, False]
+    assert (made.columns[1] == 0).all()
+    assert made.rows[1].abs().max() < 1e-14
+
+
+def test_steady_changes_are_followed_to_their_limit(monkeypatch):
+    problems = some(packed_problems(epsilon=0.01), [0, 1, 2, 3, 4])
+    rules = Rules(objective_tol=0)
+    followed, _ = solved(problems, rules)
+    monkeypatch.setattr(engine, "_SLOWEST", 0.0)
+    plain, _ = solved(problems, rules)
+    assert {ENDINGS[code] for code in [*followed.ending.tolist(), *plain.ending.tolist()]} == {
+        "CONVERGED"
+    }
+    torch.testing.assert_close(followed.objective, plain.objective, rtol=1e-6, atol=0)
+    assert int(followed.n_iter.sum()) < 0.95 * int(plain.n_iter.sum())
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -134,8 +189,6 @@ def test_bits_do_not_depend_on_neighbours(order):
 
 
 def test_a_queue_longer_than_the_pool_has_the_same_bits(monkeypatch):
-    from torchgw._batch import engine
-
     problems = some(packed_problems(), [0, 1, 2, 3, 4] * 4)
     whole = run(problems, Rules())
     monkeypatch.setitem(engine._POOL_ENTRIES, "cpu", 3 * 256)
@@ -148,7 +201,8 @@ def test_limits_are_told():
     found = run(problems, Rules(max_iter=3))
     assert {ENDINGS[code] for code in found.ending.tolist()} == {"OUTER_LIMIT"}
     assert found.n_iter.tolist() == [3] * len(SIZES)
-    found = run(problems, Rules(inner_max_iter=10))
+    # Newton's steps meet most tolerances within two ticks
+    found = run(problems, Rules(inner_max_iter=10, inner_tol=1e-15))
     assert {ENDINGS[code] for code in found.ending.tolist()} <= {"INNER_LIMIT", "BOTH_LIMITS"}
 
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.stopping import Descent
-from torchgw._batch.sweep import TICK, next_relaxation, row_shift, sweep
+from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import Warm, may_begin, on_chip
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
@@ -59,6 +60,10 @@ _CONTRADICTION = 10
 # What rounding and a marginal error may add to a value, as shares of its squares. [L391]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
+# Column error, as a share of the change, up to which a change is that of exact plans; rates of
+# changes that are followed to their limit, the share that they may differ by, and the change from
+# which on a plan is near that limit. [L465]
+_EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -128,6 +133,8 @@ class _Pool:
     restarts: Tensor
     last_error: Tensor  # that the linear problem before ended with
     stuck: Tensor
+    change: Tensor  # L1 change of the plan by the last outer iteration, zero where it is not known
+    rate: Tensor  # of that to the one before, likewise
     done: Tensor  # outer iterations
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
@@ -268,10 +275,11 @@ def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
         cost += linear
     return _Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
-        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=row_shift(cost, b, g), g=g,
+        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=exact_rows(cost, b, g, epsilon), g=g,
         alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
         budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
+        change=zero.clone(), rate=zero.clone(),
         done=done.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
         descent=Descent(len(numbers), alpha),
     )  # fmt: skip
@@ -309,7 +317,24 @@ def _tick(pool: _Pool) -> Tensor:
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
     pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
-    return pool.done_with()
+    done = pool.done_with()
+    _step(pool, (~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)).nonzero()[:, 0])
+    return done
+
+
+def _step(pool: _Pool, places: Tensor) -> None:
+    """Take Newton steps of some problems whose plans are nearly met, where they are short."""
+    if not len(places):
+        return
+    # one alone has other bits
+    chosen = places if len(places) >= _FEWEST else places.expand(_FEWEST)
+    at: Tensor | slice = slice(None) if len(places) == len(pool.number) else chosen
+    made = newton_step(pool.plan[at], pool.a[chosen], pool.b[chosen])
+    unit, few = pool.epsilon[places, None], slice(len(places))
+    pool.g[places] += unit * made.columns[few]
+    pool.f_next[places] = pool.f[places] + unit * made.rows[few]
+    # the fit of the relaxation is to errors of iterations alone
+    pool.relaxation[places] = torch.where(made.taken[few], 1.0, pool.relaxation[places])
 
 
 def _solve_on_chip(pool: _Pool) -> Tensor:
@@ -400,7 +425,10 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     cost = cross.mul_(-4 * alpha[:, None, None])
     if linear is not None:
         cost.add_(linear)
-    pool.f_next[places] = row_shift(cost, b, g)
+    ahead = _ahead(pool, places, change, exact=at_target & (error <= _EXACT * change), stay=settled)
+    plan = torch.add(plan, (plan - pool.point[at]).mul_(ahead[:, None, None]))
+    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
+    pool.f_next[places] = exact_rows(cost, b, g, pool.epsilon[places])
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
@@ -431,6 +459,21 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     )
     counts = torch.stack([ended, done[over], pool.inner[where]])
     return _Found(numbers, counts), Ended(out, plan[over], f[over], g[over], objective[over])
+
+
+def _ahead(pool: _Pool, places: Tensor, change: Tensor, *, exact: Tensor, stay: Tensor) -> Tensor:
+    """Choose how far plans that change by the same share each time go on to their limit, (k,).
+
+    In units of their last change; zero where they ``stay``, or where its marginals say more of a
+    plan than its change does, so that it is not ``exact``.
+    """
+    before, rate_before = pool.change[places], pool.rate[places]
+    rate = torch.where(exact & (before > 0), change / before, 0.0)
+    steady = (rate - rate_before).abs() <= _STEADY * rate_before
+    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= _NEAR) & ~stay
+    pool.change[places] = torch.where(steady, 0.0, change)
+    pool.rate[places] = torch.where(steady, 0.0, rate)
+    return torch.where(steady, rate / (1 - rate), 0.0)
 
 
 class _Terms(NamedTuple):

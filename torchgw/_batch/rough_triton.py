@@ -17,12 +17,13 @@ from torchgw._tensors.launch import launch
 __all__ = ["rough"]
 
 # Change of the plan at which float32 hands over, outer iterations until then at most, and the
-# column error of its linear problems. [L397]
-_ROUGH_TOLERANCE = 2e-3
+# column error of its linear problems. [L397] [L466]
+_ROUGH_TOLERANCE = 2e-4
 _ROUGH_ITERATIONS = 60
-_ROUGH_ERROR = 1e-4
-# Entries of a block for each warp. [L397]
+_ROUGH_ERROR = 3e-5
+# Entries of a block for each warp, and warps at most. [L397] [L467]
 _ENTRIES_PER_WARP = 1024
+_MOST_WARPS = 16
 
 
 @triton.jit
@@ -98,7 +99,9 @@ def _rough_kernel(
         # no row or column is empty, and what is not used has no mass
         kernel = tl.exp(tl.maximum(x_exp - shift[:, None], -70.0))
         kernel = tl.where(used, kernel * mass_a[:, None] * mass_b[None, :], 0.0)
-        s = tl.full([BLOCK_N], 1.0, tl.float32)
+        # exact rows, so that the columns go on from g
+        sums = tl.sum(kernel, 1)
+        s = tl.where(used_a, mass_a / tl.where(used_a, sums, 1.0), 1.0)
         t = tl.full([BLOCK_M], 1.0, tl.float32)
         exact = s
         arrived = epsilon <= last
@@ -164,7 +167,7 @@ def rough(
         torch.empty(count, dtype=torch.int64, device=problems.device),
     )
     blocks = triton.next_power_of_2(n), triton.next_power_of_2(m)
-    warps = max(1, min(16, blocks[0] * blocks[1] // _ENTRIES_PER_WARP))
+    warps = max(1, min(_MOST_WARPS, blocks[0] * blocks[1] // _ENTRIES_PER_WARP))
     launch(
         _rough_kernel, (count,),
         x.tables.float(), y.tables.float(), x.weights.float(), y.weights.float(),

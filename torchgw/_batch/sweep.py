@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST_EXPONENT", "TICK", "Sweep", "next_relaxation", "row_shift", "sweep"]
+__all__ = ["LARGEST_EXPONENT", "TICK", "Sweep", "exact_rows", "next_relaxation", "sweep"]
 
 # Full iterations of a sweep; three square roots take its root. [L391]
 TICK = 8
@@ -32,9 +32,16 @@ class Sweep(NamedTuple):
     error: Tensor  # (A,) L1 distance of its columns to b
 
 
-def row_shift(cost: Tensor, b: Tensor, g: Tensor) -> Tensor:
-    """Choose potentials of rows (A, n) by which the largest exponent of each is zero."""
-    return (cost - torch.where(b > 0, g, -torch.inf)[:, None, :]).amin(2)
+def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
+    """Compute potentials of rows (A, n) by which each has its mass at potentials g (A, m).
+
+    Iterations begin with the columns, so that these go on from g.
+    """
+    unit = epsilon[:, None, None]
+    exponent = torch.sub(torch.where(b > 0, g, -torch.inf)[:, None, :], cost).div_(unit)
+    largest = exponent.amax(2, keepdim=True)
+    sums = exponent.sub_(largest).exp_().mul_(b[:, None, :]).sum(2)
+    return -epsilon[:, None] * (largest[:, :, 0] + sums.log())
 
 
 def sweep(
