@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import reference
-from scipy.optimize import linprog
+from scipy.optimize import brentq, linprog
 from scipy.spatial.distance import cdist
 from scipy.special import xlogy
 
@@ -348,6 +348,25 @@ def logsumexp(table, axis=None):
     return sums.squeeze() if axis is None else sums.squeeze(axis)
 
 
+def _needed(log_weight, sums):
+    """What sums lack of their weights; of points that have no mass nothing is asked."""
+    given = log_weight > -np.inf
+    return np.where(given, np.where(given, log_weight, 0.0) - sums, 0.0)
+
+
+def level(sums, weight, mass):
+    """The height at which exp(sums + height), at most the weights, are the mass."""
+
+    def spare(height):
+        # what is above its weight by far would overflow
+        return np.minimum(weight, np.exp(np.minimum(sums + height, 1.0))).sum() - mass
+
+    low, rise = np.log(mass) - logsumexp(sums), 1.0
+    while spare(low + rise) < 0:
+        rise *= 2
+    return low if spare(low) >= 0 else brentq(spare, low, low + rise, xtol=1e-13, rtol=1e-15)
+
+
 def following(case, result, weights, cost, epsilon):
     """The plan of a linear problem, solved here; None if that takes long."""
     (a, b), (pair, mass) = weights, rule(case)
@@ -362,19 +381,19 @@ def following(case, result, weights, cost, epsilon):
         g = np.minimum(g, 0.0)
 
     def half(log_weight, table, axis, tau):
-        # of points that have no mass nothing is asked
-        needed = np.where(log_weight > -np.inf, log_weight, 0.0) - logsumexp(table, axis=axis)
-        needed = np.where(log_weight > -np.inf, needed, 0.0)
-        return np.minimum(0.0, needed) if mass is not None else tau * needed
+        """Potential of one side by the sums of the other's, and the mean that goes with it."""
+        sums = logsumexp(table, axis=axis)
+        if mass is not None:
+            height = level(sums, np.exp(log_weight), mass)
+            return np.minimum(0.0, _needed(log_weight, sums + height)), height
+        return tau * _needed(log_weight, sums + mean), mean
 
     last = np.zeros_like(cost)
     for step in range(min(2000, 4_000_000 // cost.size)):
-        f = half(log_a, kernel + g + mean, 1, taus[0])
-        g = half(log_b, kernel + f[:, None] + mean, 0, taus[1])
+        f, mean = half(log_a, kernel + g, 1, taus[0])
+        g, mean = half(log_b, kernel + f[:, None], 0, taus[1])
         table = kernel + f[:, None] + g
-        if mass is not None:
-            mean = np.log(mass) - logsumexp(table)
-        elif not any(map(np.isinf, pair)):
+        if mass is None and not any(map(np.isinf, pair)):
             mean = -logsumexp(table)
         if step % 20 == 19:
             plan = np.exp(table + mean)
