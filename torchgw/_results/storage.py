@@ -150,7 +150,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         importlib.import_module(_ELSEWHERE[kind])
     if not isinstance(kind, str) or kind not in _DATACLASSES:
         raise InvalidInputError(
-            f"{path}: `kind` is {str(kind)[:60]}, which this torchgw does not know."
+            f"{path}: holds a {str(kind)[:60]}, a `kind` that this torchgw does not know."
         )
     if not isinstance(tree.get("fields"), dict):
         raise InvalidInputError(f"{path}: `fields` must be a dictionary.")
