@@ -36,13 +36,13 @@ _TWO_LEVEL_CHECK = 1
 # which it is not what is left in the end. [L453]
 _STAYS, _ABOVE = 0.02, 10
 # Iterations for which it has to stay before a larger epsilon is tried: the linear problems of most
-# outer iterations are ended earlier than that. [L462]
+# outer iterations are ended earlier than that. [L471]
 _PATIENCE = 100
 # How epsilon rises and falls there: by which factor, in how many iterations each time, and the
-# error at which it falls. [L462]
+# error at which it falls. [L471]
 _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
 # Iterations that have to be left for that, and the largest epsilon in units of that asked for.
-# [L462]
+# [L471]
 _ROOM, _HIGHEST = 300, 1e9
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97

@@ -32,7 +32,7 @@ __all__ = ["iterate"]
 # Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
 _MET = 3e-3
 # Iterations in a row that may miss it before their linear problems get more time: objectives are
-# not compared meanwhile, and the loop would end by its limit alone. [L463]
+# not compared meanwhile, and the loop would end by its limit alone. [L472]
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
