@@ -44,10 +44,11 @@ def names():
 
 
 @pytest.mark.slow
-def test_closed_streams(files):
-    """Started with neither output nor error, as some schedulers do."""
+@pytest.mark.parametrize("closed", [">&- 2>&-", ">&-", "2>&-"])
+def test_closed_streams(files, closed):
+    """Started without output, or error, or both, as some schedulers do."""
     command = " ".join([sys.executable, "-m", "torchgw", *ALIGN])
-    done = subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], check=False)
+    done = subprocess.run(["sh", "-c", f"{command} {closed}"], check=False, capture_output=True)
     assert done.returncode == 0
     assert torchgw.load("out.npz").converged
     assert names() == files
@@ -259,6 +260,51 @@ def test_writers_at_once_never_tear_a_file(tmp_path):
             stop.set()
         assert reader.result() > 5
     assert list(tmp_path.iterdir()) == [path]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from torchgw._boundary import archive
+from torchgw._boundary.cache import Cache
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for round in range(60):
+    archive.write_archive(folder / "one.npz", {"writer": number}, {"a": np.full(40_000, number)})
+    tree, arrays = archive.read_archive(folder / "one.npz")
+    assert set(arrays["a"]) == {tree["writer"]}
+    parts = Cache(folder / "cache").fetch(
+        "stage", f"{round:032d}", torch.device("cpu"), lambda: {"a": torch.arange(20_000)}
+    )
+    assert torch.equal(parts["a"], torch.arange(20_000))
+"""
+
+
+@pytest.mark.slow
+def test_processes_at_once_never_tear_a_file(tmp_path):
+    """The same of two processes, which read what the other writes, and of a cache."""
+    (tmp_path / "cache").mkdir()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", WRITER, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    assert {path.name for path in tmp_path.iterdir()} == {"one.npz", "cache"}
+    assert len(list((tmp_path / "cache").iterdir())) == 60
 
 
 def test_one_cache_for_all(tmp_path):

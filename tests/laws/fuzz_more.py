@@ -161,7 +161,10 @@ def attempt_derivative(number, device):
     case = given, metric, alpha, options["epsilon"]
     for newton in (False, True):
         known = settle(*case, plan, newton=newton)
+        differences = None
         if known[2] < 1e-11 and np.abs(known[1] - plan).sum() < 1e-6:
+            differences = _differences(case, directions, weights, known[1], newton=newton)
+        if differences is not None:
             break
         notes.append("no fixed point" if newton else "a saddle point, or slow")
     else:
@@ -169,7 +172,7 @@ def attempt_derivative(number, device):
         if result.status in GOOD and not warned:
             wrong.append(f"{result.status.name} at no fixed point: {known[2]:.2g}")
         return _outcome(result, warned, notes, wrong)
-    objective, total = _differences(case, directions, weights, known[1], newton=newton)
+    objective, total = differences
     for name, pair, differences in (("loss", found, objective), ("plan", pushed, total)):
         if pair is None:
             continue
@@ -202,7 +205,10 @@ def _along(value, tensors, directions):
 
 
 def _differences(case, directions, weights, plan, *, newton):
-    """Central differences of objective and plan, extrapolated, each with an error."""
+    """Central differences of objective and plan, extrapolated, each with an error.
+
+    None where what is iterated goes elsewhere from next to the plan.
+    """
     given, metric, alpha, epsilon = case
 
     def at(step):
@@ -211,13 +217,17 @@ def _differences(case, directions, weights, plan, *, newton):
             for name, value in given.items()
         }
         objective, found, change = settle(moved, metric, alpha, epsilon, plan, newton=newton)
+        moves.append(np.abs(found - plan).sum())
         return np.array([objective, (found * weights).sum()]), change
 
-    slopes, noise = [], 0.0
+    slopes, noise, moves = [], 0.0, []
     for step in (2e-3, 1e-3, 5e-4):
         (up, first), (down, second) = at(step), at(-step)
         slopes.append((up - down) / (2 * step))
         noise = max(noise, (first + second) / step)
+    # a quarter of the step moves a plan by about a quarter
+    if max(moves[-2:]) > max(moves[:2]) / 2 + 1e-6:
+        return None
     rough, fine = ((4 * slopes[k + 1] - slopes[k]) / 3 for k in (0, 1))
     best = (16 * fine - rough) / 15
     error = np.abs(best - fine) + 1e-12 + noise

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import resource
+import signal
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,33 @@ def test_nothing_is_left_behind():
             suppress_health_check=list(hypothesis.HealthCheck),
         ),
     )  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_an_interrupt_anywhere_leaves_nothing_behind():
+    """Ctrl-C comes at no place of our choice."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    quiet(0, OPTIONS[0])
+    before, interrupted = state(), 0
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number, options in enumerate(OPTIONS):
+            for delay in (0.004, 0.03):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delay * (1 + 0.1 * number))
+                    quiet(number, options, max_iter=500, tol=1e-12)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                assert state() == before
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert interrupted >= len(OPTIONS)
 
 
 def bits(result):

@@ -229,3 +229,36 @@ def test_a_result_that_missed_its_marginals_can_be_rounded():
         torch.testing.assert_close(mass, torch.full_like(mass, 1 / size), atol=1e-12, rtol=0)
     moved = float((rounded.to_dense() - result.plan).abs().sum())
     assert moved <= 2 * 2 * result.marginal_error
+
+
+@pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean"])
+def test_duplicates_at_a_tiny_epsilon_end(distances):
+    """Points that have to change partners go there by larger epsilons, not by steps of this one."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(8, 2))[rng.integers(8, size=30)] for _ in range(2))
+    result = torchgw.solve(x, y, distances=distances, epsilon=1e-8, random_state=0)
+    assert result.status.converged
+    # hundreds of thousands before
+    assert result.report.inner_iterations < 40_000
+
+
+def test_heavy_tails_end():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_cauchy((2, 300, 2))
+    with pytest.warns(torchgw.TorchGWWarning, match="away from the other points"):
+        result = torchgw.solve(x, y, distances="euclidean", random_state=0)
+    assert result.status.converged
+    assert result.report.inner_iterations < 4000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_marginals_that_are_nearly_met_do_not_go_on_to_the_limit():
+    """Networks of 500 nodes missed them by .5% each time, and objectives were never compared."""
+    tables = []
+    for seed in range(2):
+        upper = np.triu(np.random.default_rng(seed).random((500, 500)) < 0.4, 1)
+        tables.append((upper + upper.T).astype(float))
+    given = dict(zip(("D_X", "D_Y"), tables, strict=True))
+    result = torchgw.solve(**given, search="fast", max_iter=80, random_state=0)
+    assert result.status is Status.FLAT

@@ -39,6 +39,13 @@ def fits(value: Any, hint: Any) -> bool:
         return len(value) == len(inner) and all(map(fits, value, inner))
     if origin is list:
         return isinstance(value, list) and all(fits(part, inner[0]) for part in value)
+    if typing.is_typeddict(hint):
+        wanted = typing.get_type_hints(hint)
+        return (
+            isinstance(value, dict)
+            and value.keys() == wanted.keys()
+            and all(fits(value[name], each) for name, each in wanted.items())
+        )
     if origin is dict:
         return isinstance(value, dict) and all(fits(part, inner[1]) for part in value.values())
     if hint is float:

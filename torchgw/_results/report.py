@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
@@ -27,6 +27,14 @@ class Log(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy as a plain dictionary."""
         return dict, (dict(self),)
+
+
+class Chosen(TypedDict):
+    """What ``distances="auto"`` was for points."""
+
+    chosen: str
+    why: str
+    agreement: dict[str, float]
 
 
 @stored
@@ -98,7 +106,7 @@ class Report:
     polish_gap: float | None
     tiles: dict[str, Any] | None
     # files of before do not have it
-    distances: dict[str, Any] | None = None
+    distances: Chosen | None = None
     resolution: dict[str, Any] | None = None
 
     @classmethod
@@ -107,6 +115,7 @@ class Report:
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()
+        decision = sides.decision
         value = problem.alpha * found.quadratic.value + (1 - problem.alpha) * found.linear
         return cls(
             loss=problem.loss.name,
@@ -124,7 +133,8 @@ class Report:
             cost_standard_error=noise.standard_error if noise else None,
             cost_size=noise.size if noise else None,
             landmarks=sides.landmarks or None,
-            distances=sides.decision and sides.decision._asdict(),
+            distances=decision
+            and Chosen(chosen=decision.chosen, why=decision.why, agreement=decision.agreement),
             polish_steps=polished.steps if polished else None,
             polish_gap=polished.gap if polished else None,
             tiles=tiles._asdict() if tiles else None,

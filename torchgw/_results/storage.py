@@ -149,7 +149,9 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     if isinstance(kind, str) and kind in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[kind])
     if not isinstance(kind, str) or kind not in _DATACLASSES:
-        raise InvalidInputError(f"{path}: holds a {kind}, which this torchgw does not know.")
+        raise InvalidInputError(
+            f"{path}: holds a {str(kind)[:60]}, a `kind` that this torchgw does not know."
+        )
     if not isinstance(tree.get("fields"), dict):
         raise InvalidInputError(f"{path}: `fields` must be a dictionary.")
     fields = {

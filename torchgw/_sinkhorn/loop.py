@@ -32,12 +32,18 @@ _SMALLEST_GAP = 1e-6
 # Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
 # [L288]
 _TWO_LEVEL_CHECK = 1
-# Share of the error by which a sweep changes one that stays; multiple of the tolerance above which
-# it may be followed; how much further than a sweep potentials may then go at once. [L453]
-_STAYS, _ABOVE, _FARTHEST = 0.02, 10, 65536.0
-# Sweeps in a row that have to leave it where it was before: the linear problems of an outer
-# iteration are ended earlier than that. [L455]
-_PATIENCE = 10
+# Share of the error by which a sweep changes one that stays, and multiple of the tolerance above
+# which it is not what is left in the end. [L453]
+_STAYS, _ABOVE = 0.02, 10
+# Iterations for which it has to stay before a larger epsilon is tried: the linear problems of most
+# outer iterations are ended earlier than that. [L471]
+_PATIENCE = 100
+# How epsilon rises and falls there: by which factor, in how many iterations each time, and the
+# error at which it falls. [L471]
+_RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
+# Iterations that have to be left for that, and the largest epsilon in units of that asked for.
+# [L471]
+_ROOM, _HIGHEST = 300, 1e9
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -51,21 +57,6 @@ class SinkhornResult(NamedTuple):
     converged: bool
 
 
-class _Kept(NamedTuple):
-    """Where potentials were before they went on by many steps at once."""
-
-    sweep: Sweep
-    step: Potentials
-
-    def agrees(self, after: Potentials, before: Potentials, problem: LinearProblem) -> bool:
-        """Whether a sweep from there goes on in the direction of the step."""
-        b = problem.marginals.b
-        change = after.g - before.g
-        # a constant moves no mass
-        change = torch.where(b > 0, change - torch.dot(b, change.to(b.dtype)) / b.sum(), 0.0)
-        return float(change @ self.step.g) > 0
-
-
 def sinkhorn(
     prepared: PreparedProblem,
     start: Potentials | None,
@@ -74,6 +65,7 @@ def sinkhorn(
     tol: float,
     check_every: int = 10,
     min_iter: int = 0,
+    from_above: bool = True,
 ) -> SinkhornResult:
     """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met."""
     # Stops when the L1 column error, sum_j |q_j - b_j|, is at most tol, or at most what rounding in
@@ -89,14 +81,13 @@ def sinkhorn(
     # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
     # grows.
     # While a point has yet to change partners the error stays, and each sweep moves the potentials
-    # by the same step. They then go on by more and more of these steps at once, until a larger
-    # error or a step back says that it was too far.
+    # by a multiple of epsilon. The problem is then solved from larger epsilons down, once, unless
+    # ``from_above`` is false.
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
-    near, stayed, steps = NEWTON_BELOW, 0, 0.0
-    kept: _Kept | None = None
+    near, stayed = NEWTON_BELOW, 0
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -114,13 +105,7 @@ def sinkhorn(
             error = read(sweep, problem)[1]
             prepared.end_sweeps()
         done += count
-        if kept is not None and not (
-            error <= (1 + _STAYS) * previous and kept.agrees(sweep.state, current, problem)
-        ):
-            sweep, error, steps, kept = kept.sweep, previous, steps / 8, None
-            current = sweep.state
-            continue
-        before, current, kept = current, sweep.state, None
+        current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         done_enough = done >= min_iter or error >= previous
         if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
@@ -130,21 +115,50 @@ def sinkhorn(
             if NEWTON_AFTER <= done < max_iter and error <= near and is_small(prepared):
                 nearer = newton_step(prepared, Potentials(sweep.f, sweep.g))
                 if nearer is not None:
-                    current, relaxation, steps = nearer, 1.0, 0.0
+                    current, relaxation = nearer, 1.0
                     continue
                 near = error / 10
         stays = abs(error - previous) <= _STAYS * error and error > _ABOVE * tol
-        stayed = stayed + 1 if stays else 0
-        steps = min(max(1.0, 2 * steps), _FARTHEST) if stayed > _PATIENCE else 0.0
-        if stayed >= _PATIENCE:
-            # relaxed potentials swing about the way that they go
-            relaxation = 1.0
-        if steps > 1:
-            step = Potentials(*(x - y for x, y in zip(current, before, strict=True)))
-            kept = _Kept(sweep, step)
-            current = Potentials(*(x + steps * y for x, y in zip(current, step, strict=True)))
+        stayed = stayed + count if stays else 0
+        most = max_iter - done - every
+        if from_above and stayed >= _PATIENCE and most >= _ROOM:
+            # the old kernel goes first here, too
+            prepared.end_sweeps()
+            current, used = _from_above(prepared, Potentials(sweep.f, sweep.g), most)
+            done, error, relaxation, from_above = done + used, float("inf"), 1.0, False
     prepared.end_sweeps()
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
+
+
+def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tuple[Potentials, int]:
+    """Let epsilon rise until a problem is solved at once, and fall again; count the iterations.
+
+    Potentials move by some epsilons in an iteration, so points change partners soon where epsilon
+    is large; from there on partners are nearly those of the next problem [1]_.
+
+    References
+    ----------
+    .. [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
+       problems. SIAM Journal on Scientific Computing 2019.
+    """
+    problem, used = prepared.problem, 0
+    factor, falling = _RISE, False
+    while factor > 1:
+        # what holds a marginal is the same at every epsilon
+        tau = (part / (part + (1 - part) * factor) for part in problem.tau)
+        at = problem._replace(epsilon=factor * problem.epsilon, tau=(next(tau), next(tau)))
+        budget = min(_FALLING if falling else _RISING, most - used)
+        if budget <= 0:
+            break
+        found = sinkhorn(
+            prepared.backend.prepare(at), start, max_iter=budget, tol=_FALLS, from_above=False
+        )
+        if not math.isfinite(found.error):
+            break
+        start, used = found.potentials, used + found.n_iters
+        falling = falling or found.converged or factor >= _HIGHEST
+        factor = factor / _RISE if falling else factor * _RISE
+    return start, used
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:

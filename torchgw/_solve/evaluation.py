@@ -43,8 +43,8 @@ _VALUE_PER_MARGINAL = 4.0
 # Standard errors of an estimated value within which it proves nothing. [L293]
 _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
-# distances. [L415]
-_ABOVE_A_COPY = 1e-2
+# distances. [L470]
+_ABOVE_A_COPY = 2e-3
 
 
 class Evaluation(NamedTuple):

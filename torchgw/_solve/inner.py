@@ -74,14 +74,17 @@ def solve_linear(
     return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
-def next_budget(setting: Setting, budget: int, error: float, *, settled: bool) -> int:
-    """Choose how many Sinkhorn iterations the next linear problem may take."""
+def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, missed: bool) -> int:
+    """Choose how many Sinkhorn iterations the next linear problem may take.
+
+    ``missed`` says that marginals have not been met for long.
+    """
     # once the plan has settled, only more of them can improve its marginals
     if settled:
         return setting.options.inner_max_iter
     # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
     # go from one such plan to the next for ever
-    return 2 * budget if error > ANNEALING_TOLERANCE else budget
+    return 2 * budget if missed or error > ANNEALING_TOLERANCE else budget
 
 
 def loop_tolerance(setting: Setting, change: float) -> float:

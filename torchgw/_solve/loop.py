@@ -31,6 +31,9 @@ __all__ = ["iterate"]
 
 # Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
 _MET = 3e-3
+# Iterations in a row that may miss it before their linear problems get more time: objectives are
+# not compared meanwhile, and the loop would end by its limit alone. [L472]
+_MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
@@ -61,7 +64,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     excess = _dual_excess(setting)
     descent = Descent(options.objective_tol, excess)
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
-    error, stuck = math.inf, 0
+    error, stuck, missed = math.inf, 0, 0
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
@@ -82,6 +85,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             check_finite(verdict.dual, inner.error, epsilon)
             # objectives can be compared, and steps followed, of plans with both marginals
             met = not at_target or inner.error <= _MET
+            missed = 0 if met else missed + 1
             coupling = follow(point, latest, state.latest, change, annealed, met=met)
             start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
         state = LoopState(
@@ -91,7 +95,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             recorder.checkpoint(state)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and not sampled and change <= reachable
-        budget = next_budget(setting, budget, inner.error, settled=settled)
+        budget = next_budget(
+            setting, budget, inner.error, settled=settled, missed=missed >= _MISSES
+        )
 
         objective = math.nan
         if setting.rule is None and not math.isnan(verdict.now):

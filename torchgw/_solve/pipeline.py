@@ -64,7 +64,7 @@ _POLISH_TOLERANCE = 3e-3
 # What is said of a plan that is no optimum.
 _WHY_NOT_A_COPY = (
     "Both spaces seem to have the same distances in another order, and this plan does not keep "
-    "them: it is a local optimum far from the best. Pass a larger `n_init`, search='thorough', or "
+    "them: it is a local optimum above the best. Pass a larger `n_init`, search='thorough', or "
     "an `init` that you know."
 )
 

@@ -81,16 +81,18 @@ class Descent:
         self._constant = constant
         self._last: Verdict | None = None
         self._changes: list[float] = []
+        self._risen = False
         self.values: list[float] = []
 
     def update(self, verdict: Verdict, *, met: bool = True) -> bool:
         """Take what an iteration tells; return whether to stop.
 
         A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
-        whose marginals are not ``met``: their objective may be anything.
+        whose marginals are not ``met``: their objective may be anything. Where plans go to and fro
+        between two, it ends at the lower one.
         """
         if not met:
-            self._last = None
+            self._last, self._risen = None, False
             self.values.clear()
             return False
         last, self._last = self._last, verdict
@@ -105,4 +107,9 @@ class Descent:
         fall = (self.values[-1 - _WINDOW] - value) / _WINDOW
         recent, earlier = self._changes[-_SETTLING_WINDOW:], self._changes[:-_SETTLING_WINDOW]
         settling = min(recent) <= _SETTLING * min(earlier, default=math.inf)
-        return fall <= self._tol * abs(value) and not settling
+        least = self._tol * abs(value)
+        if self._risen:
+            return True
+        flat = fall <= least and not settling
+        self._risen = flat and value > self.values[-2] + least
+        return flat and not self._risen
