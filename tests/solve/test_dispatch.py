@@ -21,7 +21,8 @@ def free(monkeypatch):
 
 
 def store(name, device, n, m, rank=30):
-    return store_cost(name, device, choose_precision("auto", device, n * m, unresolved=False)[1], (n, m), rank)
+    _, dtypes = choose_precision("auto", device, n * m, unresolved=False)
+    return store_cost(name, device, dtypes, (n, m), rank)
 
 
 def test_what_the_user_asks_for():

@@ -404,6 +404,7 @@ def test_results_are_told_apart_and_go_into_sets():
     assert first == first
     assert len({first, second, first}) == 2
 
+
 def test_what_float32_leaves_unresolved_is_settled_in_float64(monkeypatch):
     # the rules for problems that are too large for anything but float32
     for limit in ("_FLOAT64_ENTRIES", "_AGAIN_ENTRIES", "_SETTLE_ENTRIES"):

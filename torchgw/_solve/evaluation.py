@@ -101,8 +101,9 @@ def evaluate_extended(
     ``plans`` are those of all source points and the cells of the target, of the cells of the source
     and all target points, and of cells alone. What cells blur on either side is added up: the first
     two less the third. ``masses`` are those of the cells of either side where all points of the
-    other have their weights. ``couplings`` are where their cost is linearised, and what the sum is to the
-    gradient; ``error`` is the marginal error as measured, and the masses count as the weights.
+    other have their weights. ``couplings`` are where their cost is linearised, and what the sum is
+    to the gradient; ``error`` is the marginal error as measured, and all points count with their
+    weights.
     """
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
