@@ -108,11 +108,10 @@ def evaluate_extended(
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
-    p, q = (mass.double() / mass.double().sum() for mass in masses)
     quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
     # what cells have too much or too little changes the objective as their potentials say
     f, g = (part.double() for part in small.potentials)
-    excess = float((p - few.a) @ f + (q - few.b) @ g)
+    excess = float((masses.a - few.a) @ f + (masses.b - few.b) @ g)
     if problem.alpha > 0:
         quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
     moved = 0.0

@@ -196,14 +196,16 @@ def _extend(
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
     means, rows = _weighted_means(near, y)
     turned, columns = _weighted_means(far.T, x)
-    few_means, _ = _weighted_means(small, y.to(small.dtype))
+    few_means, shares = _weighted_means(small, y.to(small.dtype))
     parts = (
         gradient.encode(source.matrix, means),
         gradient.encode(turned, target.matrix),
         gradient.encode(x, few_means.to(y.dtype)),
     )
-    # what cells get from points whose rows have their weights
-    masses = Marginals(far @ columns, near.T @ rows)
+    # what cells get from points whose rows have their weights; those of the target less what cells
+    # of the source already give them too much, where their own problem is solved to a tolerance
+    missed = few.b - _weighted(small.T @ shares)
+    masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
@@ -236,6 +238,12 @@ def _weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
     share = plan.weights.a / sums[:, -1]
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
+
+
+def _weighted(masses: Tensor) -> Tensor:
+    """Scale masses to a sum of one."""
+    masses = masses.double()
+    return masses / masses.sum()
 
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:
