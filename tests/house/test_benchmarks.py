@@ -275,17 +275,26 @@ def test_the_model_of_scaling_follows_its_rows(tmp_path):
         phases = {"graph": 4e-7 * n**1.1, "sinkhorn": 0.2, "extension": 2e-13 * n * 6e4}
         row = {"n": n, "seconds": sum(phases.values()), "peak_mib": 2e-3 * n, "phases": phases}
         lines.append(json.dumps(row | {"resolution": {"cells": [6e4, 6e4]}}))
+    # a row that is twice as slow as the model, and is not fitted to; one on all points; another
+    # space of one size
+    row["seconds"] *= 2
+    del row["phases"]
+    lines.append(json.dumps(row | {"resolution": {"cells": [6e4, 6e4]}, "first": True}))
+    lines.append(json.dumps({"n": 10**5, "resolution": None}))
+    lines.append(json.dumps(json.loads(lines[0]) | {"space": "surface"}))
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines))
     table = scaling_model.report(path)
     assert "n^1.10" in table
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| 1")]
-    for row in rows:
-        total, _, measured = row[6].partition(" (measured ")
-        if measured:
-            assert float(total) == pytest.approx(float(measured[:-1]), rel=1e-2)
-    assert rows[-1][-1].startswith("memory")
-    assert rows[1][-1].startswith("preparation")
+    assert "surface" not in table
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| 1")]
+    rows += [line.strip("| ").split(" | ") for line in table.splitlines() if "| 3,0" in line]
+    checked = [row for row in rows if len(row) == 10]
+    assert [row[3].strip("+-") for row in checked] == ["0%", "0%", "50%", "0%"]
+    # without its own row the rates are the same
+    assert [row[4].lstrip("+-") or "-" for row in checked] == ["0%", "0%", "-", "0%"]
+    assert any(row[-1] == "memory" for row in rows)
+    assert any(row[-1] == "preparation" for row in rows)
     path.write_text(lines[0])
     with pytest.raises(SystemExit, match="two sizes"):
         scaling_model.report(path)
