@@ -239,8 +239,9 @@ def solve(
         switches that off; so does ``differentiable``, as derivatives are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
-        5e-7 by default, or 1e-5 where the cost is too large for anything but float32. A converged
-        plan misses its marginals by ten times that at most; in float32 by 2e-4 by default.
+        5e-7 by default, or 1e-5 where the cost is too large for more than a few iterations in
+        float64. A converged plan misses its marginals by ten times that at most; in float32 by 2e-4
+        by default.
     unbalanced : float or pair of float, optional
         Weight rho of the penalty KL(P1 x P1 | a x a) that takes the place of P1 = a, one for both
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
@@ -288,7 +289,8 @@ def solve(
         more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is given, from about 300,000
         points per side on a GPU and 200,000 on a CPU. ``None`` or 0 solves on all points; so do
         smaller problems (of up to 9 million pairs), and those where no number of cells will do. The
-        value, which has no pass over all pairs either, was within 1% of that of all points.
+        value, which has no pass over all pairs either, was within 0.1% of that of all points at
+        30,000 and 60,000.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
         b, D_X, D_Y, M and features that require them, and with ``"value"`` to ``alpha``. With
