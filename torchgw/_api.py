@@ -47,7 +47,13 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
-from torchgw._tensors.ranks import Distributed, check_distributed, join, together
+from torchgw._tensors.ranks import (
+    Distributed,
+    check_distributed,
+    join,
+    share_inputs,
+    together,
+)
 from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
@@ -314,8 +320,9 @@ def solve(
         ``logging.getLogger("torchgw")``.
     distributed : bool or "auto"
         Whether the processes of ``torch.distributed`` share the solve. Every process makes the same
-        call with the same input, computes a part of each half-step and of each product with the
-        plan, and gets the same result, whose bits do not depend on how many there are. ``True``
+        call with the same input, or None where the first process alone has it, computes a part of
+        each half-step and of each product with the plan, and gets the same result, whose bits do
+        not depend on how many there are. DTensors are gathered first, by all processes. ``True``
         needs a process group, ``"auto"`` makes use of one if there is one. See docs/distributed.md.
     checkpoint : path, optional
         File that keeps where the outer loop stands, written whole about every minute. Where it is
@@ -375,6 +382,9 @@ def solve(
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
     check_distributed(distributed, differentiable=differentiable, polish=polish)
+    X, Y, D_X, D_Y, M, a, b, features = share_inputs(
+        distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
+    )
     parts = features if isinstance(features, (tuple, list)) else (features,)
     given = X, Y, D_X, D_Y, M, a, b, *parts
     in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
