@@ -17,7 +17,16 @@ from benchmarks import __main__ as command_line
 from benchmarks.harness import evaluate, harness, measure, phases, report, runners
 from benchmarks.harness.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 from benchmarks.sinkhorn import linear
-from benchmarks.solves import coldstart, fused, low_rank, scaling, scaling_model, snare
+from benchmarks.solves import (
+    coldstart,
+    distributed,
+    fused,
+    low_rank,
+    quantized,
+    scaling,
+    scaling_model,
+    snare,
+)
 
 
 def test_registry_is_well_formed():
@@ -312,6 +321,26 @@ def test_scaling_measures_fits_and_tabulates():
     lines = scaling.table(records).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| seconds |")
+
+
+def test_quantized_plans_are_valued_by_the_same_distances():
+    source = quantized.make_side(*quantized.spiral(150, random_state=0))
+    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1))
+    plan = quantized.quantized(source, target, 12)
+    tables = [(side.factors * side.signs) @ side.factors.T for side in (source, target)]
+    dense = plan.toarray()
+    # each point of a part has all its mass in those that its part is matched to
+    np.testing.assert_allclose(dense.sum(1), 1 / 150, rtol=1e-9)
+    np.testing.assert_allclose(dense.sum(0), 1 / 170, rtol=1e-9)
+    expected = evaluate.gw_value(*tables, dense)
+    assert quantized.value(source, target, plan) == pytest.approx(expected, rel=1e-9)
+
+
+def test_simulated_ranks_compute_what_one_would():
+    found = distributed.simulate(300, 3, "cpu", 1)
+    assert found["same_bits"]
+    assert found["imbalance"] >= 1
+    assert found["efficiency"] > 0
 
 
 def test_a_cold_start_is_measured_call_by_call():
