@@ -4,6 +4,10 @@ A spiral is aligned to a Swiss roll of as many points, as by ``python -m benchma
 row is a torchrun of its own; a first call compiles and is not counted. ``bits`` is a digest of
 potentials, masses and value: rows of any number of processes must have the same. The row ``alone``
 does not share (another order of sums, so other bits). Exit code 1 if bits differ.
+
+``--simulate 8`` is for one device: the work of each of 8 ranks, one after another, on a product of
+the plan with eight columns, once its tiles are chosen (which every rank does for all). Nothing is
+exchanged. Efficiency is the time of one rank that has it all over 8 times that of the slowest.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
 # as in the scaling study
 EPSILON = 5e-4
@@ -69,6 +74,67 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
     }
 
 
+def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
+    """Time the part of a product that each rank would compute, in seconds of its own."""
+    import torch
+
+    import torchgw
+    from torchgw._plans.transport import TransportPlan
+    from torchgw._sinkhorn.choose import choose_backend
+    from torchgw._sinkhorn.tiles.tiling import Tiling
+    from torchgw._tensors.ranks import Ranks
+    from torchgw.datasets import spiral, swiss_roll
+
+    class Simulated(Ranks):
+        """One of the ranks; rows of the others are zero."""
+
+        def __init__(self, rank: int, size: int) -> None:
+            self.rank, self.size = rank, size
+
+        def gather(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+            whole = own.new_zeros(sum(counts), *own.shape[1:])
+            whole[sum(counts[: self.rank]) :][: len(own)] = own
+            return whole
+
+    warnings.simplefilter("ignore")
+    x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
+    found = torchgw.solve(
+        x, y, epsilon=EPSILON, device=device, random_state=0, resolution=None, distances="landmark"
+    ).lazy_plan
+    cost, place = found.cost.to(torch.float32), found.potentials.f.device
+    tiling = Tiling.of((n, n), place, storable=False)
+    values = torch.rand(n, 8, device=place)
+
+    def spend(rank: int, count: int) -> tuple[float, torch.Tensor]:
+        backend = choose_backend("auto", place, torch.float32, tiling, Simulated(rank, count))
+        plan = TransportPlan(cost, found.potentials, found.weights, found.epsilon, backend)
+        times = []
+        for _ in range(repeat + 1):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            clock, busy = time.perf_counter(), time.process_time()
+            product = plan @ values
+            if device == "cuda":
+                torch.cuda.synchronize()
+            since = time.perf_counter() - clock
+            times.append(since if device == "cuda" else time.process_time() - busy)
+        return min(times[1:]), product
+
+    alone, whole = spend(0, 1)
+    parts = [spend(rank, size) for rank in range(size)]
+    same = torch.equal(sum(part for _, part in parts), whole)
+    shares = [spent for spent, _ in parts]
+    return {
+        "n": n,
+        "ranks": size,
+        "alone_s": alone,
+        "slowest_s": max(shares),
+        "efficiency": alone / (size * max(shares)),
+        "imbalance": max(shares) * size / sum(shares),
+        "same_bits": same,
+    }
+
+
 def row(n: int, count: int, options: argparse.Namespace) -> dict[str, object]:
     """Run one row in processes of its own; ``count`` is 0 for one that does not share."""
     inside = ["-m", "benchmarks", "distributed", "--inside", str(count), "--sizes", str(n)]
@@ -94,7 +160,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--simulate", type=int, metavar="RANKS", help="on this device alone")
     options = parser.parse_args(arguments)
+    if options.simulate:
+        for n in options.sizes:
+            print(json.dumps(simulate(n, options.simulate, options.device, options.repeat + 1)))
+        return 0
     if options.inside is not None:
         told = solve(options.sizes[0], options.device, options.repeat, shared=options.inside > 0)
         if told is not None:

@@ -93,6 +93,7 @@ def measure(
     errors = [float((mass * n - 1).abs().max()) for mass in (result.marginal_a, result.marginal_b)]
     return {
         "n": n,
+        "space": space,
         "device": device.type,
         "seconds": round(seconds, 4),
         # of all threads, which is what counts on a shared machine

@@ -1,7 +1,8 @@
 """Time and memory beyond the machine: ``python -m benchmarks scaling --model FILE``.
 
-FILE holds the JSON lines of ``python -m benchmarks scaling --output FILE`` on one GPU, of problems
-that were solved on cells. Rates are fitted to those of a million points and more:
+FILE holds the JSON lines of ``python -m benchmarks scaling --output FILE`` on one GPU, such as
+benchmarks/results/scaling.jsonl; those of problems that were solved on cells count. Rates are
+fitted to the rows of a million points and more, for each space that has two sizes:
 
 - preparation (neighbours, landmarks) takes c n^p; every process does all of it;
 - cells take the same time whatever n is; every process solves them;
@@ -9,7 +10,9 @@ that were solved on cells. Rates are fitted to those of a million points and mor
 - potentials and products are gathered over NVLink, or 400 Gb/s beyond eight GPUs;
 - memory is c n, on each GPU, since every process holds all points.
 
-The model is printed beside every row that it was fitted to.
+It is printed beside every row, with its error, and with that of the same model fitted to the other
+rows alone (preparation grows linearly where they have one size). A row without phases is only
+predicted, and if it is a first call, with the seconds that other first calls took longer.
 """
 
 from __future__ import annotations
@@ -33,14 +36,12 @@ _GATHERED = 2 + 64
 _MEMORY = 141e9
 
 
-def fit(records: list[dict[str, Any]]) -> dict[str, float]:
+def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Fit the rates to measured rows."""
-    rows = [row for row in records if row["n"] >= 10**6 and row["resolution"]]
-    if len({row["n"] for row in rows}) < 2:
-        raise SystemExit("the file needs rows of two sizes from 1,000,000 on, solved on cells")
     n = np.array([row["n"] for row in rows], dtype=float)
     prepared = np.array([_seconds(row, PREPARATION) for row in rows])
-    power, level = np.polyfit(np.log(n), np.log(prepared), 1)
+    power = np.polyfit(np.log(n), np.log(prepared), 1)[0] if len(set(n)) > 1 else 1.0
+    level = np.mean(np.log(prepared) - power * np.log(n))
     pairs = np.array([_pairs(row) for row in rows])
     extended = np.array([row["phases"]["extension"] for row in rows])
     return {
@@ -49,6 +50,8 @@ def fit(records: list[dict[str, Any]]) -> dict[str, float]:
         "cells": float(np.median([_seconds(row, CELLS) for row in rows])),
         "pair": float((extended / pairs).mean()),
         "count": float(np.median([_pairs(row) / row["n"] for row in rows])),
+        # what a first call takes longer: kernels are compiled
+        "first": float(np.median([max(_calls(row)) - row["seconds"] for row in rows])),
         "bytes": float(np.max([row["peak_mib"] * 2**20 for row in rows] / n)),
     }
 
@@ -66,33 +69,73 @@ def predict(rates: dict[str, float], n: float, gpus: int, pairs: float) -> dict[
 
 
 def report(path: Path) -> str:
-    """Describe the model and what it predicts, as Markdown."""
+    """Describe the model of each space and what it predicts, as Markdown."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    rates = fit(records)
+    measured = [row for row in records if isinstance(row.get("resolution"), dict)]
+    spaces = dict.fromkeys(row.get("space", "spiral") for row in measured)
+    parts = []
+    for space in spaces:
+        rows = [row for row in measured if row.get("space", "spiral") == space]
+        known = [row for row in rows if row["n"] >= 10**6 and "phases" in row]
+        if len({row["n"] for row in known}) > 1:
+            parts.append(f"{space}: {_described(rows, known)}")
+    if not parts:
+        raise SystemExit("the file needs rows of two sizes from 1,000,000 on, solved on cells")
+    return "\n\n".join(parts)
+
+
+def _described(rows: list[dict[str, Any]], known: list[dict[str, Any]]) -> str:
+    """Describe the model of one space, fitted to its ``known`` rows."""
+    rates = fit(known)
     lines = [
         f"preparation grows as n^{rates['power']:.2f}; {rates['bytes']:.0f} bytes a point of "
         f"memory; {rates['count']:,.0f} cells",
         "",
+        "| n | measured, s | sum, s | error | fitted without | preparation | cells | "
+        "points and cells | GiB, measured | GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        n, seconds, pairs = row["n"], row["seconds"], _pairs(row)
+        parts = predict(rates, n, 1, pairs)
+        memory = parts.pop("bytes")
+        total = sum(parts.values()) + rates["first"] * bool(row.get("first"))
+        alone = "-"
+        others = [other for other in known if other is not row]
+        if others and row in known:
+            without = predict(fit(others), n, 1, pairs)
+            del without["bytes"]
+            alone = f"{sum(without.values()) / seconds - 1:+.0%}"
+        del parts["exchange"]
+        shares = " | ".join(f"{part:.3g}" for part in parts.values())
+        sizes = f"{row['peak_mib'] / 2**10:.3g} | {memory / 2**30:.3g}"
+        first = " (first call)" if row.get("first") else ""
+        lines.append(
+            f"| {n:,} | {seconds:.3g}{first} | {total:.3g} | {total / seconds - 1:+.0%} | {alone} "
+            f"| {shares} | {sizes} |"
+        )
+    lines += [
+        "",
         "| n | GPUs | preparation | cells | points and cells | exchange | sum, s | GiB | binds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    measured = [row for row in records if row["resolution"]]
-    cases = [(row["n"], 1, _pairs(row), row["seconds"]) for row in measured]
-    cases += [(n, gpus, n * rates["count"], None) for n in SIZES for gpus in GPUS]
-    for n, gpus, pairs, seconds in cases:
-        parts = predict(rates, n, gpus, pairs)
+    for n, gpus in ((n, gpus) for n in SIZES for gpus in GPUS):
+        parts = predict(rates, n, gpus, n * rates["count"])
         memory = parts.pop("bytes")
         total = sum(parts.values())
         binds = "memory" if memory > _MEMORY else max(parts, key=lambda name: parts[name])
-        told = "" if seconds is None else f" (measured {seconds:.3g})"
         cells = " | ".join(f"{part:.3g}" for part in parts.values())
         size = f"{memory / 2**30:.3g}"
-        lines.append(f"| {n:,} | {gpus} | {cells} | {total:.3g}{told} | {size} | {binds} |")
+        lines.append(f"| {n:,} | {gpus} | {cells} | {total:.3g} | {size} | {binds} |")
     return "\n".join(lines)
 
 
 def _seconds(row: dict[str, Any], names: tuple[str, ...]) -> float:
     return float(sum(row["phases"].get(name, 0.0) for name in names))
+
+
+def _calls(row: dict[str, Any]) -> list[float]:
+    return list(row.get("all_seconds", [row["seconds"]]))
 
 
 def _pairs(row: dict[str, Any]) -> float:

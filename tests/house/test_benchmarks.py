@@ -17,7 +17,16 @@ from benchmarks import __main__ as command_line
 from benchmarks.harness import evaluate, harness, measure, phases, report, runners
 from benchmarks.harness.registry import PROBLEMS, GWProblem, linear_clouds, make_clouds
 from benchmarks.sinkhorn import linear
-from benchmarks.solves import coldstart, fused, low_rank, scaling, scaling_model, snare
+from benchmarks.solves import (
+    coldstart,
+    distributed,
+    fused,
+    low_rank,
+    quantized,
+    scaling,
+    scaling_model,
+    snare,
+)
 
 
 def test_registry_is_well_formed():
@@ -275,17 +284,26 @@ def test_the_model_of_scaling_follows_its_rows(tmp_path):
         phases = {"graph": 4e-7 * n**1.1, "sinkhorn": 0.2, "extension": 2e-13 * n * 6e4}
         row = {"n": n, "seconds": sum(phases.values()), "peak_mib": 2e-3 * n, "phases": phases}
         lines.append(json.dumps(row | {"resolution": {"cells": [6e4, 6e4]}}))
+    # a row that is twice as slow as the model, and is not fitted to; one on all points; another
+    # space of one size
+    row["seconds"] *= 2
+    del row["phases"]
+    lines.append(json.dumps(row | {"resolution": {"cells": [6e4, 6e4]}, "first": True}))
+    lines.append(json.dumps({"n": 10**5, "resolution": None}))
+    lines.append(json.dumps(json.loads(lines[0]) | {"space": "surface"}))
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines))
     table = scaling_model.report(path)
     assert "n^1.10" in table
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| 1")]
-    for row in rows:
-        total, _, measured = row[6].partition(" (measured ")
-        if measured:
-            assert float(total) == pytest.approx(float(measured[:-1]), rel=1e-2)
-    assert rows[-1][-1].startswith("memory")
-    assert rows[1][-1].startswith("preparation")
+    assert "surface" not in table
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| 1")]
+    rows += [line.strip("| ").split(" | ") for line in table.splitlines() if "| 3,0" in line]
+    checked = [row for row in rows if len(row) == 10]
+    assert [row[3].strip("+-") for row in checked] == ["0%", "0%", "50%", "0%"]
+    # without its own row the rates are the same
+    assert [row[4].lstrip("+-") or "-" for row in checked] == ["0%", "0%", "-", "0%"]
+    assert any(row[-1] == "memory" for row in rows)
+    assert any(row[-1] == "preparation" for row in rows)
     path.write_text(lines[0])
     with pytest.raises(SystemExit, match="two sizes"):
         scaling_model.report(path)
@@ -303,6 +321,26 @@ def test_scaling_measures_fits_and_tabulates():
     lines = scaling.table(records).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| seconds |")
+
+
+def test_quantized_plans_are_valued_by_the_same_distances():
+    source = quantized.make_side(*quantized.spiral(150, random_state=0))
+    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1))
+    plan = quantized.quantized(source, target, 12)
+    tables = [(side.factors * side.signs) @ side.factors.T for side in (source, target)]
+    dense = plan.toarray()
+    # each point of a part has all its mass in those that its part is matched to
+    np.testing.assert_allclose(dense.sum(1), 1 / 150, rtol=1e-9)
+    np.testing.assert_allclose(dense.sum(0), 1 / 170, rtol=1e-9)
+    expected = evaluate.gw_value(*tables, dense)
+    assert quantized.value(source, target, plan) == pytest.approx(expected, rel=1e-9)
+
+
+def test_simulated_ranks_compute_what_one_would():
+    found = distributed.simulate(300, 3, "cpu", 1)
+    assert found["same_bits"]
+    assert found["imbalance"] >= 1
+    assert found["efficiency"] > 0
 
 
 def test_a_cold_start_is_measured_call_by_call():

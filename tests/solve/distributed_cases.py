@@ -44,6 +44,9 @@ CASES = {
     "absolute": {**DENSE, "loss": "absolute"},
     "compile": {**DENSE, "backend": "compile"},
 }
+# what ranks but the first are not given, or get in shards
+SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2])}, "shards": DENSE}
+CASES |= SCATTERED
 CASES["cells"] = {**STREAMED, "resolution": 0.5, "epsilon": 0.05}
 # in Triton's interpreter where there is no GPU
 TRITON = {
@@ -66,13 +69,30 @@ def numbers(result):
     }
 
 
+def scattered(name):
+    """Give this rank its part of the input of a case."""
+    options = dict(CASES[name])
+    if name == "shards":
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for side in ("X", "Y"):
+            points = torch.from_numpy(options[side])
+            options[side] = distribute_tensor(points, mesh, [Shard(0)])
+        assert len(options["X"].to_local()) < len(X) or dist.get_world_size() == 1
+    elif dist.get_rank() > 0:
+        options |= {"X": None, "Y": None, "features": None}
+    return options
+
+
 def run(names):
     """Solve cases with the process group that there is."""
     found = {}
     for name in names:
         few = mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50)
         with few if name == "cells" else nullcontext():
-            result = torchgw.solve(**LITTLE | CASES[name], distributed=True)
+            options = scattered(name) if name in SCATTERED else CASES[name]
+            result = torchgw.solve(**LITTLE | options, distributed=True)
         assert (result.report.resolution is not None) == (name == "cells")
         found[name] = numbers(result)
     return found

@@ -21,7 +21,8 @@ def free(monkeypatch):
 
 
 def store(name, device, n, m, rank=30):
-    return store_cost(name, device, choose_precision("auto", device, n * m)[1], (n, m), rank)
+    _, dtypes = choose_precision("auto", device, n * m, unresolved=False)
+    return store_cost(name, device, dtypes, (n, m), rank)
 
 
 def test_what_the_user_asks_for():
@@ -51,7 +52,7 @@ def test_the_measured_best(n, m, rank, stored):
 @pytest.mark.parametrize(("n", "stored"), [(1200, True), (1700, False), (4500, False)])
 @pytest.mark.parametrize("rank", [50, 90])
 def test_small_problems_do_without_tiles(n, rank, stored):
-    dtypes = choose_precision("auto", CPU, n * n)[1]
+    dtypes = choose_precision("auto", CPU, n * n, unresolved=False)[1]
     assert store_cost("auto", CPU, dtypes, (n, n), rank, tiled=True) is stored
 
 

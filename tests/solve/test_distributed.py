@@ -75,7 +75,7 @@ def compare(size, names, folder):
 
 
 def test_two_processes_have_the_bits_of_one(one, tmp_path):
-    compare(2, ["tiles", "dense", "cells"], tmp_path)
+    compare(2, ["tiles", "dense", "cells", "one has it"], tmp_path)
 
 
 @pytest.mark.slow
@@ -98,6 +98,16 @@ def test_one_process_of_a_group_solves_the_same_problem(one, name):
     assert shared.value == pytest.approx(alone.value, rel=1e-5)
     # what is asked of a result needs no other process
     assert type(shared.lazy_plan.backend) is type(alone.lazy_plan.backend)
+
+
+def test_what_only_another_rank_has_is_refused(one, monkeypatch):
+    def gather(table, mine):
+        table[:] = [mine, [*mine, "M"]]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    with pytest.raises(InvalidInputError, match="Rank 1 passes `M`, and rank 0 does not"):
+        torchgw.solve(cases.X, cases.Y, distributed=True)
 
 
 def test_refusals():

@@ -76,6 +76,20 @@ def test_the_plan_is_that_of_all_points(whole, precision):
     assert rows.mean() <= 5e-3
 
 
+@pytest.mark.parametrize("precise", [True, False])
+def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
+    # a value of 3e-4 is the difference of sums near .3: masses of cells off by 1e-5 change it by 2%
+    if not precise:
+        monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+    options = OPTIONS | {"epsilon": 5e-4}
+    whole = torchgw.solve(X, Y, **options, resolution=None, precision="float64")
+    found = torchgw.solve(X, Y, **options, resolution=4e-3)
+    assert found.report.resolution is not None
+    assert found.lazy_plan.dtype == torch.float32
+    # five times what cells and rounding leave here
+    assert found.value == pytest.approx(whole.value, rel=1e-3)
+
+
 def test_a_tolerance_that_no_cells_meet_is_met_on_all_points(whole):
     found = torchgw.solve(X, Y, **OPTIONS, resolution=1e-7)
     assert found.report.resolution is None

@@ -19,6 +19,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidTypeError, Status
+from torchgw._solve import precision as precisions
 from torchgw.datasets import spiral, swiss_roll
 
 EXACT = ["dense", "factored"]
@@ -402,3 +403,23 @@ def test_results_are_told_apart_and_go_into_sets():
     first, second = (torchgw.solve(x, x, distances="euclidean", n_init=1) for _ in range(2))
     assert first == first
     assert len({first, second, first}) == 2
+
+
+def test_what_float32_leaves_unresolved_is_settled_in_float64(monkeypatch):
+    # the rules for problems that are too large for anything but float32
+    for limit in ("_FLOAT64_ENTRIES", "_AGAIN_ENTRIES", "_SETTLE_ENTRIES"):
+        monkeypatch.setattr(precisions, limit, {})
+    x, y = (torch.linspace(0, 1, 150, dtype=torch.float64)[:, None] ** p for p in (1, 1.2))
+    given = {"distances": "sqeuclidean", "gradient": "factored", "storage": "streamed"}
+    with pytest.warns(ConvergenceWarning):
+        rounded = torchgw.solve(x, y, **given, epsilon=3e-4, precision="float32", random_state=0)
+    assert rounded.status is Status.PRECISION_LIMIT
+    settled = torchgw.solve(x, y, **given, epsilon=3e-4, random_state=0)
+    assert settled.status is Status.CONVERGED
+    assert settled.lazy_plan.dtype == torch.float64
+    # ten times what the last linear problem is asked for
+    assert settled.marginal_error <= 1e-4 < rounded.marginal_error
+    # where float32 resolves epsilon, it is enough
+    enough = torchgw.solve(x, y, **given, epsilon=4e-3, random_state=0)
+    assert enough.status is Status.CONVERGED
+    assert enough.lazy_plan.dtype == torch.float32

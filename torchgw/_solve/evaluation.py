@@ -92,6 +92,7 @@ def evaluate_extended(
     setting: Setting,
     cells: Coarse,
     plans: tuple[TransportPlan, TransportPlan, TransportPlan],
+    masses: Marginals,
     couplings: tuple[Coupling, Coupling],
     error: float,
 ) -> Evaluation:
@@ -99,18 +100,18 @@ def evaluate_extended(
 
     ``plans`` are those of all source points and the cells of the target, of the cells of the source
     and all target points, and of cells alone. What cells blur on either side is added up: the first
-    two less the third. ``couplings`` are where their cost is linearised, and what the sum is to the
-    gradient; ``error`` is the marginal error as measured, and the masses count as the weights.
+    two less the third. ``masses`` are those of the cells of either side where all points of the
+    other have their weights. ``couplings`` are where their cost is linearised, and what the sum is
+    to the gradient; ``error`` is the marginal error as measured, and all points count with their
+    weights.
     """
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
-    p, q = far @ torch.ones_like(weights.b), near.T @ torch.ones_like(weights.a)
-    p, q = p / p.sum(), q / q.sum()
     quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
     # what cells have too much or too little changes the objective as their potentials say
     f, g = (part.double() for part in small.potentials)
-    excess = float((p - few.a) @ f + (q - few.b) @ g)
+    excess = float((masses.a - few.a) @ f + (masses.b - few.b) @ g)
     if problem.alpha > 0:
         quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
     moved = 0.0

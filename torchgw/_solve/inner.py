@@ -13,12 +13,12 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._solve.precision import RESOLVED, settles_precisely
 from torchgw._solve.state import Setting
 from torchgw._typing import Potentials
 
 __all__ = [
     "ANNEALING_TOLERANCE",
-    "RESOLVED",
     "check_finite",
     "inner_tolerance",
     "look_ahead",
@@ -39,12 +39,9 @@ _INNER_SHARE = 0.1
 _PATIENT_SHARE = 0.01
 # Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
 _ROUNDING_SHARE = 0.5
-# Column error to reach by default, if the cost is stored or settled in float64. Other costs are too
-# large for anything but float32. [L294]
+# Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
+# are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# Rounding of the exponents up to which a solve may count as converged, and the marginal error and
-# the change of the plan that it may then have in float32. [L350]
-RESOLVED = 2e-4
 # Multiple of the column error asked for that the plan itself may have. [L293]
 _CONTRADICTION = 10
 
@@ -132,7 +129,9 @@ def promised_error(setting: Setting) -> float:
 
 
 def _asked_error(setting: Setting) -> float:
-    precise = setting.store or setting.dtype == torch.float64
+    a, b = setting.marginals
+    asked = setting.options.precision == "float64" or settles_precisely(a.device, len(a) * len(b))
+    precise = setting.store or (setting.dtype == torch.float64 and asked)
     return setting.options.inner_tol or _INNER_TOLERANCE[precise]
 
 

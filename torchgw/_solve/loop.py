@@ -10,7 +10,6 @@ from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
-    RESOLVED,
     check_finite,
     inner_tolerance,
     look_ahead,
@@ -20,6 +19,7 @@ from torchgw._solve.inner import (
     solve_linear,
 )
 from torchgw._solve.next_point import NextPoint
+from torchgw._solve.precision import RESOLVED
 from torchgw._solve.settle import SETTLE_ITERATIONS
 from torchgw._solve.state import LoopState, Setting, Solved
 from torchgw._solve.status import Status

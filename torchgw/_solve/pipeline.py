@@ -30,10 +30,11 @@ from torchgw._solve.evaluation import (
     misses_a_copy,
 )
 from torchgw._solve.forecast import forecast
-from torchgw._solve.inner import RESOLVED, promised_error
+from torchgw._solve.inner import promised_error
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
+from torchgw._solve.precision import RESOLVED
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.resolution import Resolution, choose_resolution, solve_on_cells
 from torchgw._solve.settle import settle

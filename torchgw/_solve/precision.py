@@ -8,7 +8,11 @@ import torch
 
 from torchgw._solve.options import Precision
 
-__all__ = ["Dtypes", "choose_precision"]
+__all__ = ["RESOLVED", "Dtypes", "choose_precision", "rounding", "settles_precisely"]
+
+# Rounding of the exponents up to which a solve may count as converged, and the marginal error and
+# the change of the plan that it may then have in float32. [L350] [L478]
+RESOLVED = 2e-4
 
 # Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
 # [L296]
@@ -16,7 +20,8 @@ _AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
 # launches take the time there, not arithmetic. [L89]
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
-# Entries up to which marginals are settled in float64 after a float32 solve. [L296]
+# Entries up to which marginals are settled in float64 after a float32 solve, whatever its rounding.
+# [L296]
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
@@ -28,15 +33,29 @@ class Dtypes(NamedTuple):
     again: bool  # whether the outer iterations go on in the second dtype
 
 
+def rounding(scale: float, epsilon: float, dtype: torch.dtype) -> float:
+    """Compute the rounding of the exponents of a plan whose costs have a scale."""
+    return 4 * scale / epsilon * torch.finfo(dtype).eps
+
+
+def settles_precisely(device: torch.device, entries: int) -> bool:
+    """Whether a mixed-precision solve of so many entries settles in float64 in any case."""
+    return entries <= _SETTLE_ENTRIES.get(device.type, 0)
+
+
 def choose_precision(
-    name: Precision, device: torch.device, entries: int
+    name: Precision, device: torch.device, entries: int, *, unresolved: bool
 ) -> tuple[Precision, Dtypes]:
-    """Return the precision and its dtypes; "auto" is float64 for small problems."""
+    """Return the precision and its dtypes; "auto" is float64 for small problems.
+
+    ``unresolved`` says that float32 would leave a plan that is not ``RESOLVED``, and that its last
+    linear problem can be solved in float64: it takes a few of all iterations.
+    """
     if name == "auto":
         name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
     if name == "float64":
         return name, Dtypes(torch.float64, torch.float64, again=False)
-    if name == "mixed" and entries <= _SETTLE_ENTRIES.get(device.type, 0):
+    if name == "mixed" and (unresolved or settles_precisely(device, entries)):
         return name, Dtypes(
             torch.float32, torch.float64, again=entries <= _AGAIN_ENTRIES.get(device.type, 0)
         )

@@ -24,8 +24,8 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
-from torchgw._solve.inner import RESOLVED
 from torchgw._solve.loop import iterate
+from torchgw._solve.precision import RESOLVED
 from torchgw._solve.settle import settle
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
@@ -194,18 +194,26 @@ def _extend(
     assert source is not None
     assert target is not None
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
+    means, rows = _weighted_means(near, y)
+    turned, columns = _weighted_means(far.T, x)
+    few_means, shares = _weighted_means(small, y.to(small.dtype))
     parts = (
-        gradient.encode(source.matrix, _weighted_means(near, y)),
-        gradient.encode(_weighted_means(far.T, x), target.matrix),
-        gradient.encode(x, _weighted_means(small, y.to(small.dtype)).to(y.dtype)),
+        gradient.encode(source.matrix, means),
+        gradient.encode(turned, target.matrix),
+        gradient.encode(x, few_means.to(y.dtype)),
     )
+    # what cells get from points whose rows have their weights; those of the target less what cells
+    # of the source already give them too much, where their own problem is solved to a tolerance
+    missed = few.b - _weighted(small.T @ shares)
+    masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
-    found = evaluate_extended(setting, cells, (near, far, small), couplings, error)
+    found = evaluate_extended(setting, cells, (near, far, small), masses, couplings, error)
     status = state.status
-    if status.converged and setting.rounding(epsilon) > RESOLVED:
+    # marginals are promised up to the tolerance, which rounding may not pass unseen
+    if status.converged and setting.rounding(epsilon) > max(RESOLVED, tolerance):
         status = Status.PRECISION_LIMIT
     status = judge(status, found, problem, gradient, tolerance, constant=False)
     value = found.quadratic.value
@@ -222,12 +230,20 @@ def _extend(
     return Resolved(plan, state, found, status, resolution)
 
 
-def _weighted_means(plan: TransportPlan, values: Tensor) -> Tensor:
-    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off."""
+def _weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off.
+
+    The second tensor, (n,) float64, is what rows are multiplied by for that.
+    """
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
     share = plan.weights.a / sums[:, -1]
-    means: Tensor = sums[:, :-1] * share[:, None].to(sums.dtype)
-    return means
+    return sums[:, :-1] * share[:, None].to(sums.dtype), share
+
+
+def _weighted(masses: Tensor) -> Tensor:
+    """Scale masses to a sum of one."""
+    masses = masses.double()
+    return masses / masses.sum()
 
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:

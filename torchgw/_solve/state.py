@@ -18,6 +18,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
+from torchgw._solve.precision import rounding
 from torchgw._solve.status import Status
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials
@@ -84,7 +85,7 @@ class Setting:
 
     def rounding(self, epsilon: float) -> float:
         """Return the rounding of the exponents of the plan."""
-        return 4 * self.scale / epsilon * torch.finfo(self.dtype).eps
+        return rounding(self.scale, epsilon, self.dtype)
 
 
 class Solved(NamedTuple):

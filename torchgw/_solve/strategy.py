@@ -26,7 +26,7 @@ from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision
 from torchgw._solve.polish import check_polish
-from torchgw._solve.precision import Dtypes, choose_precision
+from torchgw._solve.precision import RESOLVED, Dtypes, choose_precision, rounding
 from torchgw._solve.state import Recorder, Setting
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
@@ -166,7 +166,6 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         # the objective over the square of the mass, as a function of the normalised plan
         share = torch.tensor(1 / mass, dtype=torch.float64, device=device)
         problem = replace(problem, linear=problem.linear.scaled(share))
-    precision, dtypes = choose_precision(options.precision, device, n * m)
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
     spread = natural_scale(
@@ -177,7 +176,10 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
     else:
         epsilon = float(options.epsilon) / mass
-
+    coarse = spread > 0 and rounding(spread, epsilon, torch.float32) > RESOLVED
+    precision, dtypes = choose_precision(
+        options.precision, device, n * m, unresolved=coarse and gradient == "factored"
+    )
     rank = cost_rank(gradient, problem, n_anchors)
     store, tiling = _choose_storage(
         problem, options, gradient, dtypes, rank, annealed=options.n_init == 1

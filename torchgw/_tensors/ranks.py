@@ -21,7 +21,15 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, RankError, UnsupportedError
 
-__all__ = ["Distributed", "Ranks", "check_distributed", "join", "pieces", "together"]
+__all__ = [
+    "Distributed",
+    "Ranks",
+    "check_distributed",
+    "join",
+    "pieces",
+    "share_inputs",
+    "together",
+]
 
 Distributed = bool | Literal["auto"]
 
@@ -56,6 +64,49 @@ def check_distributed(value: object, **options: object) -> None:
                 f"distributed=False, or solve without `{name}` first and pass the result as `init` "
                 "to a solve in one process."
             )
+
+
+def share_inputs(distributed: Distributed, **inputs: Any) -> list[Any]:
+    """Give every rank the whole of each input: DTensors, and what the first rank alone has.
+
+    All ranks call it, if ``distributed`` is not False. ``None`` stands for what a rank has not.
+    """
+    known = {name: _whole(value) for name, value in inputs.items()}
+    if distributed is False or not (dist.is_available() and dist.is_initialized()):
+        return list(known.values())
+    given: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, [name for name, value in known.items() if value is not None])
+    for rank, names in enumerate(given):
+        more = [name for name in names if name not in given[0]]
+        if more:
+            raise InvalidInputError(
+                f"Rank {rank} passes `{more[0]}`, and rank 0 does not. Pass every input on rank 0, "
+                "and the same or None on the others."
+            )
+    lacking = [name for name in given[0] if any(name not in names for names in given)]
+    if lacking:
+        first = dist.get_rank() == 0
+        box = [[_on_host(known[name]) for name in lacking] if first else None]
+        dist.broadcast_object_list(box, 0)
+        assert box[0] is not None
+        for name, (value, kind) in zip(lacking, box[0], strict=True):
+            if not first:
+                known[name] = value.to(kind) if kind == "cuda" else value
+    return list(known.values())
+
+
+def _whole(value: Any) -> Any:
+    """Gather a DTensor, alone or in a pair; leave all else as it is."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_whole, value))
+    # the module of DTensors is not loaded for others
+    gather = getattr(value, "full_tensor", None) if isinstance(value, Tensor) else None
+    return value if gather is None else gather()
+
+
+def _on_host(value: Any) -> tuple[Any, str]:
+    """Move a tensor to the host; say where it was."""
+    return (value.cpu(), value.device.type) if isinstance(value, Tensor) else (value, "")
 
 
 def join(distributed: Distributed, device: torch.device) -> Ranks | None:
