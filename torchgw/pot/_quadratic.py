@@ -17,7 +17,7 @@ LOSSES = ("square_loss", "kl_loss")
 # What POT adds below a logarithm, and below that of a derivative by a table. [L389]
 _TINY = 1e-18
 _TINY_SLOPE = 1e-15
-# Entries of a plan, of all over this, that are multiplied one by one. [L462]
+# Entries of a plan, of all over this, that are multiplied one by one. [L483]
 _SPARSE = 50
 # Negative entries that rounding explains, over the largest. [L389]
 _ROUNDING = 1e-10

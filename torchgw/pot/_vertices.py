@@ -17,7 +17,7 @@ __all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transp
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
-# some pivots of the simplex at most. [L408, L461]
+# some pivots of the simplex at most. [L408, L482]
 _LARGE = 150
 _KEPT = 12
 _EVERY = 16
