@@ -84,11 +84,13 @@ def scot_distances(points: Array) -> Array:
 def ours(data: Snare, epsilon: float = EPSILON, *, annealed: bool = True) -> Array:
     """Return our plan from SCOT's distances.
 
-    Without annealing the solve starts where POT's does, at the product plan and the last epsilon.
+    Without annealing the solve starts where POT's does, at the product plan and the last epsilon,
+    and ends once the plan moves by a thousandth.
     """
-    start = None if annealed else np.full((len(data.atac), len(data.rna)), 1 / len(data.rna) ** 2)
+    n, m = len(data.atac), len(data.rna)
+    from_pots = {} if annealed else {"init": np.full((n, m), 1 / (n * m)), "tol": 1e-3}
     result = torchgw.solve(
-        D_X=data.d_atac, D_Y=data.d_rna, epsilon=epsilon, init=start, random_state=0
+        D_X=data.d_atac, D_Y=data.d_rna, epsilon=epsilon, random_state=0, **from_pots
     )
     return result.plan.double().cpu().numpy()
 

@@ -257,3 +257,12 @@ def test_polish_in_single_precision(gradient):
     # the rounding of float32, relative to squared distances of up to one
     assert single.value == pytest.approx(double.value, abs=1e-6)
     np.testing.assert_array_equal(single.lazy_plan.argmax(), double.lazy_plan.argmax())
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_plan_that_needs_no_polish_is_a_vertex(seed):
+    """Entropy too weak to be seen leaves entries of 1e-15, which are none."""
+    rng = np.random.default_rng(seed)
+    tables = [cdist(points, points) for points in (rng.normal(size=(6, 2)) for _ in range(2))]
+    result = torchgw.solve(D_X=tables[0], D_Y=tables[1], polish=True, scale=None, random_state=0)
+    assert int((result.plan != 0).sum()) == 6

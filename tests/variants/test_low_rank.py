@@ -47,7 +47,8 @@ def test_plan_marginals_value_and_products():
     assert all(np.diff(result.history) < 0)
 
 
-def test_gradients_are_those_of_the_objective():
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_gradients_are_those_of_the_objective(epsilon):
     """Finite differences in each entry of Q, R and g, free of their constraints."""
     x, y = clouds(7, 6)
     features = np.random.default_rng(1).normal(size=(13, 2))
@@ -69,10 +70,10 @@ def test_gradients_are_those_of_the_objective():
     ]
 
     def value(*parts):
-        found = _measure(problem, Factorisation(*(part.log() for part in parts)), 0.0)
-        return 0.6 * found.quadratic + 0.4 * found.linear
+        point = Factorisation(*(part.log() for part in parts))
+        return _measure(problem, point, 0.0, epsilon).objective(0.6)
 
-    gradient = _measure(problem, Factorisation(*logs), 0.0).gradient
+    gradient = _measure(problem, Factorisation(*logs), 0.0, epsilon).gradient
     parts = [part.exp() for part in logs]
     for index, (part, slope) in enumerate(zip(parts, gradient, strict=True)):
         for place in range(0, part.numel(), 4):
@@ -98,6 +99,23 @@ def test_projection_meets_its_constraints_and_leaves_what_meets_them():
         torch.testing.assert_close(part.sum(0), g, atol=1e-8, rtol=0)
     again = project(found, marginals)
     torch.testing.assert_close(again.q.exp(), q, atol=1e-8, rtol=0)
+
+
+def test_entropy_blurs_the_plan():
+    """A larger weight leaves more entropy and a higher value."""
+    x, y = clouds(20, 15)
+    found = [
+        torchgw.solve_low_rank(x, y, rank=4, distances="sqeuclidean", epsilon=e, random_state=0)
+        for e in (0.0, 0.01, 0.3)
+    ]
+    values = [one.value for one in found]
+    spread = [float(torch.special.entr(one.lazy_plan.Q).sum()) for one in found]
+    assert values == sorted(values)
+    assert spread == sorted(spread)
+    assert spread[2] > 1.05 * spread[0]
+    assert found[2].marginal_error < 1e-6
+    with pytest.raises(torchgw.InvalidInputError, match="epsilon"):
+        torchgw.solve_low_rank(x, y, rank=4, epsilon=-1.0)
 
 
 @pytest.mark.slow

@@ -99,6 +99,9 @@ def polish(
         else:
             matrix = mean.plan()
             cost = cost_at(matrix)
+    if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
+        # entropy that is too weak to be seen left a vertex with dust
+        matrix = vertex
     return Polished(_as_plan(matrix, plan), step, stationary, max(gap, 0.0))
 
 

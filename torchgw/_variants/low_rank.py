@@ -105,7 +105,7 @@ class Outcome:
     quadratic: float  # <L(P), P>
     linear: float  # <M, P>
     converged: bool
-    history: tuple[float, ...]  # objective at each accepted iteration
+    history: tuple[float, ...]  # objective at each accepted iteration, with entropy
 
 
 class _Measured(NamedTuple):
@@ -114,16 +114,20 @@ class _Measured(NamedTuple):
     point: Factorisation
     quadratic: float
     linear: float
+    entropy: float  # -sum x (log x - 1) over Q, R and g, with its weight
     gradient: Factorisation
 
     def objective(self, alpha: float) -> float:
-        return alpha * self.quadratic + (1 - alpha) * self.linear
+        return alpha * self.quadratic + (1 - alpha) * self.linear - self.entropy
 
 
-def descend(problem: Problem, start: Factorisation, max_iter: int, tol: float) -> Outcome:
+def descend(
+    problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
+) -> Outcome:
     """Lower the objective from a start until it falls by less than ``tol`` in 20 iterations.
 
-    A step that raises the objective is taken back and halved.
+    The objective is less ``epsilon`` times the entropy of Q, R and g. A step that raises it is
+    taken back and halved.
     """
     marginals = problem.marginals
     a, b = marginals
@@ -135,12 +139,12 @@ def descend(problem: Problem, start: Factorisation, max_iter: int, tol: float) -
             "The start could not be projected onto the marginals. Drop points whose weights are "
             "negligible, or pass another `init`."
         )
-    current = _measure(problem, feasible, constant)
+    current = _measure(problem, feasible, constant, epsilon)
     history = [current.objective(alpha)]
     size, settled = 1.0, False
     for _ in range(max_iter):
         point = _step(current, marginals, size)
-        trial = None if point is None else _measure(problem, point, constant)
+        trial = None if point is None else _measure(problem, point, constant, epsilon)
         if trial is None or not trial.objective(alpha) < history[-1]:
             size *= _SHRINK
             settled = size < _SMALLEST_STEP
@@ -155,7 +159,9 @@ def descend(problem: Problem, start: Factorisation, max_iter: int, tol: float) -
     return Outcome(current.point, current.quadratic, current.linear, settled, tuple(history))
 
 
-def _measure(problem: Problem, point: Factorisation, constant: float) -> _Measured:
+def _measure(
+    problem: Problem, point: Factorisation, constant: float, epsilon: float = 0.0
+) -> _Measured:
     """Compute the objective and its gradients in Q, R and g, equation 30."""
     # columns as distributions: Q diag(1/g), which is bounded however small a group is
     near, far = (point.q - point.g).exp(), (point.r - point.g).exp()
@@ -178,7 +184,13 @@ def _measure(problem: Problem, point: Factorisation, constant: float) -> _Measur
         gradient_q = gradient_q + share * there
         gradient_r = gradient_r + share * back
         omega = omega + share * (near * there).sum(0)
-    return _Measured(point, quadratic, linear, Factorisation(gradient_q, gradient_r, -omega))
+    gradient, entropy = Factorisation(gradient_q, gradient_r, -omega), 0.0
+    if epsilon:
+        masses = [part.exp() for part in point]
+        entropy = epsilon * sum(float((torch.special.entr(x) + x).sum()) for x in masses)
+        slopes = (epsilon * part.clamp_min(_LEAST_LOGARITHM) for part in point)
+        gradient = Factorisation(*map(torch.add, gradient, slopes))
+    return _Measured(point, quadratic, linear, entropy, gradient)
 
 
 def _products(cost: Cost) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -59,11 +60,11 @@ class LowRankResult(Result):
     ----------
     lazy_plan : LowRankPlan, shape (n, m)
     value, value_quad, value_linear, marginal_a, marginal_b, marginal_error, scale
-        As of :class:`torchgw.GWResult`. The value is the objective: there is no entropy.
+        As of :class:`torchgw.GWResult`. The value is the objective, without entropy.
     converged : bool
         Whether the objective had stopped falling.
     history : tuple of float
-        Objective at each step that lowered it.
+        Objective at each step that lowered it, with entropy if there is an ``epsilon``.
     """
 
     lazy_plan: LowRankPlan
@@ -123,6 +124,7 @@ def solve_low_rank(
     n_landmarks: int | None = None,
     curvature: float | tuple[float, float] | None = None,
     scale: ScaleName | None = "auto",
+    epsilon: float = 0.0,
     init: Any = None,
     max_iter: int = 500,
     tol: float = 1e-4,
@@ -143,6 +145,8 @@ curvature, scale, device
         of up to 3,000 points on every device.
     rank : int
         Number of groups, at most the smaller of n and m.
+    epsilon : float
+        Weight of the entropy of Q, R and g, none by default; in units of the objective.
     init : GWResult or LowRankResult, optional
         Where to start; by default at a solve among 300 points of each side, whose groups the other
         points join.
@@ -169,7 +173,7 @@ curvature, scale, device
 
     Notes
     -----
-    The problem and its mirror descent are those of [1]_. There is no entropy: the rank alone blurs
+    The problem and its mirror descent are those of [1]_. Without ``epsilon`` the rank alone blurs
     the plan. docs/low-rank.md says when that is worth it.
 
     References
@@ -188,6 +192,8 @@ curvature, scale, device
     check_count("rank", rank)
     check_count("max_iter", max_iter)
     check_positive("tol", tol, "small values mean more steps")
+    if not (isinstance(epsilon, Real) and 0 <= epsilon < float("inf")):
+        raise InvalidInputError(f"`epsilon` must be finite and not negative; got {epsilon!r}.")
     by_name = isinstance(features, str)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     weight = check_alpha(alpha, fused=is_fused(M, pair), named=by_name)
@@ -221,7 +227,7 @@ curvature, scale, device
         else:
             start = _given_start(init, problem, rank, generator)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = descend(problem, start, max_iter, tol)
+            outcome = descend(problem, start, max_iter, tol, float(epsilon))
         plan = LowRankPlan(*(part.exp() for part in outcome.plan))
         masses = plan.marginals()
     if not outcome.converged:

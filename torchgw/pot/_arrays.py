@@ -13,10 +13,11 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError
 
-__all__ = ["Array", "Arrays", "Mask", "is_symmetric", "product", "uniform"]
+__all__ = ["Array", "Arrays", "Mask", "Places", "is_symmetric", "product", "uniform"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Places = NDArray[np.intp]
 
 # Asymmetry of a table that POT takes for rounding. [L389]
 _SYMMETRY = 1e-10

@@ -53,24 +53,25 @@ def descend(
        data with application on graphs. ICML 2019.
     """
     plan = start
-    quadratic_slope = term.gradient(plan)
+    slope = weight * term.gradient(plan)
     # a quadratic form is half its gradient
-    value = float(np.sum(linear * plan)) + weight * 0.5 * float(np.vdot(quadratic_slope, plan))
+    value = float(np.sum(linear * plan)) + 0.5 * float(np.vdot(slope, plan))
+    slope += linear
     losses = [value]
     converged = False
     for step in range(max(int(max_iter), 1)):
-        slope = linear + weight * quadratic_slope
         found = solver(slope, float(np.vdot(slope, plan)))
         direction = found.plan - plan
         descent = float(np.vdot(slope, direction))
         change = term.gradient(direction)
-        bend = 0.5 * weight * float(np.vdot(change, direction))
+        change *= weight
+        bend = 0.5 * float(np.vdot(change, direction))
         length = _armijo(bend, descent) if armijo else _exact(bend, descent)
         if limits != (None, None):
             length = float(np.clip(length, *limits))
         # at the vertex entries are zero as they are there, without rounding
         plan = found.plan if length == 1 else plan + length * direction
-        quadratic_slope = quadratic_slope + length * change
+        slope = slope + change if length == 1 else slope + length * change
         before, value = value, value + bend * length**2 + descent * length
         losses.append(value)
         moved = abs(value - before)

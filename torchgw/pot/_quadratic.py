@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, is_symmetric
@@ -16,6 +17,8 @@ LOSSES = ("square_loss", "kl_loss")
 # What POT adds below a logarithm, and below that of a derivative by a table. [L389]
 _TINY = 1e-18
 _TINY_SLOPE = 1e-15
+# Entries of a plan, of all over this, that are multiplied one by one. [L483]
+_SPARSE = 50
 # Negative entries that rounding explains, over the largest. [L389]
 _ROUNDING = 1e-10
 
@@ -83,11 +86,17 @@ class Quadratic(NamedTuple):
 
 
 def _product(left: Array, plan: Array, right: Array) -> Array:
-    """Multiply, by the rows and columns of a plan that are not zero where these are few."""
-    rows, columns = np.flatnonzero(plan.any(1)), np.flatnonzero(plan.any(0))
-    if 2 * len(rows) < len(plan):
-        left, plan, right = left[:, rows], plan[np.ix_(rows, columns)], right[columns]
-    result: Array = left @ plan @ right
+    """Multiply; of plans with few entries by these alone, and by the rows that have any."""
+    result: Array
+    entries = np.flatnonzero(plan != 0)
+    if len(entries) * _SPARSE > plan.size:
+        result = left @ plan @ right
+        return result
+    places, columns = np.divmod(entries, plan.shape[1])
+    rows, starts = np.unique(places, return_index=True)
+    shape = len(rows), plan.shape[1]
+    few = csr_array((plan.ravel()[entries], columns, np.append(starts, len(entries))), shape=shape)
+    result = left[:, rows] @ (few @ right)
     return result
 
 

@@ -371,8 +371,9 @@ def across_spaces(
                 break
     if not (np.isfinite(plan).all() and np.isfinite(other).all()):
         raise InvalidInputError(
-            "The plans are not finite. Adjust `reg_marginals` or `epsilon`: these are too large or "
-            "too small for the costs."
+            "The plans are not finite: the weights of the penalties or of the regularisation are "
+            "too large or too small for the costs. Adjust `reg_marginals` and `epsilon`, which "
+            "solve_gromov calls `unbalanced` and `reg`."
         )
     return Unbalanced(plan, other, duals_samples, duals_features, errors)
 

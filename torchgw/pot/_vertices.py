@@ -10,13 +10,14 @@ import numpy as np
 import scipy
 
 from torchgw._errors import NumericalError
-from torchgw.pot._arrays import Array
+from torchgw.pot._arrays import Array, Places
 
 __all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transport"]
 
 
-# Problems with more points on both sides are solved on part of their entries: so many a row, told
-# by every few rows; for some rounds, of some pivots of the simplex at most. [L408]
+# Problems with more points on both sides are solved on part of their entries: so many a row, and so
+# many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
+# some pivots of the simplex at most. [L408, L482]
 _LARGE = 150
 _KEPT = 12
 _EVERY = 16
@@ -77,14 +78,38 @@ class PartialTransport:
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
         self._general = _General(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
+        self._gain = np.inf  # of the last plan over what was reached
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; where a value is reached already, a plan that gains half of the most will do."""
+        """Solve; where a value is reached already, a plan that gains half of the most will do.
+
+        So does one on the entries of the last, while these gain a share of what they gave.
+        """
+        if self._general.used is not None and reached > -np.inf:
+            plan, gain = self._again(cost, *self._general.used, reached)
+            if gain > _ENOUGH * self._gain:
+                self._gain = gain
+                return Linear(plan)
         lowest = cost.min()
         table = np.zeros((len(cost) + 1, cost.shape[1] + 1))
-        table[:-1, :-1] = cost - lowest
+        np.subtract(cost, lowest, out=table[:-1, :-1])
         table[-1, -1] = 2 * table.max() + 1
-        return Linear(self._general(table, reached - self.mass * lowest).plan[:-1, :-1])
+        plan = self._general(table, reached - self.mass * lowest).plan[:-1, :-1]
+        self._gain = reached - float(np.vdot(cost, plan))
+        return Linear(plan)
+
+    def _again(
+        self, cost: Array, rows: Places, columns: Places, reached: float
+    ) -> tuple[Array, float]:
+        """Solve on the entries of the last problem; also return the gain."""
+        real = (rows < len(self.p)) & (columns < len(self.q))
+        values = np.zeros(len(rows))
+        values[real] = cost[rows[real], columns[real]]
+        lowest = values[real].min()
+        values[real] -= lowest
+        shape = len(self.p) + 1, len(self.q) + 1
+        plan, worth = self._general.on(scipy.sparse.coo_array((values, (rows, columns)), shape))
+        return plan[:-1, :-1], reached - worth - self.mass * lowest
 
     @property
     def prices(self) -> tuple[Array, Array]:
@@ -133,63 +158,68 @@ class _General:
 
     def __init__(self, p: Array, q: Array) -> None:
         self.p, self.q = p, q
+        try:
+            from ot import emd
+        except ImportError:
+            self._emd: Any = None
+            self._sparse = False
+        else:
+            # POT takes sparse costs since it takes these
+            self._emd = emd
+            self._sparse = "potentials_init" in inspect.signature(emd).parameters
         self.last: tuple[Array, Array, Array] | None = None  # the plan, and its prices
-        self._used: tuple[Any, ...] | None = None  # entries that the last was found on
-        self._gain = np.inf  # of the last
+        self.used: tuple[Places, Places] | None = None  # entries that the last was found on
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, any plan that gains half of the most will do."""
-        try:
-            import ot
-        except ImportError:
+        if self._emd is None:
             return _by_scipy(self.p, self.q, cost)
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
         if lowest:
             cost = cost - lowest
-        found = self._by_parts(ot.emd, cost, reached - lowest * self.p.sum())
-        if found is None:
-            plan, log = ot.emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
-            found = plan, log["u"], log["v"]
-        self.last = plan, u, v = found
+        plan = self._by_parts(cost, reached - lowest * self.p.sum())
+        if plan is None:
+            plan, _ = self.on(cost)
+        assert self.last is not None
+        _, u, v = self.last
         return Linear(plan, lambda: (u + lowest, v))
 
-    def _by_parts(self, emd: Any, cost: Array, worth: float) -> tuple[Array, Array, Array] | None:
+    def _by_parts(self, cost: Array, worth: float) -> Array | None:
         """Solve on some entries; None where these would be many or POT takes no sparse costs."""
-        least = min(cost.shape)
-        known = "potentials_init" in inspect.signature(emd).parameters
-        if self.last is None or least < _LARGE or not known:
+        if self.last is None or min(cost.shape) < _LARGE or not self._sparse:
             return None
-        worth = float(worth)
-        if self._used is not None and worth > -np.inf:
-            part, log = self._on(emd, cost, self._used)
-            gain = worth - log["cost"]
-            if gain > _ENOUGH * self._gain:
-                self._gain = gain
-                return part, log["u"], log["v"]
         plan, u, v = self.last
         rest = cost - u[:, None] - v
-        few = rest[::_EVERY]
-        place = few.size * _KEPT // least
-        used = (plan > 0) | (rest <= np.partition(few, place, axis=None)[place])
+        used = (plan > 0) | (rest <= _cheap(rest))
         slack = 1e-12 * cost.max()
         for _ in range(_ROUNDS):
-            entries = np.nonzero(used)
-            part, log = self._on(emd, cost, entries)
-            rest = cost - log["u"][:, None] - log["v"]
+            entries = rows, columns = np.nonzero(used)
+            part, value = self.on(scipy.sparse.coo_array((cost[entries], entries), cost.shape))
+            _, u, v = self.last
+            rest = cost - u[:, None] - v
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
-            gain = worth - log["cost"]
-            if gain > -max(bounds) or rest.min() >= -slack:
-                self._used, self._gain = entries, gain
-                return part, log["u"], log["v"]
-            used |= rest < -slack
+            if float(worth) - value > -max(bounds) or rest.min() >= -slack:
+                self.used = rows, columns
+                return part
+            used |= rest < (min(-slack, _cheap(rest)) if worth > -np.inf else -slack)
         return None
 
-    def _on(self, emd: Any, cost: Array, entries: tuple[Any, ...]) -> tuple[Array, Any]:
-        """Solve on some entries."""
-        table = scipy.sparse.coo_array((cost[entries], entries), shape=cost.shape)
-        part, log = emd(self.p, self.q, table, numItermax=_PIVOTS, log=True)
-        return part.toarray(), log
+    def on(self, cost: Any) -> tuple[Array, float]:
+        """Solve by POT, on the entries of a sparse cost or on all; also return the value."""
+        assert self._emd is not None
+        plan, log = self._emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
+        if not isinstance(plan, np.ndarray):
+            plan = plan.toarray()
+        self.last = plan, log["u"], log["v"]
+        return plan, float(log["cost"])
+
+
+def _cheap(rest: Array) -> float:
+    """Find what only the cheapest entries are below, from some of the rows."""
+    few = rest[::_EVERY]
+    place = few.size * _KEPT // min(rest.shape)
+    return float(np.partition(few, place, axis=None)[place])
 
 
 def _in_order(p: Array, q: Array) -> Array:

@@ -52,6 +52,9 @@ from torchgw.pot.gromov._estimators import (
     pointwise_gromov_wasserstein as pointwise_gromov_wasserstein,
 )
 from torchgw.pot.gromov._estimators import sampled_gromov_wasserstein as sampled_gromov_wasserstein
+from torchgw.pot.gromov._lowrank import (
+    lowrank_gromov_wasserstein_samples as lowrank_gromov_wasserstein_samples,
+)
 from torchgw.pot.gromov._partial import (
     entropic_partial_fused_gromov_wasserstein as entropic_partial_fused_gromov_wasserstein,
 )

@@ -18,9 +18,6 @@ _INSTEAD = {
     "gromov_wasserstein_linear_unmixing": _DICTIONARY,
     "fused_gromov_wasserstein_dictionary_learning": _DICTIONARY,
     "fused_gromov_wasserstein_linear_unmixing": _DICTIONARY,
-    "lowrank_gromov_wasserstein_samples": (
-        "torchgw.solve_low_rank has plans of low rank, with another algorithm and other starts."
-    ),
     "quantized_fused_gromov_wasserstein_partitioned": _QUANTIZED,
     "get_graph_partition": _QUANTIZED,
     "get_graph_representants": _QUANTIZED,
