@@ -23,15 +23,15 @@ from torchgw._problem.marginals import MarginalRule
 
 __all__ = ["RelaxedSolve"]
 
-# Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L461]
+# Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
 _MOST_ENTRIES = 2_000_000
-# Relative residual of the linear system, and the one that is worth a warning. [L461]
+# Relative residual of the linear system, and the one that is worth a warning. [L492]
 _TOLERANCE = 1e-10
 _WORRYING = 1e-4
 _MAX_ITER = 1000
-# Entries of less are zero to every sum, but would divide by zero. [L461]
+# Entries of less are zero to every sum, but would divide by zero. [L492]
 _LEAST = 1e-200
-# Potentials of points below their bound are equal, up to this share of epsilon. [L461]
+# Potentials of points below their bound are equal, up to this share of epsilon. [L492]
 _ROUNDING = 1e-9
 
 
