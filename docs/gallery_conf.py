@@ -15,6 +15,7 @@ ORDER = (
     "hierarchies",
     "out_of_sample",
     "differentiable",
+    "registration",
     "barycenter",
     "scaling",
 )

@@ -13,8 +13,9 @@ import torch
 
 from torchgw._boundary.arrays import as_weights, is_tensor, make_generator, resolve_device
 from torchgw._boundary.cache import open_cache
-from torchgw._boundary.checks import reject_unknown
+from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
+from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import (
@@ -64,6 +65,7 @@ __all__ = ["solve"]
 
 
 @reject_unknown
+@through_transforms
 def solve(
     X: Any = None,  # noqa: N803 - the names of the field
     Y: Any = None,  # noqa: N803
@@ -76,14 +78,14 @@ def solve(
     M: Any = None,  # noqa: N803
     features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
-    alpha: float | None = None,
+    alpha: float | torch.Tensor | None = None,
     loss: LossName = "square",
     n_neighbors: int | None = None,
     n_landmarks: int | None = None,
     curvature: float | tuple[float, float] | None = None,
     disconnected: Literal["stitch", "fill"] = "stitch",
     scale: ScaleName | None = "auto",
-    epsilon: float | Literal["auto"] = "auto",
+    epsilon: float | torch.Tensor | Literal["auto"] = "auto",
     gradient: GradientName = "auto",
     n_anchors: int | None = None,
     redraw: float = 0.9,
@@ -300,11 +302,11 @@ def solve(
         30,000 and 60,000.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y, M and features that require them, and with ``"value"`` to ``alpha``. With
+        b, D_X, D_Y, M, features, ``alpha`` and ``epsilon`` that require them. With
         ``"implicit"``, and ``"unrolled"`` for small problems, ``result.lazy_plan`` carries them
-        too. ``epsilon`` has to be a number then, and ``scale="auto"`` means ``None``: units that
-        follow the inputs would have to be
-        differentiated as well. See docs/differentiation.md.
+        too. ``epsilon`` must not be ``"auto"`` then, and ``scale="auto"`` means ``None``: units
+        that follow the inputs would have to be differentiated as well. See
+        docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend. A
         generator has a seed drawn from it, so the next solve with it gets another.
@@ -389,9 +391,10 @@ def solve(
     parts = features if isinstance(features, (tuple, list)) else (features,)
     given = X, Y, D_X, D_Y, M, a, b, *parts
     in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
+    weights = a, b
     a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
-        epsilon=epsilon,
+        epsilon=number_of("epsilon", epsilon, tracked=differentiable is not None),
         gradient=gradient,
         n_anchors=n_anchors,
         n_init=n_init,
@@ -449,7 +452,7 @@ def solve(
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=differentiable == "value")
+    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=differentiable is not None)
     options.check_combination(linear=fused, differentiable=differentiable is not None)
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
@@ -504,7 +507,16 @@ def solve(
         )
         if differentiable is not None:
             inputs = tracked_inputs(
-                X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, F=features, alpha=alpha
+                X=X,
+                Y=Y,
+                a=weights[0],
+                b=weights[1],
+                D_X=D_X,
+                D_Y=D_Y,
+                M=M,
+                F=features,
+                alpha=alpha,
+                epsilon=epsilon,
             )
             check_tracked(inputs, problem, scaled=scale is not None)
         with small_on_one_thread(source.n, target.n, where):
@@ -522,11 +534,10 @@ def solve(
     from torchgw._derivatives.attach import attach
     from torchgw._derivatives.tracked import Definition
 
-    known = Definition(problem, pair, feature_metric)
+    known = Definition(problem, pair, feature_metric, options.rule)
     found = outcome.ending.evaluation
-    return attach(
-        result, known, inputs, differentiable, generator, found.quadratic.value - found.linear
-    )
+    slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
+    return attach(result, known, inputs, differentiable, generator, slopes)
 
 
 def _both(

@@ -922,7 +922,7 @@ SIDES = {"X": X[:4], "Y": Y[:4]}
         {"gradient": "sampled", "differentiable": "implicit", "epsilon": 0.1},
         {"gradient": "sampled", "polish": True},
         {"loss": "kl", "differentiable": "value", "epsilon": 0.1},
-        {"unbalanced": 1.0, "differentiable": "value", "epsilon": 0.1},
+        {"unbalanced": 1.0, "differentiable": "unrolled", "epsilon": 0.1},
         {"polish": True, "differentiable": "value", "epsilon": 0.1},
         {"regularization": "proximal", "differentiable": "value", "epsilon": 0.1},
         {"unbalanced": 1.0, "polish": True},

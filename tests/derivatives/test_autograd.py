@@ -338,8 +338,6 @@ def test_without_the_option_results_are_plain():
         ({"differentiable": "yes"}, torchgw.InvalidInputError, "'unrolled' or None"),
         ({"regularization": "proximal"}, torchgw.UnsupportedError, "entropic"),
         ({"polish": True}, torchgw.UnsupportedError, "entropic"),
-        ({"unbalanced": 1.0}, torchgw.UnsupportedError, "strict marginals"),
-        ({"mass": 0.5}, torchgw.UnsupportedError, "strict marginals"),
         ({"scale": "max"}, torchgw.UnsupportedError, "scale=None"),
         ({"distances": "precomputed", "n_neighbors": 4}, torchgw.UnsupportedError, "geodesics"),
         (
@@ -480,13 +478,33 @@ def test_alpha_has_a_gradient(alpha, options):
         assert float(slope) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4)
 
 
-def test_alpha_has_no_other_gradients():
+@pytest.mark.parametrize(("mode", "read"), [("value", loss), ("implicit", pushed)])
+def test_numbers(mode, read):
+    given = problem()
+
+    def run(alpha, epsilon):
+        return read(torchgw.solve(
+            **given, alpha=alpha, epsilon=epsilon, distances="sqeuclidean", differentiable=mode,
+            **TIGHT,
+        ))  # fmt: skip
+
+    numbers = require(torch.tensor([0.6, 1.5], dtype=torch.float64))
+    assert gradcheck(run, numbers, **CHECK)
+    # the last iterations sum the same series
+    expected = run_gradient(run, numbers)
+    mode = "unrolled"
+    for one, other in zip(run_gradient(run, numbers), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def run_gradient(run, inputs):
+    return torch.autograd.grad(run(*inputs).square().sum(), inputs)
+
+
+def test_numbers_without_derivatives_are_refused():
     X, M = torch.randn(6, 2), torch.rand(6, 6)
-    weight = torch.tensor(0.5, requires_grad=True)
-    given = {"X": X, "Y": X, "M": M, "alpha": weight, "epsilon": 1.0, "distances": "sqeuclidean"}
-    for mode in (None, "implicit", "unrolled"):
-        with pytest.raises(torchgw.UnsupportedError, match="`alpha` has gradients"):
-            torchgw.solve(**given, differentiable=mode)
-    loss = torchgw.solve(**given, differentiable="value").loss
-    with pytest.raises(torchgw.UnsupportedError, match="`alpha`"):
-        torch.autograd.grad(torch.autograd.grad(loss, weight, create_graph=True)[0], weight)
+    given = {"X": X, "Y": X, "M": M, "distances": "sqeuclidean", "alpha": 0.5, "epsilon": 1.0}
+    for name in ("alpha", "epsilon"):
+        weight = torch.tensor(0.5, requires_grad=True)
+        with pytest.raises(torchgw.UnsupportedError, match=f"`{name}` has gradients"):
+            torchgw.solve(**given | {name: weight})

@@ -37,6 +37,8 @@ def inputs_of(case):
     if case == "features":
         given |= {"F_X": normal(7, 2), "F_Y": normal(6, 2)}
         del given["M"]
+    given["alpha"] = torch.tensor(0.6, dtype=torch.float64)
+    given["epsilon"] = torch.tensor(CASES[case]["epsilon"], dtype=torch.float64)
     return given
 
 
@@ -45,7 +47,7 @@ def solved(case, given):
     passed = dict(leaves)
     if "F_X" in passed:
         passed["features"] = passed.pop("F_X"), passed.pop("F_Y")
-    result = torchgw.solve(differentiable="value", **CASES[case], **passed, **EXACT)
+    result = torchgw.solve(differentiable="value", **(CASES[case] | passed), **EXACT)
     return leaves, result
 
 
@@ -55,7 +57,7 @@ def direction_of(given):
     for name, value in given.items():
         step = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         # weights keep their sum, tables their symmetry
-        step = step - step.mean() if name in "ab" else step
+        step = step - step.mean() if name in ("a", "b") else step
         steps[name] = (step + step.T).fill_diagonal_(0) if name in ("D_X", "D_Y") else step
     return steps
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 __all__ = [
     "called",
@@ -23,6 +23,7 @@ __all__ = [
     "check_positive",
     "check_within",
     "listed",
+    "number_of",
     "reject_unknown",
 ]
 
@@ -101,6 +102,18 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
+
+
+def number_of(name: str, value: Any, *, tracked: bool) -> Any:
+    """Read a tensor of shape () as a number; one that requires a gradient only if ``tracked``."""
+    if not isinstance(value, torch.Tensor) or value.ndim > 0:
+        return value
+    if value.requires_grad and not tracked:
+        raise UnsupportedError(
+            f"`{name}` has gradients with `differentiable` only; pass differentiable='value', or "
+            f"float({name})."
+        )
+    return value.item()
 
 
 def check_positive(name: str, value: object, hint: str) -> None:

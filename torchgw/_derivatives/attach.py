@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.plans import as_index, as_points_of
 from torchgw._derivatives.implicit import Response, Upstream, respond
-from torchgw._derivatives.second import Change, along, change_of_cost, own_terms, scalar
+from torchgw._derivatives.relaxed import RelaxedSolve
+from torchgw._derivatives.second import (
+    Change,
+    along,
+    change_of_cost,
+    cross,
+    own_terms,
+    paired,
+    scalar,
+)
 from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
 from torchgw._derivatives.tracked import Definition, Model
 from torchgw._derivatives.unrolled import unroll
@@ -31,7 +40,7 @@ from torchgw._results.result import GWResult
 from torchgw._solve.options import Differentiable
 from torchgw._typing import HessianProduct, Potentials
 
-__all__ = ["DifferentiablePlan", "attach"]
+__all__ = ["DifferentiablePlan", "attach", "implicit_plan", "loss_of"]
 
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
@@ -53,10 +62,11 @@ class Link(NamedTuple):
     definition: Definition
     plan: TransportPlan
     potentials: Potentials  # of the whole cost
-    objective: float
+    objective: Tensor  # (), float64
     names: tuple[str, ...]
     anchors: Anchors | None  # of a sampled solve, in place of exact products
-    by_alpha: float = 0.0  # <L(P), P> - <M, P>, the derivative by alpha
+    # derivatives by numbers: <L(P), P> - <M, P> by alpha, KL(P | a x b) by epsilon
+    slopes: Mapping[str, float]
 
     def model(self, inputs: tuple[Tensor, ...]) -> Model:
         """Write the problem as a function of the inputs named."""
@@ -71,6 +81,22 @@ class Link(NamedTuple):
         gradient = DenseGradient(bare) if stored else FactoredGradient(bare)
         return respond(self.plan, gradient, upstream, masses)
 
+    def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Differentiate the objective by the inputs."""
+        return _loss_gradient(self, inputs)
+
+    def hessian_product(
+        self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Response]:
+        """Multiply a direction by the Hessian of the objective."""
+        return _hessian_product(self, inputs, direction)
+
+    def plan_gradient(
+        self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
+    ) -> list[Tensor]:
+        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
+        return _plan_gradient(self, inputs, left, right)
+
     def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:
         """Find how weights, plan and potentials change along a direction of the inputs."""
         with torch.enable_grad():
@@ -78,6 +104,9 @@ class Link(NamedTuple):
             cost = change_of_cost(model, self.plan, inputs, direction).to(self.plan.dtype)
             rates = [along(part, inputs, direction).detach() for part in (model.a, model.b)]
             own = [along(part, inputs, direction).detach() for part in own_terms(model)]
+            growth: Tensor | float = 0.0
+            if model.epsilon is not None:
+                growth = along(model.epsilon, inputs, direction).detach() / self.plan.epsilon
         shares = []
         for rate, weight in zip(rates, (model.a.detach(), model.b.detach()), strict=True):
             if bool((rate[weight == 0] != 0).any()):
@@ -85,8 +114,10 @@ class Link(NamedTuple):
             shares.append(torch.where(weight > 0, rate / torch.where(weight > 0, weight, 1.0), 0.0))
         response = self.respond(lambda rows: cost.rows(rows).dense().matrix, (shares[0], shares[1]))
         f, g = (
-            part.double() - self.plan.epsilon * share + term
-            for part, share, term in zip((response.u, response.v), shares, own, strict=True)
+            part.double() - self.plan.epsilon * share + term + growth * before.double()
+            for part, share, term, before in zip(
+                (response.u, response.v), shares, own, self.plan.potentials, strict=True
+            )
         )
         return Change(rates[0], rates[1], response, f, g)
 
@@ -157,38 +188,33 @@ class DifferentiablePlan(TransportPlan):
         return matrix
 
 
-def implicit_plan(link: Link, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
+def implicit_plan(link: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        result: Tensor = _Product.apply(link, transposed, table, *inputs)  # type: ignore[no-untyped-call]
+        result: Tensor = _call(_Product, link, transposed, table, *inputs)
         return result
 
     return DifferentiablePlan(link.plan, product)
 
 
-class _Refuse(torch.autograd.Function):
-    """The identity, with an error in place of a derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, message: str, value: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.message = message
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        raise UnsupportedError(ctx.message)
+def _call(function: Any, *inputs: Any) -> Any:
+    """Call an autograd function."""
+    return function.apply(*inputs)
 
 
 class _Product(torch.autograd.Function):
     """plan @ values, differentiable in the values and the inputs of the solve."""
 
     @staticmethod
-    def forward(ctx: Any, link: Link, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.link, ctx.transposed = link, transposed
-        ctx.save_for_backward(values, *inputs)
+    def forward(link: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
         result: Tensor = (link.plan.T if transposed else link.plan) @ values
         return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.link, ctx.transposed, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -197,17 +223,27 @@ class _Product(torch.autograd.Function):
         values, *inputs = ctx.saved_tensors
         by_values = None
         if ctx.needs_input_grad[2]:
-            by_values = _Product.apply(link, not transposed, gradient, *inputs)  # type: ignore[no-untyped-call]
+            by_values = _call(_Product, link, not transposed, gradient, *inputs)
         if not any(ctx.needs_input_grad[3:]):
             return None, None, by_values, *(None for _ in inputs)
         left, right = (values, gradient) if transposed else (gradient, values)
-        with torch.no_grad():
-            by_inputs = _plan_gradient(link, tuple(inputs), left.detach(), right.detach())
-        if torch.is_grad_enabled():
-            by_inputs = [
-                _refuse(_TWICE_PLAN, part, gradient, values, *inputs) for part in by_inputs
-            ]
-        return None, None, by_values, *by_inputs
+        return None, None, by_values, *_call(_PlanGradient, link, left, right, *inputs)
+
+
+class _PlanGradient(torch.autograd.Function):
+    """The derivatives by the inputs of a function whose gradient in the plan is left @ right.T."""
+
+    @staticmethod
+    def forward(link: Solved, left: Tensor, right: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(link.plan_gradient(inputs, left, right))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        raise UnsupportedError(_TWICE_PLAN)
 
 
 def _plan_gradient(
@@ -216,80 +252,193 @@ def _plan_gradient(
     """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
     left, right = (part.to(link.plan.dtype) for part in (left, right))
     response = link.respond(lambda rows: left[rows] @ right.T)
-    still = link.model(inputs)
+    still, alpha = link.model(inputs), link.definition.problem.alpha
     with torch.enable_grad():
         copies = tuple(part.detach().requires_grad_() for part in inputs)
         moving = link.model(copies)
         total = response.u.double() @ moving.a + response.v.double() @ moving.b
-        total = total - 4 * moving.alpha * pairs(moving, still, response, link.plan)
-        total = total + (1 - moving.alpha) * linear(moving, still, response)
+        total = total - 4 * alpha * pairs(moving, still, response, link.plan)
+        total = total + (1 - alpha) * linear(moving, still, response)
+        if isinstance(moving.alpha, Tensor):
+            twice = 4 * cross(still, response, link.plan)
+            total = total - moving.alpha * (twice + paired(still.linear, response))
+        if moving.epsilon is not None:
+            share = paired(link.plan.cost, response) / link.plan.epsilon
+            total = total - moving.epsilon * share
     return _derivatives(total, copies)
+
+
+class LinearSystem(Protocol):
+    """How well the linear system of a product with the Hessian is solved."""
+
+    @property
+    def residual(self) -> float:
+        """Relative residual."""
+
+    @property
+    def iterations(self) -> int:
+        """Products with its matrix."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether it is solved."""
+
+
+class Solved(Protocol):
+    """A finished solve whose objective can be differentiated; what :class:`_Loss` reads."""
+
+    @property
+    def plan(self) -> TransportPlan:
+        """The plan."""
+
+    @property
+    def objective(self) -> Tensor:
+        """The objective, (), float64."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+
+    def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Differentiate the objective by the inputs."""
+
+    def hessian_product(
+        self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], LinearSystem]:
+        """Multiply a direction by the Hessian of the objective."""
+
+    def plan_gradient(
+        self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
+    ) -> list[Tensor]:
+        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
 
 
 class _Loss(torch.autograd.Function):
     """The entropic objective, whose derivative is that at a fixed plan."""
 
     @staticmethod
-    def forward(ctx: Any, link: Link, *inputs: Tensor) -> Tensor:
-        ctx.link = link
-        ctx.hessian_product = partial(hessian_product, link, inputs)
-        ctx.save_for_backward(*inputs)
-        return link.potentials.f.new_tensor(link.objective)
+    def forward(link: Solved, *inputs: Tensor) -> Tensor:
+        return link.objective.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.link, *tensors = inputs
+        ctx.hessian_product = partial(hessian_product, ctx.link, tuple(tensors))
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            parts = _Gradient.apply(ctx.link, *inputs)  # type: ignore[no-untyped-call]
-        else:
-            parts = _loss_gradient(ctx.link, inputs)
+        parts = _call(_Gradient, ctx.link, *ctx.saved_tensors)
         return None, *((upstream[0].to(part) * part) for part in parts)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _one_by_one(_Loss, info, in_dims, *inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        parts = _call(_Gradient, ctx.link, *ctx.saved_tensors)
+        slope: Tensor = ctx.link.objective.new_zeros(())
+        for part, step in zip(parts, tangents[1:], strict=True):
+            if step is not None:
+                slope = slope + (part * step).sum()
+        return slope
 
 
 class _Gradient(torch.autograd.Function):
     """The gradient of the objective, whose derivative is a product with the Hessian."""
 
     @staticmethod
-    def forward(ctx: Any, link: Link, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.link = link
-        ctx.save_for_backward(*inputs)
-        return tuple(_loss_gradient(link, inputs))
+    def forward(link: Solved, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(link.gradient(inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.link, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        inputs = ctx.saved_tensors
         # the Hessian is symmetric
-        parts, _ = _hessian_product(ctx.link, inputs, upstream)
-        if torch.is_grad_enabled():
-            parts = [_refuse(_THRICE, part, *inputs, *upstream) for part in parts]
-        return None, *parts
+        return None, *_call(_Curvature, ctx.link, *ctx.saved_tensors, *upstream)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _one_by_one(_Gradient, info, in_dims, *inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        inputs = ctx.saved_tensors
+        steps = [
+            torch.zeros_like(item) if step is None else step
+            for item, step in zip(inputs, tangents[1:], strict=True)
+        ]
+        return _call(_Curvature, ctx.link, *inputs, *steps)
 
 
-def _refuse(message: str, value: Tensor, *inputs: Tensor) -> Tensor:
-    """Make the derivative of a value by the inputs an error."""
-    refused: Tensor = _Refuse.apply(message, value, *inputs)  # type: ignore[no-untyped-call]
-    return refused
+class _Curvature(torch.autograd.Function):
+    """A product with the Hessian; inputs and directions are given one after the other."""
+
+    @staticmethod
+    def forward(link: Solved, *tensors: Tensor) -> tuple[Tensor, ...]:
+        count = len(tensors) // 2
+        return tuple(link.hessian_product(tensors[:count], tensors[count:])[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        raise UnsupportedError(_THRICE)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        raise UnsupportedError(_THRICE)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], link: Solved, *tensors: Tensor) -> Any:
+        # one linear system for each direction
+        return _one_by_one(_Curvature, info, in_dims, link, *tensors)
+
+
+def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+    """Call a function for each member of a batch, as vmap wants it."""
+    found = []
+    for place in range(info.batch_size):
+        one = (
+            item.select(dim, place) if isinstance(item, Tensor) and dim is not None else item
+            for item, dim in zip(inputs, in_dims, strict=True)
+        )
+        found.append(function.apply(*one))
+    if isinstance(found[0], Tensor):
+        return torch.stack(found), 0
+    parts = tuple(torch.stack(part) for part in zip(*found, strict=True))
+    return parts, (0,) * len(parts)
 
 
 def _loss_gradient(link: Link, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Differentiate the objective at a fixed plan, equation 20."""
-    plan = link.plan
+    plan, alpha = link.plan, link.definition.problem.alpha
     with torch.enable_grad():
         copies = tuple(part.detach().requires_grad_() for part in inputs)
         still, moving = link.model(tuple(part.detach() for part in inputs)), link.model(copies)
         total = link.potentials.f @ moving.a + link.potentials.g @ moving.b
         if moving.tracked & {"X", "D_X"}:
-            total = total + moving.alpha * (still.a @ moving.source.mean_square(still.a))
+            total = total + alpha * (still.a @ moving.source.mean_square(still.a))
         if moving.tracked & {"Y", "D_Y"}:
-            total = total + moving.alpha * (still.b @ moving.target.mean_square(still.b))
+            total = total + alpha * (still.b @ moving.target.mean_square(still.b))
         if link.anchors is None:
-            cross = pairs(moving, still, plan, plan)
+            products = pairs(moving, still, plan, plan)
         else:
-            cross = sampled_pairs(moving, still, plan, link.anchors)
-        total = total - 2 * moving.alpha * cross
-        total = total + (1 - moving.alpha) * linear(moving, still, plan)
-        if "alpha" in link.names:
-            total = total + link.by_alpha * copies[link.names.index("alpha")]
+            products = sampled_pairs(moving, still, plan, link.anchors)
+        total = total - 2 * alpha * products
+        total = total + (1 - alpha) * linear(moving, still, plan)
+        for name, copy in zip(link.names, copies, strict=True):
+            if name in link.slopes:
+                total = total + link.slopes[name] * copy
         return _derivatives(total, copies)
 
 
@@ -299,8 +448,6 @@ def _hessian_product(
     """Multiply a direction by the Hessian of the objective, equation 42."""
     if link.anchors is not None:
         raise UnsupportedError(_SAMPLED)
-    if "alpha" in link.names:
-        raise UnsupportedError("Second derivatives do not know `alpha`: pass float(alpha).")
     copies = tuple(part.detach().requires_grad_() for part in inputs)
     steps = tuple(part.detach().to(item) for part, item in zip(direction, inputs, strict=True))
     change = link.change(copies, steps)
@@ -316,7 +463,7 @@ def _hessian_product(
 
 
 def hessian_product(
-    link: Link, inputs: tuple[Tensor, ...], direction: Mapping[str, Tensor] | Tensor
+    link: Solved, inputs: tuple[Tensor, ...], direction: Mapping[str, Tensor] | Tensor
 ) -> HessianProduct:
     """Multiply a direction, as the user gave it, by the Hessian of the objective."""
     names = link.names
@@ -343,9 +490,9 @@ def hessian_product(
         for name, item in zip(names, inputs, strict=True)
     )
     with torch.no_grad():
-        parts, response = _hessian_product(link, inputs, steps)
+        parts, system = link.hessian_product(inputs, steps)
     found = {name: part.detach() for name, part in zip(names, parts, strict=True)}
-    return HessianProduct(found, response.residual, response.iterations, response.converged)
+    return HessianProduct(found, system.residual, system.iterations, system.converged)
 
 
 def _derivatives(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -357,17 +504,23 @@ def _derivatives(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     ]
 
 
+def loss_of(link: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Give the objective of a finished solve its derivatives by the inputs."""
+    loss: Tensor = _call(_Loss, link, *inputs)
+    return loss
+
+
 def attach(
     result: GWResult,
     definition: Definition,
     inputs: dict[str, Tensor],
     mode: Differentiable,
     generator: torch.Generator,
-    by_alpha: float,
+    slopes: Mapping[str, float],
 ) -> GWResult:
     """Attach the loss of a finished solve, and its plan, to the inputs that require gradients.
 
-    ``by_alpha`` is <L(P), P> - <M, P>, the derivative by alpha.
+    ``slopes`` are the derivatives by alpha, <L(P), P> - <M, P>, and by epsilon, KL(P | a x b).
     """
     tensors, plan = tuple(inputs.values()), result.lazy_plan
     if mode == "unrolled":
@@ -377,17 +530,23 @@ def attach(
             return (matrix.T if turned else matrix).to(values.dtype) @ values
 
         return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
+    objective = result.potential_a.new_tensor(result.report.objective)
+    link: Solved
+    if definition.rule is not None:
+        link = RelaxedSolve(definition, definition.rule, plan, objective, tuple(inputs))
+        lazy = implicit_plan(link, tensors) if mode == "implicit" else plan
+        return replace(result, loss=loss_of(link, tensors), lazy_plan=lazy)
     count = result.report.n_anchors
     anchors = None if count is None else plan.sample(count, generator)
     link = Link(
         definition,
         plan,
         Potentials(result.potential_a, result.potential_b),
-        result.report.objective,
+        objective,
         tuple(inputs),
         anchors,
-        by_alpha,
+        slopes,
     )
-    loss = _Loss.apply(link, *tensors)  # type: ignore[no-untyped-call]
+    loss = loss_of(link, tensors)
     lazy = implicit_plan(link, tensors) if mode == "implicit" else plan
     return replace(result, loss=loss, lazy_plan=lazy)

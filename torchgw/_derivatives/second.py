@@ -12,6 +12,7 @@ where P', f' and g' are how plan and potentials change along d: one linear syste
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._typing import Potentials
 
-__all__ = ["Change", "along", "change_of_cost", "own_terms", "scalar"]
+__all__ = ["Change", "along", "change_of_cost", "cross", "own_terms", "paired", "scalar"]
 
 
 class Change(NamedTuple):
@@ -56,7 +57,7 @@ def _times(matrix: Any, values: Tensor) -> Tensor:
     return result
 
 
-def _cross(model: Model, matrix: Any, other: Any) -> Tensor:
+def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     """Compute <D_X matrix D_Y, other>, for constant maps over pairs."""
     near, far = model.source.form(), model.target.form()
     if near is not None and far is not None:
@@ -86,11 +87,11 @@ def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
     return model.target.apply(model.source.apply(matrix.stored().double()).T).T
 
 
-def _linear(model: Model, matrix: Any) -> Tensor:
-    """Compute <M, matrix> with a linear cost that moves, for a constant map over pairs."""
-    cost = model.linear
-    if cost is None or not model.tracked & {"M", "F_X", "F_Y"}:
-        return model.a.new_zeros(())
+def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
+    """Compute <cost, matrix>, for a constant map over pairs; without a cost 0."""
+    if cost is None:
+        return 0.0
+    cost = cost.to(torch.float64)
     if isinstance(cost, DenseCost):
         return torch.sum(cost.matrix * matrix.stored().double())
     assert isinstance(cost, FactoredCost)
@@ -124,13 +125,19 @@ def scalar(
         a, b, factor = change.a, change.b, 2.0
         f, g, other = change.f, change.g, change.plan
     total = f @ moving.a + g @ moving.b
-    if moving.tracked & {"X", "D_X"}:
+    if moving.source_moves:
         total = total + factor * moving.alpha * (a @ moving.source.mean_square(still.a))
-    if moving.tracked & {"Y", "D_Y"}:
+    if moving.target_moves:
         total = total + factor * moving.alpha * (b @ moving.target.mean_square(still.b))
-    if moving.tracked & {"X", "D_X", "Y", "D_Y"}:
-        total = total - 2 * factor * moving.alpha * _cross(moving, plan, other)
-    return total + (1 - moving.alpha) * _linear(moving, other)
+    if moving.source_moves or moving.target_moves:
+        total = total - 2 * factor * moving.alpha * cross(moving, plan, other)
+    if moving.linear_moves:
+        total = total + (1 - moving.alpha) * paired(moving.linear, other)
+    if moving.epsilon is not None and change is not None:
+        # T has epsilon KL(P | a x b), which is linear in it
+        duals = a @ plan.potentials.f.double() + b @ plan.potentials.g.double()
+        total = total + moving.epsilon * (duals - paired(plan.cost, other)) / plan.epsilon
+    return total
 
 
 def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Tensor:
@@ -153,44 +160,53 @@ def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ..
 def change_of_cost(
     model: Model, plan: TransportPlan, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
 ) -> Cost:
-    """Compute how -4 alpha D_X P D_Y + (1 - alpha) M changes along a direction, at a fixed plan."""
+    """Compute how -4 alpha D_X P D_Y + (1 - alpha) M changes along a direction, at a fixed plan.
+
+    A step of epsilon changes the plan as one of -step / epsilon times the cost does.
+    """
 
     def step(value: Tensor) -> Tensor:
         return along(value, inputs, direction).detach()
 
     parts: list[Cost] = []
-    if model.tracked & {"X", "D_X", "Y", "D_Y"}:
+    if model.source_moves or model.target_moves:
         found = _cross_factors(model, plan)
         if isinstance(found, Tensor):
-            parts.append(DenseCost(-4 * model.alpha * step(found)))
+            parts.append(DenseCost(step(-4 * model.alpha * found)))
         else:
-            left, right = found
-            both = (
-                torch.cat([step(left), left.detach()], 1),
-                torch.cat([right.detach(), step(right)], 1),
+            left, right = 4 * model.alpha * found[0], found[1]
+            parts.append(
+                FactoredCost.of_products(
+                    torch.cat([step(left), left.detach()], 1),
+                    torch.cat([right.detach(), step(right)], 1),
+                )
             )
-            parts.append(FactoredCost.of_products(4 * model.alpha * both[0], both[1]))
     cost, share = model.linear, 1 - model.alpha
-    if cost is not None and model.tracked & {"M", "F_X", "F_Y"}:
+    if cost is not None and model.linear_moves:
+        cost = cost.to(torch.float64)
         if isinstance(cost, DenseCost):
-            parts.append(DenseCost(share * step(cost.matrix)))
+            parts.append(DenseCost(step(share * cost.matrix)))
         else:
-            left = torch.cat([step(cost.left), cost.left.detach()], 1)
+            near = share * cost.left
+            left = torch.cat([step(near), near.detach()], 1)
             right = torch.cat([cost.right.detach(), step(cost.right)], 1)
-            row, column = (share * step(part) for part in (cost.row, cost.column))
-            parts.append(FactoredCost(share * left, right, row, column))
+            row, column = (step(share * part) for part in (cost.row, cost.column))
+            parts.append(FactoredCost(left, right, row, column))
+    if model.epsilon is not None:
+        rate = step(model.epsilon) / plan.epsilon
+        parts.append(plan.cost.to(torch.float64).scaled(-rate))
     if not parts:
         return FactoredCost.of_products(
             model.a.new_zeros(len(model.a), 1), model.b.new_zeros(len(model.b), 1)
         )
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, FactoredCost) for part in parts):
-        one, two = parts
-        assert isinstance(one, FactoredCost)
-        assert isinstance(two, FactoredCost)
+    return reduce(_sum, parts)
+
+
+def _sum(one: Cost, two: Cost) -> Cost:
+    """Add two costs, in factors if both are."""
+    if isinstance(one, FactoredCost) and isinstance(two, FactoredCost):
         return FactoredCost(
             torch.cat([one.left, two.left], 1), torch.cat([one.right, two.right], 1),
             one.row + two.row, one.column + two.column,
         )  # fmt: skip
-    return DenseCost(parts[0].dense().matrix + parts[1].dense().matrix)
+    return DenseCost(one.dense().matrix + two.dense().matrix)

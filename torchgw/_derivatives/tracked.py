@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.losses import Loss
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -250,6 +251,11 @@ def check_units(
             "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "
             "Solve once with scale=None and without `differentiable`, and pass `result.epsilon`."
         )
+    if options.rule is not None and mode == "unrolled":
+        raise UnsupportedError(
+            "differentiable='unrolled' iterates on strict marginals. Pass 'value' or 'implicit' "
+            "with `unbalanced` and `mass`."
+        )
     return None if scale == "auto" else scale
 
 
@@ -284,6 +290,7 @@ class Definition(NamedTuple):
     problem: Problem
     features: tuple[Tensor, Tensor] | None
     metric: FeatureMetric
+    rule: MarginalRule | None = None  # of relaxed marginals
 
 
 @dataclass(frozen=True)
@@ -295,13 +302,29 @@ class Model:
     a: Tensor
     b: Tensor
     linear: Cost | None
-    alpha: float
+    alpha: float | Tensor
     tracked: frozenset[str]  # names of the inputs
+    epsilon: Tensor | None = None  # if it is an input
+
+    @property
+    def source_moves(self) -> bool:
+        """Whether alpha D_X moves."""
+        return bool(self.tracked & {"X", "D_X", "alpha"})
+
+    @property
+    def target_moves(self) -> bool:
+        """Whether alpha D_Y moves."""
+        return bool(self.tracked & {"Y", "D_Y", "alpha"})
+
+    @property
+    def linear_moves(self) -> bool:
+        """Whether (1 - alpha) M moves."""
+        return bool(self.tracked & {"M", "F_X", "F_Y", "alpha"})
 
     @classmethod
     def of(cls, definition: Definition, inputs: Mapping[str, Tensor]) -> Model:
         """Write a problem as a function of the inputs; the rest of it is constant."""
-        problem, features, metric = definition
+        problem, features, metric, _ = definition
         device, dtype = problem.source.device, torch.float64
         moved = {name: value.to(device, dtype) for name, value in inputs.items()}
         a, b = (
@@ -319,7 +342,9 @@ class Model:
                 moved.get(name, item) for name, item in zip(("F_X", "F_Y"), pair, strict=True)
             )
             linear = feature_cost(near, far, metric)
-        return cls(source, target, a, b, linear, problem.alpha, frozenset(inputs))
+        alpha = moved.get("alpha", problem.alpha)
+        tracked = frozenset(inputs)
+        return cls(source, target, a, b, linear, alpha, tracked, moved.get("epsilon"))
 
 
 def _side(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:

@@ -45,7 +45,7 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
             "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
             "differentiable='implicit'."
         )
-    epsilon = plan.epsilon
+    epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     source, target = (
         side.apply(torch.eye(size, dtype=torch.float64, device=plan.device))
         for side, size in ((model.source, n), (model.target, m))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
-from torchgw._boundary.checks import check_choice
+from torchgw._boundary.checks import check_choice, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
@@ -159,13 +159,7 @@ def check_alpha(
     """
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
-    if isinstance(alpha, Tensor) and alpha.ndim == 0:
-        if alpha.requires_grad and not tracked:
-            raise UnsupportedError(
-                "`alpha` has gradients with differentiable='value' only; pass that, or "
-                "float(alpha)."
-            )
-        alpha = alpha.item()
+    alpha = number_of("alpha", alpha, tracked=tracked)
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and not fused:

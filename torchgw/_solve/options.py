@@ -131,10 +131,10 @@ class Options:
                 "`polish=True` moves between plans whose marginals are given, free or bounded, and "
                 f"{relaxed} penalises them. Pass polish=False, (inf, 0) or (0, inf)."
             )
-        if differentiable:
+        if differentiable and self.gradient == "sampled":
             raise UnsupportedError(
-                f"`differentiable` knows strict marginals only, and {relaxed} relaxes them. Leave "
-                "one of them out."
+                f"`differentiable` with {relaxed} needs an exact gradient. Pass gradient='auto', "
+                "'dense' or 'factored'."
             )
         if linear and self.rule.fixed_mass is None:
             raise UnsupportedError(

@@ -1,0 +1,299 @@
+"""Derivatives of solves with relaxed marginals: unbalanced, semi-relaxed and partial.
+
+The objective F(theta, P) of docs/algorithm.md, equations 14 and 17, is written with stored plans. A
+solved plan is stationary under the constraints that hold: sums of rows and columns of a strict side
+or that have reached their bound, and the mass of a partial plan. With multipliers y of these,
+A P = c(theta), derivatives follow from the Lagrangian F + y (A P - c) (equation 44).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._derivatives.krylov import gmres
+from torchgw._derivatives.tracked import Definition, Model
+from torchgw._errors import ConvergenceWarning, UnsupportedError, warn_user
+from torchgw._plans.transport import TransportPlan
+from torchgw._problem.marginals import MarginalRule
+
+__all__ = ["RelaxedSolve"]
+
+# Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
+_MOST_ENTRIES = 2_000_000
+# Relative residual of the linear system, and the one that is worth a warning. [L492]
+_TOLERANCE = 1e-10
+_WORRYING = 1e-4
+_MAX_ITER = 1000
+# Entries of less are zero to every sum, but would divide by zero. [L492]
+_LEAST = 1e-200
+# Potentials of points below their bound are equal, up to this share of epsilon. [L492]
+_ROUNDING = 1e-9
+
+
+class System(NamedTuple):
+    """How well the linear system of a product with the Hessian is solved."""
+
+    residual: float
+    iterations: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether it is solved; a warning said so otherwise."""
+        return self.residual <= _WORRYING
+
+
+class _Sums:
+    """Sums of rows, columns and all of a table, (n + m + 1,), some of them held or penalised.
+
+    ``give`` says by how much each sum gives way: 0 for one that is held, inf for a free one, and in
+    between the inverse of the curvature of its penalty.
+    """
+
+    def __init__(self, scale: Tensor, give: Tensor) -> None:
+        self.scale = scale  # (n, m), inverse of the diagonal of the Hessian
+        self.used = (give < math.inf).nonzero()[:, 0]
+        rows, columns = scale.sum(1), scale.sum(0)
+        total = rows.sum()[None]
+        full = torch.cat([rows, columns, total]).diag()
+        n, m = scale.shape
+        full[:n, n:-1], full[:n, -1], full[n:-1, -1] = scale, rows, columns
+        full = full.triu() + full.triu(1).T
+        small = full[self.used][:, self.used] + give[self.used].diag()
+        self.size = n + m + 1
+        self.factor = torch.linalg.lu_factor(small)
+
+    def of(self, table: Tensor) -> Tensor:
+        """Compute the sums of a table."""
+        return torch.cat([table.sum(1), table.sum(0), table.sum()[None]])
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Add values of rows, columns and all, (n, m): the transpose of :meth:`of`."""
+        n, m = self.scale.shape
+        return values[:n, None] + values[n:-1] + values[-1]
+
+    def weigh(self, sums: Tensor) -> Tensor:
+        """Find the multipliers that give such sums."""
+        found = torch.linalg.lu_solve(*self.factor, sums[self.used, None])[:, 0]
+        return sums.new_zeros(self.size).index_copy(0, self.used, found)
+
+    def respond(self, force: Tensor, sums: Tensor | None = None) -> Tensor:
+        """Solve with the diagonal of the Hessian, the penalties and given sums where held."""
+        free = self.scale * force
+        wanted = self.of(free) if sums is None else self.of(free) - sums
+        return free - self.scale * self.spread(self.weigh(wanted))
+
+
+class RelaxedSolve:
+    """A finished solve with relaxed marginals, as a function of the inputs named."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        rule: MarginalRule,
+        plan: TransportPlan,
+        objective: Tensor,
+        names: tuple[str, ...],
+    ) -> None:
+        n, m = plan.shape
+        if n * m > _MOST_ENTRIES:
+            raise UnsupportedError(
+                f"Derivatives with `unbalanced` or `mass` store the plan and are limited to "
+                f"{_MOST_ENTRIES:,} pairs; got {n} x {m}. Take fewer points, or strict marginals."
+            )
+        if not all(bool((weight > 0).all()) for weight in plan.weights):
+            raise UnsupportedError(
+                "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
+                "weight zero."
+            )
+        self.definition, self.rule, self.names = definition, rule, names
+        self.objective, self.plan = objective, plan
+        self.epsilon = plan.epsilon * (rule.mass or 1.0)
+        self.table = plan.stored().detach().double().clamp_min(_LEAST)
+        self.held = self._held()
+
+    def _held(self) -> Tensor:
+        """Say which sums of rows, columns and all are held."""
+        (f, g), slack = self.plan.potentials, _ROUNDING * self.plan.epsilon
+        if self.rule.mass is not None:
+            # those below their bound have the largest potential
+            held = [part < part.max() - slack for part in (f, g)]
+        else:
+            held = [
+                torch.full_like(part, math.isinf(rho), dtype=torch.bool)
+                for part, rho in zip((f, g), self.rule.rho, strict=True)
+            ]
+        return torch.cat([*held, torch.full_like(held[0][:1], self.rule.mass is not None)])
+
+    def model(self, inputs: tuple[Tensor, ...]) -> Model:
+        """Write the problem as a function of the inputs; weights of strict sides have sum one."""
+        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
+
+    def _weights(self, model: Model, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Give the weights as the objective has them: a penalty is to those given, of any sum."""
+        found = []
+        for name, weight, rho, total in zip(
+            ("a", "b"), (model.a, model.b), self.rule.rho, self.rule.totals, strict=True
+        ):
+            own = self.rule.mass is None and math.isfinite(rho)
+            moved = inputs[name].to(weight) if own and name in inputs else weight * total
+            found.append(moved if own else weight)
+        return found
+
+    def lagrangian(self, inputs: tuple[Tensor, ...], plan: Tensor, multipliers: Tensor) -> Tensor:
+        """Compute F(theta, P) + y (A P - c(theta))."""
+        model = self.model(inputs)
+        a, b = self._weights(model, dict(zip(self.names, inputs, strict=True)))
+        epsilon = self.epsilon if model.epsilon is None else model.epsilon
+        p, q, mass = plan.sum(1), plan.sum(0), plan.sum()
+        crossed = model.target.apply(model.source.apply(plan).T).T
+        quadratic = p @ model.source.mean_square(p) + q @ model.target.mean_square(q)
+        total = model.alpha * (quadratic - 2 * (crossed * plan).sum())
+        if model.linear is not None:
+            table = model.linear.to(torch.float64).dense().matrix
+            total = total + (1 - model.alpha) * (table * plan).sum()
+        whole = (plan * (plan / (a[:, None] * b)).log()).sum()
+        if self.rule.mass is not None:
+            total = total + epsilon * whole
+        else:
+            total = total + epsilon / 2 * (2 * mass * whole - mass**2 + (a.sum() * b.sum()) ** 2)
+            for rho, part, weight in zip(self.rule.rho, (p, q), (a, b), strict=True):
+                if math.isfinite(rho) and rho > 0:
+                    entropy = (part * (part / weight).log()).sum()
+                    total = total + rho * (2 * mass * entropy - mass**2 + weight.sum() ** 2)
+        sums = torch.cat([p - model.a, q - model.b, mass[None] - (self.rule.mass or 0.0)])
+        return total + multipliers[self.held] @ sums[self.held]
+
+    def _soft(self) -> Tensor:
+        """By how much each sum gives way, in the Hessian of the objective."""
+        n, m = self.table.shape
+        give = self.table.new_full((n + m + 1,), math.inf)
+        if self.rule.mass is None:
+            mass = self.table.sum()
+            for place, (rho, part) in enumerate(
+                zip(self.rule.rho, (self.table.sum(1), self.table.sum(0)), strict=True)
+            ):
+                if 0 < rho < math.inf:
+                    give[place * n : place * n + len(part)] = part / (2 * rho * mass)
+        return torch.where(self.held, 0.0, give)
+
+    def _scale(self) -> Tensor:
+        """Compute the inverse of the diagonal of the Hessian that the entropy has."""
+        mass = 1.0 if self.rule.mass is not None else self.table.sum()
+        return self.table / (self.epsilon * mass)
+
+    def _multipliers(self, force: Tensor) -> Tensor:
+        """Find the multipliers that are nearest to a force, y with A' y = force."""
+        strict = _Sums(self._scale(), torch.where(self.held, 0.0, math.inf).double())
+        return strict.weigh(strict.of(strict.scale * force))
+
+    def _prepared(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Make a plan to differentiate by, and the multipliers at it."""
+        plan = self.table.clone().requires_grad_()
+        with torch.enable_grad():
+            objective = self.lagrangian(inputs, plan, torch.zeros_like(self._soft()))
+            (force,) = torch.autograd.grad(objective, plan)
+        return plan, self._multipliers(-force)
+
+    def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Differentiate the objective by the inputs."""
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        _, multipliers = self._prepared(tuple(part.detach() for part in inputs))
+        with torch.enable_grad():
+            total = self.lagrangian(copies, self.table, multipliers)
+            return _filled(torch.autograd.grad(total, copies, allow_unused=True), copies)
+
+    def hessian_product(
+        self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], System]:
+        """Multiply a direction by the Hessian of the objective."""
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        plan, multipliers = self._prepared(tuple(part.detach() for part in inputs))
+        multipliers.requires_grad_()
+        with torch.enable_grad():
+            total = self.lagrangian(copies, plan, multipliers)
+            first = torch.autograd.grad(total, copies, create_graph=True, allow_unused=True)
+            slope = total.new_zeros(())
+            for part, step in zip(first, direction, strict=True):
+                if part is not None:
+                    slope = slope + (part * step.to(part)).sum()
+            moved = torch.autograd.grad(
+                slope, (plan, multipliers), retain_graph=True, allow_unused=True
+            )
+            force, sums = _filled(moved, (plan, multipliers))
+            change, weights, system = self._solve(plan, multipliers, copies, -force, -sums)
+            by_plan, by_multipliers = torch.autograd.grad(
+                total, (plan, multipliers), create_graph=True
+            )
+            slope = slope + (by_plan * change).sum() + by_multipliers @ weights
+            found = torch.autograd.grad(slope, copies, allow_unused=True)
+        return _filled(found, copies), system
+
+    def plan_gradient(
+        self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
+    ) -> list[Tensor]:
+        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        plan, multipliers = self._prepared(tuple(part.detach() for part in inputs))
+        multipliers.requires_grad_()
+        with torch.enable_grad():
+            wanted = left.double() @ right.double().T
+            none = torch.zeros_like(multipliers)
+            change, weights, _ = self._solve(plan, multipliers, copies, wanted, none)
+            total = self.lagrangian(copies, plan, multipliers)
+            by_plan, by_multipliers = torch.autograd.grad(
+                total, (plan, multipliers), create_graph=True
+            )
+            slope = -(by_plan * change).sum() - by_multipliers @ weights
+            return _filled(torch.autograd.grad(slope, copies, allow_unused=True), copies)
+
+    def _solve(
+        self, plan: Tensor, multipliers: Tensor, inputs: tuple[Tensor, ...], force: Tensor,
+        sums: Tensor,
+    ) -> tuple[Tensor, Tensor, System]:  # fmt: skip
+        """Solve H dP + A' dy = force, A dP = sums for dP and dy, with H the Hessian in the plan."""
+        still = tuple(part.detach() for part in inputs)
+        with torch.enable_grad():
+            total = self.lagrangian(still, plan, multipliers.detach())
+            (slope,) = torch.autograd.grad(total, plan, create_graph=True)
+        count = 0
+
+        def bend(change: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            (found,) = torch.autograd.grad(slope, plan, change, retain_graph=True)
+            return found
+
+        def within(change: Tensor) -> Tensor:
+            # symmetric variables make the preconditioned system one about the identity
+            return (change / root).flatten()
+
+        near = _Sums(self._scale(), self._soft())
+        root, shape = near.scale.sqrt(), plan.shape
+        start = near.respond(torch.zeros_like(plan), sums)
+        right = near.respond(force - bend(start))
+
+        def operator(x: Tensor) -> Tensor:
+            return within(near.respond(bend(root * x.view(shape))))
+
+        x, residual = gmres(operator, within(right), tol=_TOLERANCE, max_iter=_MAX_ITER)
+        change = start + root * x.view(shape)
+        if residual > _WORRYING:
+            warn_user(
+                f"The derivative of the relaxed plan has a relative residual of {residual:.1e}. "
+                "Raise `epsilon`, or lower `tol` and `inner_tol`.",
+                ConvergenceWarning,
+            )
+        return change, self._multipliers(force - bend(change)), System(residual, count)
+
+
+def _filled(parts: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Put zeros where a function does not depend on an input."""
+    return [
+        torch.zeros_like(item) if part is None else part
+        for part, item in zip(parts, inputs, strict=True)
+    ]

@@ -1,0 +1,106 @@
+"""Solves inside the transforms of torch.func: grad, vjp, jvp, jacrev, jacfwd and hessian.
+
+A solve draws numbers, stops when it has converged and changes tensors in place, none of which a
+transform can follow. So it runs below all of them, on the plain tensors, and its loss and its plan
+are then attached to those that are transformed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgw._errors import UnsupportedError
+
+__all__ = ["through_transforms"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BATCHED = (
+    "torch.func.vmap would need one solve for each input of the batch. Pass the list to "
+    "torchgw.solve_many, or call solve in a loop. Directions may be batched, as by "
+    "torch.func.hessian."
+)
+
+
+class _Below(torch.autograd.Function):
+    """Call a function with plain tensors in place of those of the transforms around it."""
+
+    @staticmethod
+    def forward(call: Callable[..., None], *tensors: Tensor) -> Tensor:
+        with torch.enable_grad():
+            call(*(item.detach().requires_grad_() for item in tensors))
+        return torch.zeros(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return tuple(None for _ in ctx.needs_input_grad)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        raise UnsupportedError(_BATCHED)
+
+
+def through_transforms(function: F) -> F:
+    """Make a solve one step of the transforms of torch.func, where one is around it."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("differentiable") is None:
+            return function(*args, **kwargs)
+        given = {**dict(zip(("X", "Y"), args, strict=False)), **kwargs}
+        features = given.get("features")
+        if isinstance(features, (tuple, list)) and len(features) == 2:
+            given |= {"F_X": features[0], "F_Y": features[1]}
+        moved = {name: item for name, item in given.items() if _is_transformed(item)}
+        if not moved:
+            return function(*args, **kwargs)
+        return _attached(function, given, moved)
+
+    return called  # type: ignore[return-value]
+
+
+def _is_transformed(value: Any) -> bool:
+    # torch.func has no public name for this
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[str, Tensor]) -> Any:
+    """Solve below the transforms, and attach loss and plan to the tensors that they follow."""
+    from torchgw._derivatives.attach import DifferentiablePlan, implicit_plan, loss_of
+
+    if given["differentiable"] == "unrolled":
+        raise UnsupportedError(
+            "differentiable='unrolled' records iterations, which transforms of torch.func cannot "
+            "follow. Pass 'value' or 'implicit'."
+        )
+    results = []
+
+    def call(*tensors: Tensor) -> None:
+        inner = given | dict(zip(moved, tensors, strict=True))
+        pair = inner.pop("F_X", None), inner.pop("F_Y", None)
+        if pair[0] is not None:
+            inner["features"] = pair
+        results.append(function(**inner))
+
+    _Below.apply(call, *moved.values())  # type: ignore[no-untyped-call]
+    (result,) = results
+    link = result.loss.grad_fn.link
+    inputs = tuple(moved[name] for name in link.names)
+    plan = result.lazy_plan
+    if isinstance(plan, DifferentiablePlan):
+        plan = implicit_plan(link, inputs)
+    return replace(result, loss=loss_of(link, inputs), lazy_plan=plan)
