@@ -11,7 +11,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchgw._boundary.arrays import as_weights, is_tensor, make_generator, resolve_device
+from torchgw._boundary.arrays import (
+    as_weights,
+    make_generator,
+    resolve_device,
+    without_tensors,
+)
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.console import verbose_progress
@@ -373,9 +378,7 @@ def solve(
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
     check_distributed(distributed, differentiable=differentiable, polish=polish)
-    parts = features if isinstance(features, (tuple, list)) else (features,)
-    given = X, Y, D_X, D_Y, M, a, b, *parts
-    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
+    in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
         epsilon=epsilon,
@@ -502,8 +505,7 @@ def solve(
                 sides = sides._replace(origins=(first, second))
             result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
-        result.lazy_plan.in_numpy = in_numpy
-        return result
+        return result.in_numpy() if in_numpy else result
     from torchgw._derivatives.attach import attach
     from torchgw._derivatives.tracked import Definition
 

@@ -142,7 +142,7 @@ def _cells(data: str | None, options: dict[str, Any], seed: int) -> Answer:
     begin = time.perf_counter()
     result = torchgw.anndata.align(atac, rna, use_rep="X", labels="type", **options)
     seconds = time.perf_counter() - begin
-    score = snare.score(cells, result.plan.double().numpy())
+    score = snare.score(cells, torch.as_tensor(result.plan).double().numpy())
     status = f"{result.status.name}, FOSCTTM {score['foscttm']:.3f}"
     return Answer(score["label_accuracy"], status, seconds)
 

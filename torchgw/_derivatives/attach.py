@@ -123,9 +123,9 @@ class DifferentiablePlan(TransportPlan):
         """The plan from target to source."""
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
-    def marginals(self) -> tuple[Tensor, Tensor]:
+    def _moved(self) -> tuple[Tensor, Tensor]:
         """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
-        return Plan.marginals(self)
+        return Plan._moved(self)
 
     def _product(self, table: Tensor) -> Tensor:
         """Multiply by values of shape (m, c)."""
@@ -382,7 +382,7 @@ def attach(
     link = Link(
         definition,
         plan,
-        Potentials(result.potential_a, result.potential_b),
+        Potentials(*result.potentials),
         result.report.objective,
         tuple(inputs),
         anchors,
