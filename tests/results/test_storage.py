@@ -434,7 +434,7 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert repr(again) == repr(result)
     assert "LowRankResult 90 &times; 110 &#1" in again._repr_html_()
     assert np.array_equal(again.plan, result.plan)
-    assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
+    assert np.array_equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
 
