@@ -11,7 +11,7 @@ import torch
 
 __all__ = ["beside_gpu", "small_on_one_thread"]
 
-# Entries of a plan up to which one thread computes, on a CPU. [L349, L461]
+# Entries of a plan up to which one thread computes, on a CPU. [L349, L497]
 _SMALL = 2**22
 
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
