@@ -11,7 +11,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchgw._boundary.arrays import as_weights, is_tensor, make_generator, resolve_device
+from torchgw._boundary.arrays import (
+    as_weights,
+    make_generator,
+    resolve_device,
+    without_tensors,
+)
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
@@ -388,9 +393,7 @@ def solve(
     X, Y, D_X, D_Y, M, a, b, features = share_inputs(
         distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
-    parts = features if isinstance(features, (tuple, list)) else (features,)
-    given = X, Y, D_X, D_Y, M, a, b, *parts
-    in_numpy = not any(is_tensor(one) or isinstance(one, DistanceProvider) for one in given)
+    in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     weights = a, b
     a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
@@ -529,8 +532,7 @@ def solve(
                 sides = sides._replace(origins=(first, second))
             result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
-        result.lazy_plan.in_numpy = in_numpy
-        return result
+        return result.in_numpy() if in_numpy else result
     from torchgw._derivatives.attach import attach
     from torchgw._derivatives.tracked import Definition
 

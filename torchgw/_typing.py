@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["HessianProduct", "Iteration", "Marginals", "Potentials", "Seed"]
+__all__ = ["Array", "HessianProduct", "Iteration", "Marginals", "Potentials", "Seed"]
 
+# What a result holds: NumPy's arrays where the solve was given no tensor.
+Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 # What reproduces a run; of a generator a seed is drawn.
 Seed: TypeAlias = int | torch.Generator | np.random.Generator | np.random.RandomState
 

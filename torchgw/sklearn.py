@@ -557,7 +557,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             epsilon=self.epsilon, n_init=self.n_init, n_jobs=self.n_jobs, device=self.device,
             progress=False,
         )  # fmt: skip
-        return to_numpy(values.clamp_min(0))
+        return np.maximum(np.asarray(to_numpy(values), np.float64), 0)
 
     def _learn(self, values: NDArray[np.float64]) -> None:
         """Take what is needed from the values among the spaces of ``fit``."""

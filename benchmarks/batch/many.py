@@ -81,8 +81,8 @@ def ours(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str, Any
             alpha=work.alpha, epsilon=work.epsilon, plans=plans,
         )  # fmt: skip
     told = {
-        "converged": float(batch.converged.double().mean()),
-        "iterations": float(batch.n_iter.double().mean()),
+        "converged": float(batch.converged.sum() / len(batch)),
+        "iterations": float(batch.n_iter.sum() / len(batch)),
         "marginal_error": float(batch.marginal_error.max()),
     }
     return (batch.plans() if plans else None), told

@@ -106,7 +106,7 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
         begin = time.perf_counter()
         matching = to_numpy(result.matching().target)
         says["matching_s"] = time.perf_counter() - begin
-    return Solution(result.plan.double().cpu().numpy(), seconds, says, matching)
+    return Solution(torch.as_tensor(result.plan).double().cpu().numpy(), seconds, says, matching)
 
 
 def _ours_with(**options: Any) -> Callable[[Instance, Request], Solution]:

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
                 )  # fmt: skip
                 synchronize(device)
                 seconds.append(time.perf_counter() - started)
-        plan = result.plan.double()
+        plan = torch.as_tensor(result.plan).double()
         exact = plan if exact is None else exact
         error = float((plan - exact).abs().sum())
         median = statistics.median(seconds[1:])

@@ -87,10 +87,10 @@ def measure(
     peak = probe.peak_mib()
     drawn = np.sort(np.random.default_rng(2).choice(n, min(n, _PARTNERS), replace=False))
     parts = np.array_split(drawn, max(1, math.ceil(len(drawn) * n / _BLOCK)))
-    partners = [to_numpy(result.lazy_plan.rows(part).argmax(1)) for part in parts]
+    partners = [to_numpy(result.lazy_plan.rows(torch.as_tensor(part)).argmax(1)) for part in parts]
     # a sheet may be turned
     rank = spearmanr(angle_x[drawn], angle_y[np.concatenate(partners)]).statistic
-    errors = [float((mass * n - 1).abs().max()) for mass in (result.marginal_a, result.marginal_b)]
+    errors = [float(np.abs(to_numpy(mass) * n - 1).max()) for mass in result.marginals]
     return {
         "n": n,
         "space": space,

@@ -76,7 +76,7 @@ def run_seed(
                 continue
             seconds = time.perf_counter() - begin
             matched = angle_y[to_numpy(result.lazy_plan.argmax())]
-            value, divergence = _score(tables, result.plan.double())
+            value, divergence = _score(tables, torch.as_tensor(result.plan).double())
             records.append(
                 {
                     "seed": seed,

@@ -92,12 +92,12 @@ def ours(data: Snare, epsilon: float = EPSILON, *, annealed: bool = True) -> Arr
     result = torchgw.solve(
         D_X=data.d_atac, D_Y=data.d_rna, epsilon=epsilon, random_state=0, **from_pots
     )
-    return result.plan.double().cpu().numpy()
+    return np.asarray(result.plan, np.float64)
 
 
 def ours_raw(data: Snare) -> Array:
     """Return our plan from the points as published, everything by default."""
-    return torchgw.solve(data.atac, data.rna, random_state=0).plan.double().cpu().numpy()
+    return np.asarray(torchgw.solve(data.atac, data.rna, random_state=0).plan, np.float64)
 
 
 def pot(data: Snare, epsilon: float = EPSILON) -> Array:

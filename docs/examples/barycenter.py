@@ -20,7 +20,7 @@ for n in (90, 110, 130):
 
 result = torchgw.barycenter(shapes, n=80, distances="sqeuclidean", epsilon=0.02, random_state=0)
 print(result)
-mean = result.points(2, squared=True).numpy()
+mean = result.points(2, squared=True)
 
 figure, axes = plt.subplots(1, 4, figsize=(13, 3.4), layout="constrained")
 for ax, points in zip(axes, (*shapes, mean), strict=True):

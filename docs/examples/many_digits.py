@@ -25,7 +25,7 @@ values = torchgw.pairwise(clouds, a=ink, epsilon=0.005, progress=False)
 pairs = COUNT * (COUNT + 1) // 2
 print(f"{pairs} pairs in {time.perf_counter() - begin:.1f} s")
 
-distances = values.clamp_min(0).sqrt().numpy()
+distances = np.sqrt(np.maximum(values, 0))
 nearest = KNeighborsClassifier(3, metric="precomputed")
 print(f"accuracy {cross_val_score(nearest, distances, labels, cv=3).mean():.2f}")
 

@@ -377,7 +377,7 @@ def test_operations_of_plans_in_any_precision(mode, precision):
         x, given["Y"], differentiable=mode, precision=precision, random_state=0, **options
     )
     plan = result.lazy_plan
-    dense = plan.to_dense().double()
+    dense = torch.as_tensor(plan.to_dense()).double()
     for got, expected in (
         (plan @ np.eye(9), dense),
         (plan.T @ np.eye(12), dense.T),
@@ -467,7 +467,7 @@ def test_alpha_has_a_gradient(alpha, options):
     weight = torch.tensor(alpha, requires_grad=True)
     result = loss(weight, differentiable="value")
     (slope,) = torch.autograd.grad(result.loss, weight)
-    plan = result.plan.double().numpy()
+    plan = np.asarray(result.plan, np.float64)
     first, second = (((side[:, None] - side[None]) ** 2).sum(-1) for side in (X, Y))
     squares = (first[:, None, :, None] - second[None, :, None, :]) ** 2
     expected = np.einsum("ijkl,ij,kl", squares, plan, plan) - (M * plan).sum()

@@ -43,14 +43,14 @@ def test_provider(gradient):
         X, Y, distances="manhattan", gradient=gradient, epsilon=0.05, max_iter=60, **TIGHT
     )
     assert result.gradient == gradient
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     error = 6 * result.log["value_standard_error"] + 1e-9
     assert result.value == pytest.approx(reference.gw_value(*tables, plan), abs=error)
     if gradient == "dense":
         # the plan is the fixed point at its own cost
         a, b = plan.sum(1), plan.sum(0)
         cost = 2 * reference.gw_cost(*tables, plan)
-        f, g, _ = reference.sinkhorn(cost, a, b, 0.05, 1000, g=result.potential_b.numpy())
+        f, g, _ = reference.sinkhorn(cost, a, b, 0.05, 1000, g=np.asarray(result.potential_b))
         assert np.abs(plan - reference.plan(cost, a, b, f, g, 0.05)).sum() < 1e-6
     # points that it has not seen come with their distances
     with pytest.raises(torchgw.InvalidInputError, match="D_new"):
@@ -84,7 +84,7 @@ def test_backend(dtype, distances):
         for name in ("logsumexp", "eager")
     )
     assert (got.backend, expected.backend) == ("logsumexp", "eager")
-    assert (got.plan - expected.plan).abs().sum() < (1e-8 if dtype == torch.float64 else 1e-3)
+    assert np.abs(got.plan - expected.plan).sum() < (1e-8 if dtype == torch.float64 else 1e-3)
 
 
 def test_backend_in_choices_and_messages(capsys):
@@ -106,7 +106,7 @@ def test_loss(gradient, tmp_path):
         {} if gradient == "dense" else {"n_anchors": 400, "max_iter": 60}
     )
     result = torchgw.solve(**GIVEN, loss="hellinger", gradient=gradient, **options)
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     cost = reference.loss_cost(hellinger, D_X, D_Y, plan)
     error = 6 * result.log["value_standard_error"] + 1e-9
     assert result.value == pytest.approx((cost * plan).sum(), abs=error)
@@ -115,7 +115,7 @@ def test_loss(gradient, tmp_path):
     if gradient == "dense":
         assert result.converged
         a, b = GIVEN["a"], GIVEN["b"]
-        f, g, _ = reference.sinkhorn(2 * cost, a, b, 0.05, 1000, g=result.potential_b.numpy())
+        f, g, _ = reference.sinkhorn(2 * cost, a, b, 0.05, 1000, g=np.asarray(result.potential_b))
         assert np.abs(plan - reference.plan(2 * cost, a, b, f, g, 0.05)).sum() < 1e-6
     # a result of it goes into a file, and comes back
     result.save(tmp_path / "result.npz", dense=True)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import reference
+import torch
 from scipy.optimize import brentq, linprog
 from scipy.spatial.distance import cdist
 from scipy.special import xlogy
 
 import torchgw
 from torchgw import Status, TorchGWError
+from torchgw._boundary.arrays import to_numpy
 
 GOOD = (Status.CONVERGED, Status.STATIONARY, Status.FLAT)
 
@@ -201,7 +203,7 @@ def attempt(number, device):
 
 def judge(case, result):
     """Tell what a result says that an evaluation of its plan in float64 does not bear out."""
-    plan = result.plan.double().cpu().numpy()
+    plan = torch.as_tensor(result.plan).double().cpu().numpy()
     n, m = len(case.d_x), len(case.d_y)
     if plan.shape != (n, m) or not np.isfinite(plan).all() or plan.min() < 0:
         yield "the plan is none"
@@ -382,7 +384,7 @@ def following(case, result, weights, cost, epsilon):
         log_a, log_b = np.log(a), np.log(b)
     kernel = log_a[:, None] + log_b - (cost - cost.min()) / epsilon
     taus = [1.0 if np.isinf(rho) else 2 * rho / (2 * rho + epsilon) for rho in pair]
-    g = result.potential_b.cpu().numpy() / epsilon
+    g = to_numpy(result.potential_b) / epsilon
     g = np.where(np.isfinite(g), g, 0.0)
     g, mean = g - g.max(), 0.0
 

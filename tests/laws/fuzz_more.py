@@ -18,6 +18,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, SearchWarning, TorchGWError
+from torchgw._boundary.arrays import to_numpy
 
 # Share of a derivative that it may differ from differences by: what docs/differentiation.md says.
 AGREED = 1e-5
@@ -157,7 +158,7 @@ def attempt_derivative(number, device):
             return {"ended": "refused", "wrong": [], "refusal": f"{type(error).__name__}: {error}"}
     warned = any(issubclass(one.category, ConvergenceWarning) for one in said)
     wrong, notes = [], [options["differentiable"]]
-    plan = result.plan.detach().cpu().numpy()
+    plan = to_numpy(result.plan)
     case = given, metric, alpha, options["epsilon"]
     for newton in (False, True):
         known = settle(*case, plan, newton=newton)
@@ -307,7 +308,7 @@ def copied(rng, kind, options):
     given, d_x, d_y, a, b, match = copy_case(rng, kind)
     result = torchgw.solve(**given, **options)
     d_x, d_y = (table * scale for table, scale in zip((d_x, d_y), result.scale, strict=True))
-    own = _objective(d_x, d_y, a, b, result.plan.cpu().numpy(), result.epsilon)
+    own = _objective(d_x, d_y, a, b, to_numpy(result.plan), result.epsilon)
     plan, _ = iterate(d_x, d_y, a, b, match, result.epsilon)
     best = _objective(d_x, d_y, a, b, plan, result.epsilon)
     product = reference.gw_value(d_x, d_y, np.outer(a, b))

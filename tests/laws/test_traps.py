@@ -72,7 +72,7 @@ def test_epsilon_is_reached_exactly_whatever_the_budget(gradient, max_iter):
 
 def test_the_schedule_does_not_know_the_budget():
     short, long = (solve(max_iter=count) for count in (100, 3000))
-    assert torch.equal(short.plan, long.plan)
+    assert np.array_equal(short.plan, long.plan)
     steps = [Annealing(start=1.0, target=0.01)(iteration) for iteration in range(100)]
     assert steps[0] == 1.0
     assert steps[-1] == 0.01
@@ -90,7 +90,7 @@ def test_distances_are_scaled_once_and_not_by_what_was_sampled():
     x, y, _ = isometric_copy(24, noise=0.1)
     tables = [ot.dist(p, p) * s for p, s in zip((x, y[:18]), exact.scale, strict=True)]
     for result in results:
-        expected = reference.gw_value(*tables, result.plan.numpy())
+        expected = reference.gw_value(*tables, np.asarray(result.plan))
         error = result.log["value_standard_error"]
         assert abs(result.value - expected) <= 6 * error + 1e-12
 
@@ -131,16 +131,16 @@ def test_alpha_is_the_weight_of_the_quadratic_term_as_in_pot():
         D_X, D_Y, a, b, "square_loss", epsilon=0.05, tol=1e-12, max_iter=3000
     )
     for result in (pure, also):
-        np.testing.assert_allclose(result.plan.numpy(), expected, atol=1e-7)
+        np.testing.assert_allclose(np.asarray(result.plan), expected, atol=1e-7)
         assert result.value_linear == 0
     fused = torchgw.solve(M=linear, alpha=0.9, **options, **tight)
     expected = ot.gromov.entropic_fused_gromov_wasserstein(
         linear, D_X, D_Y, a, b, "square_loss", epsilon=0.05, alpha=0.9, tol=1e-12, max_iter=3000
     )
-    np.testing.assert_allclose(fused.plan.numpy(), expected, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(fused.plan), expected, atol=1e-7)
     only = torchgw.solve(M=linear, alpha=0, **options, **tight)
     expected = ot.sinkhorn(a, b, linear, 0.05, numItermax=20_000, stopThr=1e-13)
-    np.testing.assert_allclose(only.plan.numpy(), expected, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(only.plan), expected, atol=1e-7)
     assert only.value_quad == 0
 
 
@@ -282,7 +282,7 @@ def test_global_generators_are_neither_read_nor_moved(gradient, distances):
         assert torch.equal(before[0], torch.get_rng_state())
         np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
         assert before[2] == random.getstate()
-    assert torch.equal(*plans)
+    assert np.array_equal(*plans)
 
 
 def test_without_a_seed_the_global_generators_are_left_alone_too():
@@ -326,7 +326,7 @@ def test_weights_that_float32_cannot_hold(gradient, weight):
         D_X=D_X, D_Y=D_Y, a=a, b=b, gradient=gradient, precision="float32", epsilon=0.1,
         random_state=0,
     )  # fmt: skip
-    plan = result.plan.double().numpy()
+    plan = np.asarray(result.plan, np.float64)
     assert np.isfinite(plan).all()
     assert np.abs(plan.sum(1) - a).sum() < 1e-4
     assert np.abs(plan.sum(0) - b).sum() < 1e-4
@@ -338,7 +338,7 @@ def test_weights_that_float32_cannot_hold(gradient, weight):
         D_X=D_X, D_Y=D_Y, a=a, b=b, gradient="dense", precision="float64", epsilon=0.1
     )
     if gradient == "dense":
-        np.testing.assert_allclose(plan, exact.plan.numpy(), atol=1e-5)
+        np.testing.assert_allclose(plan, np.asarray(exact.plan), atol=1e-5)
 
 
 def test_integer_matrices_are_not_integer_arithmetic():
@@ -346,9 +346,9 @@ def test_integer_matrices_are_not_integer_arithmetic():
     tables = [np.round(10 * table).astype(int) for table in (D_X, D_Y)]
     whole = torchgw.solve(D_X=tables[0], D_Y=tables[1], epsilon=5.0)
     real = torchgw.solve(D_X=tables[0].astype(float), D_Y=tables[1].astype(float), epsilon=5.0)
-    assert torch.equal(whole.plan, real.plan)
+    assert np.array_equal(whole.plan, real.plan)
     assert float(whole.plan.sum()) == pytest.approx(1)
-    assert float((whole.plan - 1 / 320).abs().sum()) > 0.01
+    assert float(np.abs(whole.plan - 1 / 320).sum()) > 0.01
 
 
 def test_neighbour_graphs_are_symmetric():
@@ -367,7 +367,7 @@ def test_a_vertex_without_edges_has_finite_distances(distances):
         graph[i, i + 1] = graph[i + 1, i] = 1.0
     with pytest.warns(GraphWarning, match="2 components"):
         result = torchgw.solve(graph, D_Y=D_Y, distances=distances, epsilon=0.05, random_state=0)
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     assert np.isfinite(plan).all()
     np.testing.assert_allclose(plan.sum(1), 1 / 20, atol=1e-7)
     assert np.isfinite(result.value)
@@ -386,7 +386,7 @@ def test_a_cache_keeps_the_rows_of_the_request_it_serves(cache_size):
         torchgw.solve(side, D_Y=D_Y, epsilon=1.0, n_anchors=64, random_state=0).plan
         for side in sides
     ]
-    assert torch.equal(*plans)
+    assert np.array_equal(*plans)
 
 
 # -- stopping and differentiation -------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_autocast_does_not_reach_in(storage):
             return [torch.tensor(result.value), torch.as_tensor(result.transform(X[:3])), *parts]
 
     for got, expected in zip(numbers(True), numbers(False), strict=True):
-        assert torch.equal(got, expected)
+        assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -511,8 +511,8 @@ def test_zero_weights_on_both_sides_at_small_epsilon():
             x, y, a=a, b=b, distances="euclidean", gradient=gradient, random_state=0
         )
         assert np.isfinite(result.value)
-        np.testing.assert_allclose(result.plan.sum(1).numpy(), a, atol=1e-9)
-        np.testing.assert_allclose(result.plan.sum(0).numpy(), b, atol=1e-6)
+        np.testing.assert_allclose(result.plan.sum(1), a, atol=1e-9)
+        np.testing.assert_allclose(result.plan.sum(0), b, atol=1e-6)
         # unused points still have partners
         assert np.isfinite(result.lazy_plan.barycentric(y)).all()
 
@@ -528,7 +528,7 @@ def test_matrices_in_different_units(precision, factor):
     assert scaled.converged
     assert scaled.marginal_error < 1e-4
     # a balanced plan depends on the product of the two scales only
-    np.testing.assert_allclose(scaled.plan.numpy(), plain.plan.numpy(), atol=1e-4)
+    np.testing.assert_allclose(np.asarray(scaled.plan), np.asarray(plain.plan), atol=1e-4)
 
 
 def test_a_plan_that_is_no_plan_is_refused():

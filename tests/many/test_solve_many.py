@@ -152,7 +152,10 @@ def test_kinds_of_spaces():
     parts = [torch.from_numpy(x) for x in XS]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
     listed = torchgw.solve_many(XS, XS, epsilon=0.05)
-    assert torch.equal(torchgw.solve_many(nested, nested, epsilon=0.05).value, listed.value)
+    from_tensors = torchgw.solve_many(nested, nested, epsilon=0.05)
+    assert isinstance(from_tensors.value, torch.Tensor)
+    assert {type(part) for part in (listed.value, *listed.plans())} == {np.ndarray}
+    assert np.array_equal(from_tensors.value, listed.value)
     empty = torchgw.solve_many([], [])
     assert (len(empty), empty.plans()) == (0, [])
 

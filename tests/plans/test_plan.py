@@ -78,9 +78,9 @@ def test_products_from_the_left(pair, kind):
 def test_rows_dense_marginals(pair):
     plan, matrix = pair
     assert plan.shape == plan.T.T.shape == matrix.shape
-    np.testing.assert_allclose(plan.to_dense().numpy(), matrix, atol=1e-15)
-    np.testing.assert_allclose(plan.T.to_dense().numpy(), matrix.T, atol=1e-15)
-    np.testing.assert_allclose(plan.rows([3, 3, 30]).numpy(), matrix[[3, 3, 30]], atol=1e-15)
+    np.testing.assert_allclose(np.asarray(plan.to_dense()), matrix, atol=1e-15)
+    np.testing.assert_allclose(np.asarray(plan.T.to_dense()), matrix.T, atol=1e-15)
+    np.testing.assert_allclose(np.asarray(plan.rows([3, 3, 30])), matrix[[3, 3, 30]], atol=1e-15)
     for got, expected in zip(plan.marginals(), (matrix.sum(1), matrix.sum(0)), strict=True):
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)
 
@@ -88,7 +88,7 @@ def test_rows_dense_marginals(pair):
 def test_argmax_topk_sparse(pair):
     plan, matrix = pair
     filled = matrix.sum(1) > 0
-    np.testing.assert_array_equal(plan.argmax().numpy()[filled], matrix.argmax(1)[filled])
+    np.testing.assert_array_equal(np.asarray(plan.argmax())[filled], matrix.argmax(1)[filled])
     columns = matrix.sum(0) > 0
     np.testing.assert_array_equal(plan.argmax(axis=0).numpy()[columns], matrix.argmax(0)[columns])
     values, index = plan.topk(4)
@@ -297,6 +297,6 @@ def test_a_pickle_is_small():
         result.alternatives, pickle.loads(pickle.dumps(result)).alternatives, strict=True
     ):
         assert one.relation == again.relation
-        assert (one.plan - again.plan).abs().sum() < 1e-4
+        assert np.abs(one.plan - again.plan).sum() < 1e-4
         # a copy is whole
-        assert torch.equal(copy.deepcopy(one).plan, one.plan)
+        assert np.array_equal(copy.deepcopy(one).plan, one.plan)

@@ -40,7 +40,7 @@ def test_features_are_their_table(metric, gradient):
     by_table = torchgw.solve(x, y, M=table(features, metric), **options)
     by_features = torchgw.solve(x, y, features=features, feature_metric=metric, **options)
     # the same iteration up to rounding
-    assert (by_table.plan - by_features.plan).abs().sum() < 1e-8
+    assert np.abs(by_table.plan - by_features.plan).sum() < 1e-8
     assert by_features.value_linear == pytest.approx(by_table.value_linear, rel=1e-8)
 
 
@@ -55,7 +55,7 @@ def test_features_are_streamed(metric):
     assert isinstance(streamed.lazy_plan.cost, FactoredCost)
     # factors of squared Euclidean distances, a constant and the features
     assert streamed.lazy_plan.cost.rank <= 5 + 4
-    assert (stored.plan - streamed.plan).abs().sum() < 1e-4
+    assert np.abs(stored.plan - streamed.plan).sum() < 1e-4
 
 
 def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
@@ -109,13 +109,13 @@ def test_without_structure_it_is_entropic_transport(kind):
     n, m = cost.shape
     expected = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), cost, 0.5, stopThr=1e-12)
     assert result.converged
-    assert np.abs(result.plan.numpy() - expected).sum() < 1e-6
+    assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-6
     assert result.value == pytest.approx((expected * cost).sum(), rel=1e-6)
     assert result.value_quad == 0
     # structure that alpha=0 does not weigh changes nothing
     (x, y), _ = given()
     same = torchgw.solve(x, y, distances="sqeuclidean", alpha=0, epsilon=0.5, **linear)
-    assert (same.plan - result.plan).abs().sum() < 1e-5
+    assert np.abs(same.plan - result.plan).sum() < 1e-5
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "euclidean"])

@@ -55,7 +55,7 @@ def test_few_rows_on_demand_are_all_rows_at_once(monkeypatch):
     pair = spiral(30, 0)[0], swiss_roll(35, 0)[0]
     at_once, all_pairs = (solve(pair, distances=kind) for kind in ("dijkstra", "precomputed"))
     assert at_once.gradient == "dense"
-    assert torch.equal(at_once.plan, all_pairs.plan)
+    assert np.array_equal(at_once.plan, all_pairs.plan)
     assert solve(pair, distances="dijkstra", n_anchors=32).gradient == "sampled"
     assert solve(pair, distances="dijkstra", gradient="sampled").gradient == "sampled"
     monkeypatch.setattr("torchgw._problem.providers._ALL_ROWS_POINTS", {"cpu": 34})
@@ -112,7 +112,9 @@ def test_accurate_landmarks_keep_the_value(monkeypatch):
         torchgw.solve(*points, distances=name, epsilon=5e-4) for name in ("precomputed", "auto")
     )
     assert found.gradient == "factored"
-    best, value = (reference.gw_value(*tables, result.plan.numpy()) for result in (exact, found))
+    best, value = (
+        reference.gw_value(*tables, np.asarray(result.plan)) for result in (exact, found)
+    )
     # 0.4% is usual, the sum of both sides' errors 1% at most
     assert best * 0.999 < value < best * 1.01
 
@@ -128,8 +130,8 @@ def test_what_is_cached_is_not_computed_again(pair, distances, tmp_path, monkeyp
         forbid_work(patch)
         second = solve(pair, distances=distances, cache=str(folder))
     plain = solve(pair, distances=distances)
-    assert torch.equal(first.plan, second.plan)
-    assert torch.equal(first.plan, plain.plan)
+    assert np.array_equal(first.plan, second.plan)
+    assert np.array_equal(first.plan, plain.plan)
     assert first.log["landmarks"] == second.log["landmarks"]
     assert sorted(folder.iterdir()) == kept
     # other content has other files
@@ -155,7 +157,7 @@ def test_a_damaged_file_is_made_again_with_a_warning(pair, damage, tmp_path):
             path.write_bytes(b"")
     with pytest.warns(CacheWarning, match="computed again.*damaged"):
         second = solve(pair, distances="landmark", cache=tmp_path)
-    assert torch.equal(first.plan, second.plan)
+    assert np.array_equal(first.plan, second.plan)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         solve(pair, distances="landmark", cache=tmp_path)
@@ -185,7 +187,7 @@ def test_all_pairs_are_cached_in_parts_that_need_not_be_made_twice(pair, tmp_pat
         path.unlink()
     second = solve(pair, distances="precomputed", cache=tmp_path)
     assert len(made) == 2
-    assert torch.equal(first.plan, second.plan)
+    assert np.array_equal(first.plan, second.plan)
 
 
 def test_keys_tell_content_apart():

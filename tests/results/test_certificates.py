@@ -164,7 +164,7 @@ def test_correlation_is_that_of_independent_pairs(shape):
     x, y = tables(*shape, 0)
     a, b = (weights / weights.sum() for weights in map(rng.random, shape))
     result = solve(D_X=x, D_Y=y, a=a, b=b)
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     each = np.einsum("ij,kl->ijkl", plan, plan).ravel()
     values = [
         np.broadcast_to(part, shape + shape).ravel()
@@ -180,7 +180,7 @@ def test_correlation_is_that_of_independent_pairs(shape):
 def test_correlation_from_factors(distances):
     rng = np.random.default_rng(0)
     result = solve(rng.normal(size=(50, 3)), rng.normal(size=(60, 3)), distances=distances)
-    plan = StoredPlan(result.plan)
+    plan = StoredPlan(torch.as_tensor(result.plan))
     providers = [
         torchgw.distances.PrecomputedDistance(side.columns(torch.arange(side.n)))
         for side in result.extension.known.providers

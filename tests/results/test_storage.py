@@ -35,8 +35,9 @@ def equal(first, second):
     if isinstance(first, (Plan, Extension)):
         # by what they do; see test_everything_comes_back
         return True
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
+    if isinstance(first, (torch.Tensor, np.ndarray)):
+        same = type(first) is type(second) and first.dtype == second.dtype
+        return same and np.array_equal(first, second)
     if isinstance(first, dict):
         return set(first) == set(second) and all(equal(first[k], second[k]) for k in first)
     if isinstance(first, DistanceProvider):
@@ -68,7 +69,7 @@ def test_everything_comes_back(curves, distances, gradient, tmp_path):  # noqa: 
         if item.name not in ("lazy_plan", "extension"):
             assert equal(getattr(result, item.name), getattr(again, item.name)), item.name
     # entries below 1e-12 of a row are left out
-    np.testing.assert_allclose(again.plan.numpy(), result.plan.numpy(), atol=1e-10)
+    np.testing.assert_allclose(np.asarray(again.plan), np.asarray(result.plan), atol=1e-10)
     np.testing.assert_array_equal(again.lazy_plan.argmax(), result.lazy_plan.argmax())
     np.testing.assert_allclose(again.transform(X[:9]), result.transform(X[:9]), atol=1e-8)
     back = result.inverse_transform(Y[:9])
@@ -119,9 +120,9 @@ def test_relaxed_plans_are_drawn_from_by_what_their_rows_carry(curves, tmp_path)
         each.sample(500, seed).source
         for each, seed in zip((plan, result.lazy_plan), seeds, strict=True)
     )
-    assert torch.equal(drawn, expected)
+    np.testing.assert_array_equal(drawn, expected)
     # rows that move next to nothing are hardly drawn
-    assert len(expected.unique()) < 80
+    assert len(np.unique(expected)) < 80
 
 
 @pytest.mark.parametrize("relaxed", [{"mass": 0.4}, {"unbalanced": 1.0}], ids=str)
@@ -147,9 +148,7 @@ def test_sampled_solves_can_be_started_from(curves, tmp_path, relaxed):  # noqa:
     assert (loaded.plan[drawn.source, drawn.target] > 0).all()
     share = torch.bincount(drawn.source, minlength=90) / 500
     # at even steps of the cumulative mass
-    torch.testing.assert_close(
-        share.double(), loaded.plan.sum(1) / loaded.plan.sum(), rtol=0, atol=2 / 500
-    )
+    np.testing.assert_allclose(share, loaded.plan.sum(1) / loaded.plan.sum(), rtol=0, atol=2 / 500)
 
 
 def test_polished_results(curves, tmp_path):  # noqa: F811
@@ -164,7 +163,7 @@ def test_polished_results(curves, tmp_path):  # noqa: F811
 def test_dense_is_exact(curves, tmp_path):  # noqa: F811
     result = solve(*curves, epsilon=0.1, distances="euclidean")
     again = round_trip(result, tmp_path, dense=True)
-    assert torch.equal(again.plan, result.plan)
+    assert np.array_equal(again.plan, result.plan)
 
 
 def test_wide_plans_are_shortened_with_a_warning(tmp_path, monkeypatch):
@@ -173,7 +172,7 @@ def test_wide_plans_are_shortened_with_a_warning(tmp_path, monkeypatch):
     result = solve(D_X=d_x, D_Y=d_y, epsilon=10.0)
     with pytest.warns(TorchGWWarning, match="leave out 0.6.* of its mass. Pass `dense=True`"):
         result.save(tmp_path / "wide.npz")
-    assert torchgw.load(tmp_path / "wide.npz").plan.count_nonzero() == 400
+    assert np.count_nonzero(torchgw.load(tmp_path / "wide.npz").plan) == 400
 
 
 def test_given_matrices_are_stored_when_asked_for(tmp_path):
@@ -396,9 +395,7 @@ def test_the_tree_is_readable_by_others(curves, tmp_path):  # noqa: F811
     with np.load(path, allow_pickle=False) as stored:
         header = json.loads(stored["metadata"].tobytes())
         fields = header["tree"]["fields"]
-        np.testing.assert_array_equal(
-            stored[fields["potential_a"]["tensor"]], result.potential_a.numpy()
-        )
+        np.testing.assert_array_equal(stored[fields["potential_a"]["array"]], result.potential_a)
     assert fields["epsilon"] == result.epsilon
 
 
@@ -436,8 +433,8 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert equal(result, again)
     assert repr(again) == repr(result)
     assert "LowRankResult 90 &times; 110 &#1" in again._repr_html_()
-    assert torch.equal(again.plan, result.plan)
-    assert torch.equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
+    assert np.array_equal(again.plan, result.plan)
+    assert np.array_equal(again.lazy_plan.T @ X, result.lazy_plan.T @ X)
     # what was saved is where another solve starts
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
 

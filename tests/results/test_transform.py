@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 
@@ -280,7 +281,7 @@ def test_new_points_come_back_as_they_were_given(curves, kind):
     np.testing.assert_allclose(moved, result.lazy_plan.barycentric(Y)[:4], atol=1e-8)
 
 
-def test_what_is_indexed_or_averaged_comes_as_it_was_given(tmp_path):
+def test_every_array_comes_as_the_input_was_given(tmp_path):
     X = np.random.default_rng(0).normal(size=(30, 3))
     settings = {"distances": "euclidean"}
     given = torch.as_tensor(X)
@@ -290,10 +291,30 @@ def test_what_is_indexed_or_averaged_comes_as_it_was_given(tmp_path):
         parts = [plan.argmax(), plan.argmax(axis=0), plan.T.argmax(), found.source, found.target]
         parts += [found.pairs, found.weights]
         parts += [plan @ X, X.T @ plan, plan.push(X), plan.pull(X), plan.barycentric(X)]
+        parts += [*plan.topk(2), *plan.marginals(), plan.rows([0, 2]), plan.to_dense()]
+        parts += [plan.T.to_dense(), plan.rounded().to_dense(), plan.rounded().T.topk(1)[0]]
+        parts += plan.sample(5, torch.Generator().manual_seed(0))
         assert {type(part) for part in parts} == {kind}
-        assert type(pickle.loads(pickle.dumps(plan)).argmax()) is kind
+        result.save(tmp_path / "result.npz")
+        for each in (result, copy.copy(result), torchgw.load(tmp_path / "result.npz"),
+                     pickle.loads(pickle.dumps(result))):  # fmt: skip
+            parts = [each.plan, *each.potentials, *each.marginals, each.lazy_plan.T.argmax()]
+            parts += [getattr(one, part) for one in each.alternatives
+                      for part in ("plan", "source", "target")]  # fmt: skip
+            assert {type(part) for part in parts} == {kind}
+            np.testing.assert_array_equal(each.marginal_a, result.marginal_a)
+            assert each.matching(improve=False).target.tolist() == list(range(30))
+            # what a user was handed says where another solve begins
+            for init in (each, each.potentials, each.plan / each.plan.sum(), each.alternatives[0]):
+                again = solve(points, points, init=init, **settings)
+                assert again.value == pytest.approx(result.value, abs=1e-3)
         # tensors come back as tensors from either
-        parts = [plan @ given, given.T @ plan, plan.T.barycentric(given), plan.marginals()[0]]
+        parts = [
+            plan @ given,
+            given.T @ plan,
+            plan.T.barycentric(given),
+            plan.rows(torch.tensor([0, 3])),
+        ]
         assert {type(part) for part in parts} == {torch.Tensor}
         np.testing.assert_array_equal(plan.argmax(), np.arange(30))
         np.testing.assert_array_equal(np.asarray(plan), result.plan)

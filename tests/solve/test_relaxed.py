@@ -60,13 +60,13 @@ def test_unbalanced_equals_pot(rho):
     )  # fmt: skip
     result = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, tol=1e-8, inner_tol=1e-10)
     assert result.converged
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     assert np.abs(plan - expected).sum() < 1e-5
     assert 0.3 < plan.sum() < 0.99
     assert result.log["mass"] == pytest.approx(plan.sum(), rel=1e-9)
     assert result.value == pytest.approx(reference.gw_value(D_X, D_Y, plan), rel=1e-9)
     assert result.log["objective"] == pytest.approx(objective(plan, pair, epsilon), rel=1e-9)
-    np.testing.assert_allclose(result.marginal_a.numpy(), plan.sum(1), atol=1e-12)
+    np.testing.assert_allclose(np.asarray(result.marginal_a), plan.sum(1), atol=1e-12)
     # the mass is the best one: no multiple of the plan costs less
     for factor in (0.99, 1.01):
         assert objective(factor * plan, pair, epsilon) > result.log["objective"]
@@ -78,9 +78,9 @@ def test_a_heavy_penalty_is_balanced(rho):
     strict = torchgw.solve(**GIVEN, **options)
     result = torchgw.solve(**GIVEN, unbalanced=rho, **options)
     assert result.converged
-    assert float((result.plan - strict.plan).abs().sum()) < 1e-6
+    assert float(np.abs(result.plan - strict.plan).sum()) < 1e-6
     for name in ("marginal_a", "marginal_b"):
-        assert float((getattr(result, name) - getattr(strict, name)).abs().sum()) < 1e-6
+        assert np.abs(getattr(result, name) - getattr(strict, name)).sum() < 1e-6
 
 
 @pytest.mark.parametrize("rho", [(INF, 0), (0, INF), (INF, 0.1)])
@@ -89,7 +89,7 @@ def test_strict_sides_are_strict_and_others_are_not(rho, gradient):
     result = torchgw.solve(
         **GIVEN, unbalanced=rho, epsilon=0.02, gradient=gradient, random_state=0, n_anchors=300
     )
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     errors = np.abs(plan.sum(1) - A).sum(), np.abs(plan.sum(0) - B).sum()
     for side, weight in enumerate(rho):
         if math.isinf(weight):
@@ -121,7 +121,7 @@ def test_semi_relaxed_is_near_pot():
 def test_partial_moves_its_mass(mass):
     result = torchgw.solve(**GIVEN, mass=mass, epsilon=0.01)
     assert result.converged
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     assert plan.sum() == pytest.approx(mass, abs=1e-6)
     assert result.log["mass"] == mass
     for moved, weight in ((plan.sum(1), A), (plan.sum(0), B)):
@@ -139,7 +139,7 @@ def test_partial_equals_pot():
     )
     result = torchgw.solve(**given, mass=0.167, epsilon=0.01, tol=1e-7)
     # POT's plan has no reference measure, which for uniform weights is a constant
-    assert np.abs(result.plan.numpy() - expected).sum() < 1e-4
+    assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-4
 
 
 def slow(*parameters):
@@ -232,7 +232,7 @@ def test_gradients_storages_and_precisions_agree(options):
         ({"gradient": "dense", "precision": "float32", "tol": 1e-5, "inner_tol": None}, 1e-2),
     ):
         result = torchgw.solve(**{**given, **other})
-        assert float((result.plan - dense.plan).abs().sum()) < tolerance
+        assert np.abs(result.plan - dense.plan).sum() < tolerance
         assert result.value == pytest.approx(dense.value, rel=10 * tolerance)
     sampled = torchgw.solve(gradient="sampled", n_anchors=2000, random_state=0, **given)
     error = sampled.log["value_standard_error"]
@@ -308,7 +308,7 @@ def test_polished_plans_are_stationary_without_entropy(options, gradient):
     # the gap is a rounding of the cost
     assert result.log["polish_gap"] <= 1e-8 * result.value
     assert result.value < entropic.value
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     d_x, d_y = (ot.dist(side, side) for side in (X, Y))
     assert result.value == pytest.approx(reference.gw_value(d_x, d_y, plan), rel=1e-8)
     assert plan.sum() == pytest.approx(options.get("mass", 1), abs=1e-12)
@@ -387,7 +387,7 @@ def test_slow_relaxed_iterations_are_extrapolated_to_the_same_plan(options, monk
     assert found.converged
     assert found.n_iters < 0.85 * plain.n_iters
     assert found.log["objective"] == pytest.approx(plain.log["objective"], rel=1e-7)
-    assert float((found.plan - plain.plan).abs().sum()) < 1e-3
+    assert np.abs(found.plan - plain.plan).sum() < 1e-3
 
 
 def test_bad_values_are_refused():
@@ -429,7 +429,7 @@ def test_penalised_weights_of_another_sum_equal_pot(totals):
         D_X=D_X, D_Y=D_Y, a=a, b=b, unbalanced=rho, epsilon=epsilon, init=np.outer(A, B),
         tol=1e-9, inner_tol=1e-10, objective_tol=0, precision="float64",
     )  # fmt: skip
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     np.testing.assert_allclose(plan, expected, rtol=0, atol=1e-6)
     value = reference.gw_value(D_X, D_Y, plan)
     penalty = rho * (divergence(plan.sum(1), a) + divergence(plan.sum(0), b))
@@ -441,7 +441,7 @@ def test_penalised_weights_of_another_sum_equal_pot(totals):
 def test_a_strict_side_needs_weights_of_sum_one():
     free = torchgw.solve(D_X=D_X, D_Y=D_Y, a=A, b=2 * B, unbalanced=(INF, 0.2), epsilon=0.05)
     known = torchgw.solve(**GIVEN, unbalanced=(INF, 0.2), epsilon=0.05)
-    assert torch.equal(torch.as_tensor(free.plan), torch.as_tensor(known.plan))
+    assert np.array_equal(torch.as_tensor(free.plan), torch.as_tensor(known.plan))
     for options in ({"unbalanced": (INF, 0.2)}, {"mass": 0.5}, {}):
         with pytest.raises(InvalidInputError, match="`a` must sum to 1"):
             torchgw.solve(D_X=D_X, D_Y=D_Y, a=2 * A, b=B, **options)
@@ -450,7 +450,7 @@ def test_a_strict_side_needs_weights_of_sum_one():
 def test_strict_values_mean_balanced():
     strict = torchgw.solve(**GIVEN, epsilon=0.05)
     for options in ({"mass": 1.0}, {"unbalanced": INF}, {"unbalanced": (INF, INF)}):
-        assert torch.equal(torchgw.solve(**GIVEN, epsilon=0.05, **options).plan, strict.plan)
+        assert np.array_equal(torchgw.solve(**GIVEN, epsilon=0.05, **options).plan, strict.plan)
 
 
 @pytest.mark.parametrize("options", [{"mass": 0.4}, {"unbalanced": (INF, 0.2)}])
@@ -458,7 +458,7 @@ def test_a_linear_cost_where_the_mass_is_fixed(options):
     """At alpha near zero the linear cost decides; its value is that of the plan."""
     linear = np.random.default_rng(2).uniform(size=(30, 28))
     result = torchgw.solve(**GIVEN, M=linear, alpha=0.3, epsilon=0.02, **options)
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     assert result.value_linear == pytest.approx(0.7 * (linear * plan).sum(), rel=1e-9)
     assert result.value_quad == pytest.approx(0.3 * reference.gw_value(D_X, D_Y, plan), rel=1e-9)
     assert result.value_linear < 0.7 * plan.sum() * 0.3
@@ -471,7 +471,7 @@ def test_zero_weights_and_an_init():
     given = {"D_X": D_X, "D_Y": D_Y, "a": a, "b": B, "epsilon": 0.02}
     for options in ({"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}):
         result = torchgw.solve(**given, **options)
-        assert bool(torch.isfinite(result.plan).all())
+        assert bool(torch.isfinite(torch.as_tensor(result.plan)).all())
         assert float(result.plan[3].sum()) == 0
         again = torchgw.solve(**given, **options, init=result)
         assert again.n_iters < result.n_iters
@@ -501,11 +501,12 @@ def test_devices_agree(options, storage, device):
     given = {"distances": "sqeuclidean", "epsilon": 0.03, "a": A, "b": B, **options}
     given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64"}
     expected = torchgw.solve(X, Y, storage="stored", device="cpu", **given)
-    result = torchgw.solve(X, Y, storage=storage, device=device, **given)
+    tensors = torch.as_tensor(X), torch.as_tensor(Y)
+    result = torchgw.solve(*tensors, storage=storage, device=device, **given)
     assert result.converged
     assert result.lazy_plan.device.type == device
     assert result.log["objective"] == pytest.approx(expected.log["objective"], rel=1e-6)
-    assert (result.plan.cpu() - expected.plan).abs().sum() < 1e-3
+    assert np.abs(result.plan.cpu().numpy() - expected.plan).sum() < 1e-3
     assert np.abs(result.transform(X[:7]) - expected.transform(X[:7])).max() < 1e-2
     kinds = {one.plan.device.type for one in result.alternatives}
     assert kinds == {device}

@@ -62,17 +62,17 @@ def test_the_plan_is_that_of_all_points(whole, precision):
     assert max(report["cells"]) < min(N, M) / 2
     assert whole.report.resolution is None
     # measured at some points, and the same on all of them
-    moved = torch.cat(found.lazy_plan.marginals())
-    weights = torch.cat([found.marginal_a, found.marginal_b])
-    missing = (moved - weights).abs()
+    moved = np.concatenate(found.lazy_plan.marginals())
+    weights = np.concatenate(found.marginals)
+    missing = np.abs(moved - weights)
     largest = max(float(missing[:N].sum()), float(missing[N:].sum()))
     assert found.marginal_error == pytest.approx(largest, rel=0.25)
     assert found.marginal_error <= 5e-3
     assert found.report.objective == pytest.approx(whole.report.objective, rel=2e-3)
     assert found.value == pytest.approx(whole.value, rel=2e-2)
-    difference = (found.plan - whole.plan).abs().sum()
+    difference = np.abs(found.plan - whole.plan).sum()
     assert difference < 0.05
-    rows = np.abs(found.plan.numpy().sum(1) * N - 1)
+    rows = np.abs(np.asarray(found.plan).sum(1) * N - 1)
     assert rows.mean() <= 5e-3
 
 
@@ -123,7 +123,7 @@ def test_features_and_files(few, tmp_path):
 
 def test_seeds_give_the_same_bits(few):
     one, two = (torchgw.solve(X, Y, **OPTIONS, resolution=1e-2) for _ in range(2))
-    assert torch.equal(one.potential_a, two.potential_a)
+    assert np.array_equal(one.potential_a, two.potential_a)
     assert one.value == two.value
 
 

@@ -42,7 +42,7 @@ def test_equals_pot(n, m, epsilon, weighted):
     )  # fmt: skip
     assert result.status is Status.CONVERGED
     assert result.epsilon == epsilon
-    assert np.abs(result.plan.numpy() - expected).sum() < 1e-6
+    assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-6
     assert np.abs(expected - np.outer(a, b)).sum() > 0.1
     assert result.value == pytest.approx(log["gw_dist"], rel=1e-6)
 
@@ -55,7 +55,7 @@ def test_fused_equals_reference():
     result = torchgw.solve(
         D_X=d_x, D_Y=d_y, M=linear, alpha=0.4, epsilon=0.05, init=np.outer(a, b), tol=1e-10
     )
-    np.testing.assert_allclose(result.plan.numpy(), expected, atol=1e-8)
+    np.testing.assert_allclose(np.asarray(result.plan), expected, atol=1e-8)
     assert result.value_linear == pytest.approx(0.6 * (linear * expected).sum(), rel=1e-6)
     assert result.value_quad == pytest.approx(
         0.4 * reference.gw_value(d_x, d_y, expected), rel=1e-6
@@ -70,11 +70,11 @@ def test_precisions_agree(precision):
     result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.01, precision=precision, random_state=0)
     # float32: rounding of exponents, about 1e-7 / 0.01, amplified by the outer iteration
     tolerance = {"float64": 1e-12, "mixed": 1e-4, "float32": 1e-3}[precision]
-    assert float((result.plan.double() - exact.plan).abs().sum()) <= tolerance
+    assert float(np.abs(result.plan - exact.plan).sum()) <= tolerance
     assert result.value == pytest.approx(exact.value, rel=tolerance)
     marginal = {"float64": 5e-7, "mixed": 5e-7, "float32": 1e-5}[precision]
     assert result.marginal_error <= marginal
-    assert result.marginal_a.dtype == torch.float64
+    assert result.marginal_a.dtype == np.float64
 
 
 @pytest.mark.parametrize("gradient", EXACT)
@@ -146,7 +146,7 @@ def test_scale_is_reported_and_applied_once(scale):
     }
     expected = factors["max" if scale == "auto" else scale]
     assert result.scale == pytest.approx(expected)
-    plan = result.plan.numpy()
+    plan = np.asarray(result.plan)
     value = reference.gw_value(d_x * expected[0], d_y * expected[1], plan)
     assert result.value == pytest.approx(value, rel=1e-9)
 
@@ -162,7 +162,7 @@ def test_spiral_to_swiss_roll(seed):
     assert result.converged
     # the law of the plan: both marginals, entry by entry
     for mass, weight in ((result.marginal_a, 1 / 200), (result.marginal_b, 1 / 250)):
-        assert float((mass / weight - 1).abs().max()) < 1e-4
+        assert float(np.abs(mass / weight - 1).max()) < 1e-4
     matched = angle_y[np.asarray(result.lazy_plan.argmax())]
     assert abs(scipy.stats.spearmanr(angle_x, matched).statistic) > 0.99
 
@@ -211,11 +211,11 @@ def test_same_seed_same_bits(gradient):
     options = {"distances": "sqeuclidean", "gradient": gradient, "epsilon": 0.02}
     first = torchgw.solve(x, y, random_state=7, **options)
     again = torchgw.solve(x, y, random_state=first.random_state, **options)
-    assert torch.equal(first.plan, again.plan)
+    assert np.array_equal(first.plan, again.plan)
     assert first.value == again.value
     if gradient == "sampled":
         other = torchgw.solve(x, y, random_state=8, **options)
-        assert not torch.equal(first.plan, other.plan)
+        assert not np.array_equal(first.plan, other.plan)
 
 
 def test_epsilon_is_annealed_and_reached_exactly():
@@ -241,7 +241,7 @@ def test_other_plans_as_a_start_say_how():
 def test_large_epsilon_gives_the_product_plan():
     d_x, d_y = distance_matrices()
     result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=1e3)
-    np.testing.assert_allclose(result.plan.numpy(), 1 / (30 * 25), rtol=2e-3)
+    np.testing.assert_allclose(np.asarray(result.plan), 1 / (30 * 25), rtol=2e-3)
 
 
 def test_init_is_respected():
@@ -300,7 +300,7 @@ def test_result_is_complete():
     assert result.random_state == 3
     assert result.n_iters == len(result.history)
     assert {"distances", "cost", "sinkhorn", "coupling", "settle"} <= set(result.timings)
-    plan, uniform = result.plan.numpy(), 1 / 750
+    plan, uniform = np.asarray(result.plan), 1 / 750
     kl = float((plan * np.log(plan / uniform)).sum())
     assert result.log["kl"] == pytest.approx(kl, rel=1e-6)
     assert result.log["objective"] == pytest.approx(result.value + result.epsilon * kl, rel=1e-6)
@@ -326,7 +326,7 @@ def test_reduced_potentials_lack_the_terms_of_rows_and_columns():
     reduced = result.lazy_plan.potentials
     own = (2 * (table**2).mean(1) for table in (d_x, d_y))
     for whole, left, term in zip(result.potentials, reduced, own, strict=True):
-        np.testing.assert_allclose(whole - left, term, atol=1e-12)
+        np.testing.assert_allclose(whole - left.numpy(), term, atol=1e-12)
         assert term.min() > 1e-2
 
 
@@ -385,7 +385,7 @@ def test_numbers_of_a_streamed_solve_are_those_of_its_plan(fused, weighted):
     result = torchgw.solve(x, y, distances="sqeuclidean", **options)
     assert result.converged
     assert result.log["settle_iterations"] == 0
-    plan = result.plan.double().numpy()
+    plan = np.asarray(result.plan, np.float64)
     d_x, d_y = (cdist(p, p, "sqeuclidean") * s for p, s in zip((x, y), result.scale, strict=True))
     value = reference.gw_value(d_x, d_y, plan)
     assert result.value_quad == pytest.approx(value * (0.5 if fused else 1), rel=1e-4)

@@ -47,7 +47,7 @@ def test_the_host_of_a_gpu_keeps_to_one_thread(device):
 
 
 def test_large_work_keeps_its_threads():
-    with small_on_one_thread(2**10, 2**10, CPU):
+    with small_on_one_thread(2**11, 2**11 + 1, CPU):
         assert threads() == 2
 
 

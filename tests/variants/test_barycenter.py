@@ -28,9 +28,9 @@ def test_value_is_at_most_that_of_pot():
     )
     expected = np.mean([ot.gromov_wasserstein2(theirs, table) for table in tables])
     result = torchgw.barycenter(spaces, 20, distances="euclidean", epsilon=0.01, random_state=0)
-    distances = result.D.numpy()
+    distances = result.D
     found = [
-        gw_value(distances, table, item.plan.numpy())
+        gw_value(distances, table, np.asarray(item.plan))
         for table, item in zip(tables, result.results, strict=True)
     ]
     assert result.converged
@@ -50,7 +50,7 @@ def test_barycenter_of_copies_is_the_space():
     assert sorted(match) == list(range(25))
     np.testing.assert_allclose(result.D, cdist(points[match], points[match]), atol=0.02)
     # and its coordinates have these distances
-    placed = result.points(3).numpy()
+    placed = result.points(3)
     np.testing.assert_allclose(cdist(placed, placed), cdist(points[match], points[match]), atol=0.1)
 
 
@@ -80,7 +80,7 @@ def test_factors_are_kept():
     assert isinstance(factored.distances, FactoredDistance)
     assert factored.distances.factors().signs.numel() == 8
     assert factored.value == pytest.approx(stored.value, rel=1e-5)
-    torch.testing.assert_close(factored.D, stored.D, atol=1e-3, rtol=0)
+    np.testing.assert_allclose(factored.D, stored.D, atol=1e-3, rtol=0)
 
 
 def test_features_average_too():
@@ -100,7 +100,7 @@ def test_same_seed_same_barycenter():
     spaces = [ring(20, seed) for seed in range(2)]
     options = {"distances": "euclidean", "epsilon": 0.05, "random_state": 3}
     first, second = (torchgw.barycenter(spaces, 10, **options) for _ in range(2))
-    assert torch.equal(first.D, second.D)
+    assert np.array_equal(first.D, second.D)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_each_name_means_what_its_documentation_says(theirs, ours):
     by_names = torchgw.sampled_gw(X, Y, random_state=0, **theirs)
     by_solve = torchgw.solve(X, Y, gradient="sampled", random_state=0, **ours)
     assert isinstance(by_names, torchgw.GWResult)
-    assert torch.equal(by_names.plan, by_solve.plan)
+    assert np.array_equal(by_names.plan, by_solve.plan)
 
 
 def test_weights_at_both_ends_of_the_range():
@@ -66,7 +66,7 @@ def test_weights_at_both_ends_of_the_range():
     assert pure.value_linear == 0
     assert pure.value_quad > 0
     assert linear.value_quad == 0
-    assert linear.value == pytest.approx(float((linear.plan.numpy() * LINEAR).sum()), rel=1e-6)
+    assert linear.value == pytest.approx(float((np.asarray(linear.plan) * LINEAR).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_relaxed_marginals(theirs, ours):
     by_solve = torchgw.solve(
         X, Y, distances="euclidean", gradient="sampled", n_anchors=200, unbalanced=ours, **options
     )
-    assert torch.equal(by_names.plan, by_solve.plan)
+    assert np.array_equal(by_names.plan, by_solve.plan)
     if "semi_relaxed" in theirs:
         # one side is strict, the other is not
-        assert (by_names.marginal_a - 1 / 40).abs().sum() < 1e-6
-        assert (by_names.marginal_b - 1 / 40).abs().sum() > 1e-4
+        assert np.abs(by_names.marginal_a - 1 / 40).sum() < 1e-6
+        assert np.abs(by_names.marginal_b - 1 / 40).sum() > 1e-4
 
 
 def test_loss_has_gradients():
@@ -145,7 +145,7 @@ def test_low_rank_and_graphs_by_the_names_of_the_design():
     points = X[:15], Y[:12]
     found = torchgw.sampled_lowrank_gw(*points, distance_mode="sqeuclidean", **call)
     same = torchgw.solve_low_rank(*points, distances="sqeuclidean", **call)
-    assert torch.equal(found.plan, same.plan)
+    assert np.array_equal(found.plan, same.plan)
     graph = torchgw.build_knn_graph(X, k=4)
     assert (graph != torchgw.distances.knn_graph(torch.as_tensor(X), 4)).nnz == 0
     with pytest.raises(torchgw.InvalidInputError, match="C_linear"):

@@ -25,11 +25,13 @@ __all__ = [
     "check_points",
     "check_tensor",
     "in_kind",
+    "in_numpy",
     "is_tensor",
     "make_generator",
     "resolve_device",
     "to_numpy",
     "to_tensor",
+    "without_tensors",
 ]
 
 # Relative asymmetry that rounding can explain. [L264]
@@ -75,9 +77,30 @@ def is_tensor(given: Any) -> bool:
     return foreign or hasattr(given, "edge_index")
 
 
-def in_kind(given: Any, tensor: Tensor) -> Any:
-    """Return a tensor as what was given: NumPy's, unless that was a tensor or a like of it."""
-    return tensor if is_tensor(given) else to_numpy(tensor)
+def without_tensors(*given: Any) -> bool:
+    """Whether nothing that was given, or is in lists given, is a tensor or computes with some."""
+    for one in given:
+        if isinstance(one, (list, tuple)):
+            if not without_tensors(*one):
+                return False
+        elif is_tensor(one) or isinstance(getattr(one, "device", None), torch.device):
+            return False
+    return True
+
+
+def in_kind(given: Any, value: Any) -> Any:
+    """Return a tensor, or a tuple of some, as what was given: NumPy's, unless that is a tensor."""
+    return value if is_tensor(given) else in_numpy(value)
+
+
+def in_numpy(value: Any) -> Any:
+    """Turn a tensor, or each tensor of a tuple, into a NumPy array; leave others as they are."""
+    if isinstance(value, Tensor):
+        return to_numpy(value)
+    if isinstance(value, tuple):
+        parts = map(in_numpy, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
 
 
 def as_labels(name: str, value: Any) -> NDArray[Any]:

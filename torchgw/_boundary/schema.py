@@ -6,6 +6,8 @@ import types
 import typing
 from typing import Any
 
+import numpy as np
+
 from torchgw._errors import InvalidInputError
 
 __all__ = ["check_fields", "fits"]
@@ -25,6 +27,8 @@ def check_fields(parts: dict[str, Any], hints: dict[str, Any]) -> None:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the type that an annotation says, its parts included."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray)
     if hint is Any:
         return True
     if origin in (typing.Union, types.UnionType):

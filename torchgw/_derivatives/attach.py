@@ -154,9 +154,9 @@ class DifferentiablePlan(TransportPlan):
         """The plan from target to source."""
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
-    def marginals(self) -> tuple[Tensor, Tensor]:
+    def _moved(self) -> tuple[Tensor, Tensor]:
         """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
-        return Plan.marginals(self)
+        return Plan._moved(self)
 
     def _product(self, table: Tensor) -> Tensor:
         """Multiply by values of shape (m, c)."""
@@ -530,7 +530,8 @@ def attach(
             return (matrix.T if turned else matrix).to(values.dtype) @ values
 
         return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
-    objective = result.potential_a.new_tensor(result.report.objective)
+    potentials = Potentials(*result.potentials)
+    objective = potentials.f.new_tensor(result.report.objective)
     link: Solved
     if definition.rule is not None:
         link = RelaxedSolve(definition, definition.rule, plan, objective, tuple(inputs))
@@ -541,7 +542,7 @@ def attach(
     link = Link(
         definition,
         plan,
-        Potentials(result.potential_a, result.potential_b),
+        potentials,
         objective,
         tuple(inputs),
         anchors,

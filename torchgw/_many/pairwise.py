@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchgw._batch.engine import Rules
 from torchgw._boundary.archive import check_writable, read_archive, write_archive
-from torchgw._boundary.arrays import resolve_device
+from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError
@@ -92,7 +92,7 @@ def pairwise(
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
     device: Any = None,
-) -> Tensor:
+) -> Any:
     """Compute the matrix of values between all spaces of two lists, or of one with itself.
 
     Each entry has the bits that :func:`torchgw.solve_many` gives it. Memory is that of the spaces,
@@ -133,7 +133,7 @@ def pairwise(
 
     Returns
     -------
-    Tensor, shape (N, M), or (K,) with ``pairs``, float64
+    Tensor or ndarray, shape (N, M), or (K,) with ``pairs``, float64
         On the CPU.
 
     Raises
@@ -192,13 +192,14 @@ def pairwise(
     warn_of_failures(found)
     numbers = found.value_quad + found.value_linear
     numbers = numbers if output == "value" else getattr(found, output)
+    in_numpy = without_tensors(Xs, Ys, D_X, D_Y, a, b, features)
     if pairs is not None:
-        return numbers[asked]
+        return to_numpy(numbers[asked]) if in_numpy else numbers[asked]
     matrix = torch.empty(count, len(spaces) - begin, dtype=torch.float64, device="cpu")
     matrix[i, j] = numbers
     if mirrored:
         matrix[j, i] = numbers
-    return matrix
+    return to_numpy(matrix) if in_numpy else matrix
 
 
 def _side(name: str, given: Any, table: Any) -> tuple[bool, list[Any]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._api import solve
+from torchgw._boundary.arrays import in_kind, to_numpy, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import UnsupportedError
 from torchgw._many.solver import STATUSES
@@ -19,6 +20,7 @@ from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
 from torchgw._results.storage import write_result
 from torchgw._solve.status import Status
+from torchgw._typing import Array
 
 __all__ = ["BatchResult"]
 
@@ -29,36 +31,36 @@ class BatchResult(Result):
 
     Attributes
     ----------
-    value_quad, value_linear : Tensor, shape (B,), float64
+    value_quad, value_linear : Tensor or ndarray, shape (B,), float64
         alpha * <L(P), P> and (1 - alpha) * <M, P> of each plan.
-    objective : Tensor, shape (B,), float64
+    objective : Tensor or ndarray, shape (B,), float64
         value + epsilon KL(P | a x b), which is what was minimised.
-    marginal_error : Tensor, shape (B,), float64
+    marginal_error : Tensor or ndarray, shape (B,), float64
         Larger of the L1 distances of a plan's marginals to the weights.
-    epsilon, alpha : Tensor, shape (B,), float64
+    epsilon, alpha : Tensor or ndarray, shape (B,), float64
         Of each problem.
-    status : Tensor, shape (B,), int64
+    status : Tensor or ndarray, shape (B,), int64
         How each ended, as a place in ``tuple(torchgw.Status)``; ``statuses`` has them by name.
-    n_iter : Tensor, shape (B,), int64
+    n_iter : Tensor or ndarray, shape (B,), int64
         Outer iterations of each.
-    shapes : Tensor, shape (B, 2), int64
+    shapes : Tensor or ndarray, shape (B, 2), int64
         Points of both sides of each.
-    entries : Tensor or None, shape (sum of n m,), float64
+    entries : Tensor, ndarray or None, shape (sum of n m,), float64
         All plans one after the other, row by row; see :meth:`plan`. None with ``plans=False``.
     loss : Tensor or None, shape (B,), float64
         With ``differentiable=True``: ``objective`` as a tensor that carries gradients.
     """
 
-    value_quad: Tensor
-    value_linear: Tensor
-    objective: Tensor
-    marginal_error: Tensor
-    epsilon: Tensor
-    alpha: Tensor
-    status: Tensor
-    n_iter: Tensor
-    shapes: Tensor
-    entries: Tensor | None = None
+    value_quad: Array
+    value_linear: Array
+    objective: Array
+    marginal_error: Array
+    epsilon: Array
+    alpha: Array
+    status: Array
+    n_iter: Array
+    shapes: Array
+    entries: Array | None = None
     loss: Tensor | None = None
     questions: Any = None
 
@@ -67,7 +69,7 @@ class BatchResult(Result):
         return len(self.objective)
 
     @property
-    def value(self) -> Tensor:
+    def value(self) -> Any:
         """Transport objective of each plan, without the entropy term, (B,)."""
         return self.value_quad + self.value_linear
 
@@ -77,12 +79,13 @@ class BatchResult(Result):
         return [STATUSES[code] for code in self.status.tolist()]
 
     @property
-    def converged(self) -> Tensor:
+    def converged(self) -> Any:
         """Whether each answer may be used without reservation, (B,) bool."""
         good = [place for place, status in enumerate(STATUSES) if status.converged]
-        return torch.isin(self.status, torch.tensor(good, device=self.status.device))
+        status = to_tensor("status", self.status)
+        return in_kind(self.status, torch.isin(status, torch.tensor(good, device=status.device)))
 
-    def plan(self, i: int) -> Tensor:
+    def plan(self, i: int) -> Any:
         """Plan of problem i, (n, m) float64; UnsupportedError if plans were not kept."""
         if self.entries is None:
             raise UnsupportedError(
@@ -92,14 +95,15 @@ class BatchResult(Result):
         place = self._place(i)
         sizes = self.shapes.prod(1)
         begin, count = int(sizes[:place].sum()), int(sizes[place])
-        return self.entries[begin : begin + count].view(*self.shapes[place].tolist())
+        return self.entries[begin : begin + count].reshape(*self.shapes[place].tolist())
 
-    def plans(self) -> list[Tensor]:
+    def plans(self) -> list[Any]:
         """All plans, (n, m) float64 each."""
         if self.entries is None:
             return [self.plan(i) for i in range(len(self))]
-        parts = self.entries.split(self.shapes.prod(1).tolist())
-        return [part.view(*shape) for part, shape in zip(parts, self.shapes.tolist(), strict=True)]
+        ends = to_numpy(self.shapes).prod(1).cumsum().tolist()
+        spans = zip([0, *ends], ends, self.shapes.tolist(), strict=False)
+        return [self.entries[begin:end].reshape(*shape) for begin, end, shape in spans]
 
     def result(self, i: int) -> GWResult:
         """Problem i as a full result: :func:`torchgw.solve` goes on from its plan.

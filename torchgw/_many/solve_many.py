@@ -16,6 +16,7 @@ from torchgw._boundary.arrays import (
     check_magnitude,
     resolve_device,
     to_tensor,
+    without_tensors,
 )
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import (
@@ -136,7 +137,7 @@ def solve_many(
     Returns
     -------
     BatchResult
-        (B,) tensors of numbers, and the plans.
+        (B,) arrays of numbers, and the plans.
 
     Raises
     ------
@@ -159,7 +160,7 @@ def solve_many(
     >>> Xs = [rng.normal(size=(n, 2)) for n in (9, 12, 20)]
     >>> batch = torchgw.solve_many(Xs, [X @ [[0, 1], [-1, 0]] for X in Xs], epsilon=0.01)
     >>> batch.plan(1).shape
-    torch.Size([12, 12])
+    (12, 12)
     """
     refuse_relaxed(unbalanced, mass)
     given, tables = (Xs, Ys), (D_X, D_Y)
@@ -210,9 +211,12 @@ def solve_many(
     result, kept = _solve(asked, where, plans=plans or differentiable)
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
-        loss = attach_losses(asked, kept, result.objective, inputs, distances)
+        loss = attach_losses(
+            asked, kept, to_tensor("objective", result.objective), inputs, distances
+        )
         return replace(result, loss=loss, entries=result.entries if plans else None)
-    return result
+    in_numpy = without_tensors(Xs, Ys, distances, D_X, D_Y, M, a, b, features)
+    return result.in_numpy() if in_numpy else result
 
 
 @reject_unknown
@@ -310,7 +314,7 @@ def solve_batch(
     )
     result, kept = _solve(asked, where, plans=plans or differentiable)
     if not differentiable:
-        return result
+        return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result
     sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
     inputs: dict[str, Any] = {
         "X": (True, [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]),
@@ -319,7 +323,7 @@ def solve_batch(
         "a": None if a is None else [a[k][:n] for k, (n, _) in enumerate(sizes)],
         "b": None if b is None else [b[k][:m] for k, (_, m) in enumerate(sizes)],
     }
-    loss = attach_losses(asked, kept, result.objective, inputs, None)
+    loss = attach_losses(asked, kept, to_tensor("objective", result.objective), inputs, None)
     return replace(result, loss=loss, entries=result.entries if plans else None)
 
 

@@ -341,4 +341,4 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
     )  # fmt: skip
     found.put(torch.tensor([number]), [torch.tensor([value]) for value in values])
     if keep is not None:
-        keep(Kept(number, result.plan.double(), *result.lazy_plan.potentials))
+        keep(Kept(number, result.lazy_plan.stored().double(), *result.lazy_plan.potentials))

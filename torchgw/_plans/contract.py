@@ -29,12 +29,23 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
 
-__all__ = ["Plan", "exactly"]
+__all__ = ["Plan", "exactly", "handed_out"]
 
+Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 # Entries of one block of rows, where a plan is read row by row. [L320]
 _BLOCK_ENTRIES = 2**22
+
+
+def handed_out(method: Method) -> Method:
+    """Turn what a method of a plan returns into NumPy's arrays where the plan gives these."""
+
+    @functools.wraps(method)
+    def run(plan: Any, *args: Any, **options: Any) -> Any:
+        return plan._handed_out(method(plan, *args, **options))
+
+    return run  # type: ignore[return-value]
 
 
 def exactly(method: Method) -> Method:
@@ -60,8 +71,8 @@ class Plan(ABC):
 
     # NumPy leaves ``values @ plan`` to the plan
     __array_ufunc__ = None
-    # Whether indices, and products with what is no tensor, are NumPy's: those of a solve that was
-    # given no tensor either.
+    # Whether arrays are NumPy's, but for products with tensors: those of a solve that was given no
+    # tensor.
     in_numpy = False
     # What to say of points that carry no mass, when they are to be mapped.
     _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
@@ -116,7 +127,15 @@ class Plan(ABC):
         shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
         return self._handed_out(shaped, given)
 
-    def _handed_out(self, result: Tensor, given: Any = None) -> Any:
+    def giving(self: Own, in_numpy: bool) -> Own:
+        """Return the same plan, which shares all that this one holds, as NumPy's or as tensors."""
+        if self.in_numpy == in_numpy:
+            return self
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__, in_numpy=in_numpy)
+        return plan
+
+    def _handed_out(self, result: Any, given: Any = None) -> Any:
         """Turn what was computed from something ``given`` into the user's kind of array."""
         return in_kind(given, result) if self.in_numpy else result
 
@@ -139,8 +158,13 @@ class Plan(ABC):
         """Map values (m, c) on the target to the source, ``plan @ values`` (moscot's name)."""
         return self @ values
 
-    def marginals(self) -> tuple[Tensor, Tensor]:
+    def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
+        rows, columns = self._moved()
+        return self._handed_out((rows, columns))  # type: ignore[no-any-return]
+
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        """Compute the marginals."""
         ones_n, ones_m = (
             torch.ones(size, dtype=torch.float64, device=self.device) for size in self.shape
         )
@@ -173,22 +197,20 @@ class Plan(ABC):
         return self._handed_out(sums[:, :-1] / sums[:, -1:], given)
 
     @exactly
-    def rows(self, index: Any) -> Tensor:
+    def rows(self, index: Any) -> Any:
         """Return rows of the plan, shape (s, m), for an integer index of shape (s,)."""
-        return self._block(as_index(index, self.shape[0], self.device))
+        return self._handed_out(self._block(as_index(index, self.shape[0], self.device)), index)
 
     def argmax(self, axis: int = 1) -> Any:
-        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64.
-
-        NumPy's, if the solve was given no tensor.
-        """
+        """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
         if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
         turned = self if axis == 1 else self.T
-        return self._handed_out(turned.topk(1)[1][:, 0])
+        return turned.topk(1)[1][:, 0]
 
+    @handed_out
     @exactly
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, k: int) -> tuple[Any, Any]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k), int64.
 
         Raises
@@ -200,9 +222,10 @@ class Plan(ABC):
         best = [block.topk(k, dim=1) for block in self._blocks()]
         return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
 
+    @handed_out
     @exactly
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        """Draw ``count`` pairs (i, j) from the plan, with repetition, as two tensors (count,).
+        """Draw ``count`` pairs (i, j) from the plan, with repetition, as two arrays (count,).
 
         Parameters
         ----------
@@ -221,7 +244,8 @@ class Plan(ABC):
         source = order[categories_at(self._row_masses()[order], places)]
         return Anchors(source, self._partners(source, generator))
 
-    def to_dense(self) -> Tensor:
+    @handed_out
+    def to_dense(self) -> Any:
         """Build the (n, m) matrix, in the dtype of the plan and on its device.
 
         Raises
@@ -267,7 +291,7 @@ class Plan(ABC):
         """
         if k is not None:
             k = check_entries(k, self.shape[1])
-            values, columns = (part.cpu().numpy() for part in self.topk(k))
+            values, columns = map(to_numpy, self.topk(k))
             start = np.arange(0, values.size + 1, k)
             data = values.astype(np.float64).ravel()
             return scipy.sparse.csr_array((data, columns.ravel(), start), shape=self.shape)
@@ -292,7 +316,7 @@ class Plan(ABC):
 
     def _row_masses(self) -> Tensor:
         """Find the masses by which rows are drawn, (n,)."""
-        return self.marginals()[0]
+        return self._moved()[0]
 
     def _partners(self, source: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a target point for each of some source points, (s,)."""

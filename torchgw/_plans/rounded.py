@@ -42,7 +42,7 @@ class RoundedPlan(Plan):
     @property
     def T(self) -> RoundedPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
-        return RoundedPlan(self.scaled.T, self.column, self.row)
+        return RoundedPlan(self.scaled.T, self.column, self.row).giving(self.in_numpy)
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""

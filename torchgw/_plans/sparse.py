@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgw._boundary.plans import check_draw, check_threshold
 from torchgw._errors import UnsupportedError
+from torchgw._plans.contract import handed_out
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
@@ -68,7 +69,7 @@ class SparsePlan(DualPlan):
     @classmethod
     def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
         """Keep of each row the k largest entries that carry at least ``share`` of its mass."""
-        values, columns = plan.topk(min(k, plan.shape[1]))
+        values, columns = plan.giving(in_numpy=False).topk(min(k, plan.shape[1]))
         kept = values >= share * values.sum(1, keepdim=True)
         rows = torch.arange(plan.shape[0], device=plan.device)[:, None].expand_as(columns)
         places = torch.stack([rows[kept], columns[kept]])
@@ -95,7 +96,8 @@ class SparsePlan(DualPlan):
     def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
         (f, g), (a, b) = self.potentials, self.weights
-        return SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
+        turned = SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
+        return turned.giving(self.in_numpy)
 
     def replaced(
         self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
@@ -116,6 +118,7 @@ class SparsePlan(DualPlan):
             f"{self.entries.values().numel():,} entries, {self.dtype}, {self.device})"
         )
 
+    @handed_out
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
         """Draw ``count`` pairs (i, j) from the entries, with repetition."""
         check_draw(count, generator, self.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.plans import as_mass, as_points_of, check_entries, check_equal_masses
-from torchgw._plans.contract import Plan, exactly
+from torchgw._plans.contract import Plan, exactly, handed_out
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -41,10 +41,9 @@ class DualPlan(Plan):
     ) -> DualPlan:
         """Return the plan of other potentials and weights on the same cost."""
 
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
+    def _moved(self) -> tuple[Tensor, Tensor]:
         if self._sums is None:
-            self._sums = super().marginals()
+            self._sums = super()._moved()
         return self._sums
 
     @exactly
@@ -142,8 +141,7 @@ class TransportPlan(DualPlan):
         """The plan from target to source."""
         (f, g), (p, q) = self.potentials, self.masses
         turned = TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(q, p))
-        turned.in_numpy = self.in_numpy
-        return turned
+        return turned.giving(self.in_numpy)
 
     def replaced(
         self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
@@ -181,7 +179,7 @@ class TransportPlan(DualPlan):
             for name, given, weight in zip("ab", (a, b), self.weights, strict=True)
         )
         check_equal_masses(a, b)
-        return round_plan(self, a, b)
+        return round_plan(self, a, b).giving(self.in_numpy)
 
     def barycentric(self, points: Any) -> Any:
         """Map each source point to the plan-weighted mean of target points.
@@ -204,8 +202,9 @@ class TransportPlan(DualPlan):
         product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         return self._handed_out(product[:, :-1] / product[:, -1:], given)
 
+    @handed_out
     @exactly
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, k: int) -> tuple[Any, Any]:
         """Return the k largest entries of each row: values (n, k), and their columns (n, k), int64.
 
         Raises

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import html
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.arrays import in_numpy
+from torchgw._results.matching import Matching
 from torchgw._results.storage import stored, write_result
+from torchgw._search.optima import Alternative
 
-__all__ = ["Result"]
+__all__ = ["Result", "as_numpy"]
 
 Own = TypeVar("Own", bound="Result")
 
@@ -28,6 +32,17 @@ class Result:
     def __init_subclass__(cls) -> None:
         """Make the class known to files."""
         stored(cls)
+
+    def __post_init__(self) -> None:
+        """Let a plan give NumPy's arrays if those of the result are NumPy's."""
+        parts = vars(self)
+        if isinstance(parts.get("marginal_a"), np.ndarray):
+            plan = parts["lazy_plan"].giving(in_numpy=True)
+            object.__setattr__(self, "lazy_plan", plan)
+
+    def in_numpy(self: Own) -> Own:
+        """Return the same result with NumPy's arrays in place of tensors."""
+        return as_numpy(self)  # type: ignore[no-any-return]
 
     def save(
         self,
@@ -107,6 +122,16 @@ class Result:
         mark = {True: " &#10003;", False: " &#9888;", None: ""}[getattr(self, "converged", None)]
         caption = f"{type(self).__name__} {_as_html(size)}{mark}"
         return f"<table><caption>{caption}</caption>{cells}</table>"
+
+
+def as_numpy(value: Any) -> Any:
+    """Turn the arrays of a result, and of what it is made of, into NumPy's."""
+    if isinstance(value, (Result, Alternative, Matching)):
+        parts = {item.name: as_numpy(getattr(value, item.name)) for item in fields(value)}
+        return replace(value, **parts)
+    if type(value) is tuple:
+        return tuple(map(as_numpy, value))
+    return in_numpy(value) if isinstance(value, Tensor) else value
 
 
 def _as_html(text: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
@@ -127,12 +126,7 @@ def match(
         weights = _weights(task, rows)
         if improved and _small(task):
             partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
-        found = _judge(task, rows, partners[rows], weights, turned)
-    if not plan.in_numpy:
-        return found
-    kinds = {name: to_numpy(getattr(found, name)) for name in ("source", "target", "weights")}
-    handed: Matching = replace(found, **cast("dict[str, Any]", kinds))
-    return handed
+        return _judge(task, rows, partners[rows], weights, turned)
 
 
 def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import scipy
+import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind
@@ -21,7 +22,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._results.base import Result
+from torchgw._results.base import Result, as_numpy
 from torchgw._results.bounds import lower_bound
 from torchgw._results.correlation import distance_correlation
 from torchgw._results.mapping import Extension, map_new
@@ -33,7 +34,7 @@ from torchgw._search.relation import related
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
-from torchgw._typing import HessianProduct, Iteration, Marginals
+from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
 __all__ = ["GWResult", "make_result"]
 
@@ -45,13 +46,15 @@ _AMBIGUOUS = 0.9
 class GWResult(Result):
     """Outcome of :func:`torchgw.solve`, with the attribute names of POT's ``OTResult``.
 
+    Arrays are NumPy's where the solve was given no tensor, and tensors on its device otherwise.
+
     Attributes
     ----------
     lazy_plan : TransportPlan, shape (n, m)
         The plan as an operator; nothing of its size is stored. :func:`torchgw.load` returns its
         largest entries, without the cost, where that was a stored matrix and the result was not
         saved with ``dense=True``.
-    potential_a, potential_b : Tensor, shapes (n,) and (m,), float64
+    potential_a, potential_b : Tensor or ndarray, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. They are not the *reduced
         potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its
         terms of rows and columns alone. Those of the plan before polishing, if it was polished.
@@ -61,7 +64,7 @@ class GWResult(Result):
         estimate, whose standard error is ``report.value_standard_error``.
     value_quad, value_linear : float
         alpha * <L(P), P> and (1 - alpha) * <M, P>.
-    marginal_a, marginal_b : Tensor, shapes (n,) and (m,), float64
+    marginal_a, marginal_b : Tensor or ndarray, shapes (n,) and (m,), float64
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
         Larger of the L1 distances of the two to the weights. Relaxed problems count the sides that
@@ -112,12 +115,12 @@ class GWResult(Result):
     """
 
     lazy_plan: TransportPlan
-    potential_a: Tensor
-    potential_b: Tensor
+    potential_a: Array
+    potential_b: Array
     value_quad: float
     value_linear: float
-    marginal_a: Tensor
-    marginal_b: Tensor
+    marginal_a: Array
+    marginal_b: Array
     marginal_error: float
     status: Status
     epsilon: float
@@ -172,7 +175,7 @@ class GWResult(Result):
         always the same ones. NaN where all distances of a side are equal. UnsupportedError if the
         result comes from a file that does not hold the distances.
         """
-        return distance_correlation(self.lazy_plan, self._known())
+        return distance_correlation(self.lazy_plan.giving(in_numpy=False), self._known())
 
     @cached_property
     def lower_bound(self) -> float:
@@ -198,7 +201,7 @@ class GWResult(Result):
         return lower_bound(extension, self.lazy_plan.weights)
 
     @property
-    def plan(self) -> Tensor:
+    def plan(self) -> Any:
         """The (n, m) matrix, built on demand; PlanTooLargeError if it would not fit."""
         return self.lazy_plan.to_dense()
 
@@ -208,12 +211,12 @@ class GWResult(Result):
         return self.lazy_plan.to_sparse()
 
     @property
-    def potentials(self) -> tuple[Tensor, Tensor]:
+    def potentials(self) -> tuple[Any, Any]:
         """Dual potentials (f, g) of the whole cost: (potential_a, potential_b)."""
         return self.potential_a, self.potential_b
 
     @property
-    def marginals(self) -> tuple[Tensor, Tensor]:
+    def marginals(self) -> tuple[Any, Any]:
         """(marginal_a, marginal_b)."""
         return self.marginal_a, self.marginal_b
 
@@ -397,9 +400,12 @@ class GWResult(Result):
         [59, 58, 57]
         """
         extension = self._known()
-        moved = Marginals(self.marginal_a, self.marginal_b)
-        masses = self.lazy_plan.weights if extension.known.own is None else moved
-        return match(self.lazy_plan, masses, extension, kind, improve)
+        plan = self.lazy_plan.giving(in_numpy=False)
+        moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
+        masses = plan.weights if extension.known.own is None else Marginals(*moved)
+        found = match(plan, masses, extension, kind, improve)
+        handed: Matching = as_numpy(found) if self.lazy_plan.in_numpy else found
+        return handed
 
     def _known(self) -> Extension:
         """Return what is left of the solve, with the distances."""

@@ -245,7 +245,7 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
 def _shorten(plan: TransportPlan) -> SparsePlan:
     """Keep the largest entries of a plan; warn if they are not nearly all of it."""
     kept = SparsePlan.of(plan, _ENTRIES_PER_ROW, _SMALLEST_SHARE)
-    total = float(plan.marginals()[0].sum())
+    total = float(plan._moved()[0].sum())
     missing = 1 - float(kept.entries.values().sum()) / total
     if missing > _MISSING_MASS:
         warn_user(

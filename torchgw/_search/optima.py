@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all, way_to_call
 from torchgw._search.chains import Trial, chains_within, climb
@@ -118,9 +120,9 @@ class Alternative:
         relaxed problem: with penalty and entropy, which decide what its mass is.
     label : str
         The start that found it.
-    plan : Tensor, shape (s, t), float64
+    plan : Tensor or ndarray, shape (s, t), float64
         Mass between coarse points, one in all.
-    source, target : Tensor, shapes (s,) and (t,), int64
+    source, target : Tensor or ndarray, shapes (s,) and (t,), int64
         Which points of X and of Y those are.
     shape : tuple of int
         (n, m), of the whole problem.
@@ -133,25 +135,26 @@ class Alternative:
 
     value: float
     label: str
-    plan: Tensor
-    source: Tensor
-    target: Tensor
+    plan: Any
+    source: Any
+    target: Any
     shape: tuple[int, int]
     epsilon: float = GUESS_EPSILON
     relation: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep what matters of the plan, for pickle: 1e-4 of each row's mass may be missing."""
-        plan = self.plan.cpu()
+        plan = to_tensor("plan", self.plan).cpu()
         row, column = (plan >= _PICKLED * plan.sum(1, keepdim=True) / plan.shape[1]).nonzero().T
         short = torch.int16 if max(plan.shape) < 2**15 else torch.int32
         entries = row.to(short), column.to(short), plan[row, column], tuple(plan.shape)
         rest = {item.name: getattr(self, item.name) for item in fields(self)}
-        return _unpickled, (rest | {"plan": entries}, self.plan.device)
+        device = self.plan.device if isinstance(self.plan, Tensor) else None
+        return _unpickled, (rest | {"plan": entries}, device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alternative:
         """Copy the whole plan."""
-        return replace(self, plan=self.plan.clone())
+        return replace(self, plan=copy.deepcopy(self.plan, memo))
 
     def __repr__(self) -> str:
         """Leave out the tensors."""
@@ -162,12 +165,13 @@ class Alternative:
         )
 
 
-def _unpickled(parts: dict[str, Any], device: torch.device) -> Alternative:
-    """Build an alternative from its parts, the plan from its entries."""
+def _unpickled(parts: dict[str, Any], device: torch.device | None) -> Alternative:
+    """Build an alternative from its parts, the plan from its entries; None is for NumPy's."""
     row, column, values, shape = parts["plan"]
     plan = values.new_zeros(shape)
     plan[row.long(), column.long()] = values
-    return Alternative(**(parts | {"plan": plan.to(device)}))
+    whole = plan.numpy() if device is None else plan.to(device)
+    return Alternative(**(parts | {"plan": whole}))
 
 
 class Search(NamedTuple):

@@ -67,8 +67,9 @@ def _places(
 ) -> Tensor:
     """Find where a match sends its source points, in coordinates of the target, (s, k)."""
     square = _squares(target, anchors, match.target)
-    mass = match.plan.sum(1, keepdim=True).clamp_min(torch.finfo(match.plan.dtype).tiny)
-    return match.plan @ ((mean - square) / 2 @ axes) / mass
+    plan: Tensor = match.plan
+    mass = plan.sum(1, keepdim=True).clamp_min(torch.finfo(plan.dtype).tiny)
+    return plan @ ((mean - square) / 2 @ axes) / mass
 
 
 def _relation(first: Tensor, other: Tensor, mass: Tensor) -> str:

@@ -114,7 +114,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     plan = getattr(init, "lazy_plan", init)
     if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
-        return Guess(plan, plan.potentials, 0.0)
+        return Guess(plan.giving(in_numpy=False), plan.potentials, 0.0)
     if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):
         name = "init" if plan is init else "init.lazy_plan"
         raise InvalidTypeError(
@@ -129,9 +129,11 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:
     """Turn an optimum of a coarse problem into a start for the whole one."""
-    s, t = found.plan.shape
-    pairs = Anchors(found.source.repeat_interleave(t), found.target.repeat(s))
-    mass = found.plan.flatten()
+    parts = found.plan, found.source, found.target
+    plan, source, target = (to_tensor("init", part) for part in parts)
+    s, t = plan.shape
+    pairs = Anchors(source.repeat_interleave(t), target.repeat(s))
+    mass = plan.flatten()
     used = mass > 0
     pairs = Anchors(*(side[used].to(device) for side in pairs))
     return Guess(PairPlan(pairs, mass[used].to(device), found.shape), None, found.epsilon)

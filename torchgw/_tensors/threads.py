@@ -11,8 +11,8 @@ import torch
 
 __all__ = ["beside_gpu", "small_on_one_thread"]
 
-# Entries of a plan up to which one thread computes, on a CPU. [L349]
-_SMALL = 2**18
+# Entries of a plan up to which one thread computes, on a CPU. [L349, L497]
+_SMALL = 2**22
 
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
 _LONG = 50_000

@@ -16,8 +16,10 @@ from torchgw._boundary.arrays import (
     check_distances,
     check_list,
     check_points,
+    in_kind,
     make_generator,
     resolve_device,
+    without_tensors,
 )
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
@@ -26,7 +28,7 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._typing import Seed
+from torchgw._typing import Array, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -149,6 +151,7 @@ def barycenter(
             "`spaces` must be a list of spaces, each points of shape (n, d) if not a graph or a "
             f"provider; its first item has shape {tuple(spaces[0].shape)}. Pass [X] for one space."
         )
+    in_numpy = without_tensors(spaces, weights, a, masses, features, init)
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
     providers = [
@@ -202,7 +205,8 @@ def barycenter(
     if not converged:
         moved = f"The barycenter still moved after {max_iter} updates"
         warn_user(advice or f"{moved}: raise `max_iter`, or loosen `tol`.", ConvergenceWarning)
-    return BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
+    found = BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
+    return found.in_numpy() if in_numpy else found
 
 
 def _provider(
@@ -306,9 +310,9 @@ class BarycenterResult(Result):
     distances : DistanceProvider
         Distances of the n points; ``solve(D_X=...)`` takes them. Where every space has factors
         they have some too, of rank the sum of all ranks, and nothing of size (n, n) is stored.
-    features : Tensor of shape (n, k), float64, or None
+    features : Tensor or ndarray of shape (n, k), float64, or None
         Features of the n points, if the spaces have some.
-    weights : Tensor, shape (n,), float64
+    weights : Tensor or ndarray, shape (n,), float64
         Mass of the n points.
     results : tuple of GWResult
         The alignments with each space, of the barycenter before its last update.
@@ -321,8 +325,8 @@ class BarycenterResult(Result):
     """
 
     distances: DistanceProvider
-    features: Tensor | None
-    weights: Tensor
+    features: Array | None
+    weights: Array
     results: tuple[GWResult, ...]
     history: tuple[float, ...]
     converged: bool
@@ -341,11 +345,11 @@ class BarycenterResult(Result):
         )
 
     @property
-    def D(self) -> Tensor:  # noqa: N802 - the name of the field
+    def D(self) -> Any:  # noqa: N802 - the name of the field
         """The distances as a matrix, shape (n, n)."""
-        return stored_matrix(self.distances)
+        return in_kind(self.weights, stored_matrix(self.distances))
 
-    def points(self, dimension: int, *, squared: bool = False) -> Tensor:
+    def points(self, dimension: int, *, squared: bool = False) -> Any:
         """Place the points of the barycenter by classical multidimensional scaling.
 
         Parameters
@@ -357,11 +361,11 @@ class BarycenterResult(Result):
 
         Returns
         -------
-        Tensor, shape (n, dimension), float64
+        Tensor or ndarray, shape (n, dimension), float64
             Centred coordinates, in order of variance; zero where the distances leave no variance.
         """
         check_count("dimension", dimension)
-        table = self.D.double()
+        table = stored_matrix(self.distances).double()
         if dimension >= len(table):
             raise InvalidInputError(
                 f"`dimension` must be below the {len(table)} points; got {dimension}."
@@ -371,5 +375,4 @@ class BarycenterResult(Result):
         gram = -(square - square.mean(1, keepdim=True)) / 2
         values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
         size = values.flip(0)[:dimension].clamp_min(0).sqrt()
-        placed: Tensor = vectors.flip(1)[:, :dimension] * size
-        return placed
+        return in_kind(self.weights, vectors.flip(1)[:, :dimension] * size)

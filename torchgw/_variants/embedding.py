@@ -10,14 +10,14 @@ import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from torchgw._boundary.arrays import check_list, check_points
+from torchgw._boundary.arrays import check_list, check_points, without_tensors
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, NumericalError
 from torchgw._plans.transport import DualPlan
 from torchgw._results.base import Result
+from torchgw._typing import Array
 from torchgw.distances import knn_graph, validate_graph
 
 __all__ = ["JointEmbedding", "joint_embedding"]
@@ -29,18 +29,18 @@ class JointEmbedding(Result):
 
     Attributes
     ----------
-    sources : tuple of Tensor, shapes (n_s, dimension), float64
+    sources : tuple of Tensor or ndarray, shapes (n_s, dimension), float64
         Coordinates of the points of each source.
-    anchor : Tensor, shape (m, dimension), float64
+    anchor : Tensor or ndarray, shape (m, dimension), float64
         Coordinates of the points of the anchor.
-    eigenvalues : Tensor, shape (dimension,), float64
+    eigenvalues : Tensor or ndarray, shape (dimension,), float64
         Smallest eigenvalues of the joint normalised Laplacian, ascending, without the zero of the
         constant vector.
     """
 
-    sources: tuple[Tensor, ...]
-    anchor: Tensor
-    eigenvalues: Tensor
+    sources: tuple[Array, ...]
+    anchor: Array
+    eigenvalues: Array
 
     def _summary(self) -> tuple[str, dict[str, str], str]:
         sizes = ", ".join(str(len(part)) for part in self.sources)
@@ -109,7 +109,7 @@ def joint_embedding(
     >>> Y = X[::-1] @ np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
     >>> result = torchgw.solve(X, Y, distances="euclidean")
     >>> joint = torchgw.joint_embedding([X], Y, [result])
-    >>> gap = (joint.sources[0].flip(0) - joint.anchor).norm() / joint.anchor.norm()
+    >>> gap = np.linalg.norm(joint.sources[0][::-1] - joint.anchor) / np.linalg.norm(joint.anchor)
     >>> bool(gap < 0.05)
     True
     """
@@ -143,7 +143,8 @@ def joint_embedding(
     values, vectors = _leading(_Joint(blocks, plans, coupling), dimension + 1)
     parts = torch.from_numpy(vectors[:, 1:]).split(sizes)
     eigenvalues = torch.from_numpy(np.maximum(1 - values[1:], 0))
-    return JointEmbedding(tuple(parts[:-1]), parts[-1], eigenvalues)
+    found = JointEmbedding(tuple(parts[:-1]), parts[-1], eigenvalues)
+    return found.in_numpy() if without_tensors(sources, anchor) else found
 
 
 def _plan(index: int, result: Any) -> DualPlan:
@@ -154,7 +155,7 @@ def _plan(index: int, result: Any) -> DualPlan:
             f"`results[{index}]` must be a GWResult or a TransportPlan; got "
             f"{type(result).__name__}."
         )
-    return plan
+    return plan.giving(in_numpy=False)
 
 
 def _affinity(name: str, value: Any, n_neighbors: int | None) -> scipy.sparse.csr_array:

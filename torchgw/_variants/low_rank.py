@@ -83,7 +83,7 @@ class LowRankPlan(Plan):
     @property
     def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library
         """The plan from target to source."""
-        return LowRankPlan(self.R, self.Q, self.g)
+        return LowRankPlan(self.R, self.Q, self.g).giving(self.in_numpy)
 
     def __repr__(self) -> str:
         """Say what the plan is."""

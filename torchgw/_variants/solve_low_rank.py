@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw._api import solve
-from torchgw._boundary.arrays import as_weights, make_generator, resolve_device
+from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import (
     ConvergenceWarning,
@@ -37,7 +37,7 @@ from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.threads import beside_gpu, small_on_one_thread
-from torchgw._typing import Marginals, Seed
+from torchgw._typing import Array, Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -70,8 +70,8 @@ class LowRankResult(Result):
     lazy_plan: LowRankPlan
     value_quad: float
     value_linear: float
-    marginal_a: Tensor
-    marginal_b: Tensor
+    marginal_a: Array
+    marginal_b: Array
     marginal_error: float
     scale: tuple[float, float]
     converged: bool
@@ -83,7 +83,7 @@ class LowRankResult(Result):
         return self.value_quad + self.value_linear
 
     @property
-    def plan(self) -> Tensor:
+    def plan(self) -> Any:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
 
@@ -236,7 +236,7 @@ curvature, scale, device
             ConvergenceWarning,
         )
     errors = ((mass - weight).abs().sum() for mass, weight in zip(masses, marginals, strict=True))
-    return LowRankResult(
+    result = LowRankResult(
         lazy_plan=plan,
         value_quad=problem.alpha * outcome.quadratic,
         value_linear=(1 - problem.alpha) * outcome.linear,
@@ -247,6 +247,8 @@ curvature, scale, device
         converged=outcome.converged,
         history=outcome.history,
     )
+    in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
+    return result.in_numpy() if in_numpy else result
 
 
 def _coarse_start(

@@ -343,7 +343,7 @@ class TranslationProblem:
         start, end, plan = self._pair(source, target)
         values = _distribution(start, data, subset)
         if scale_by_marginals:
-            mass = plan.marginals()[0].cpu().numpy().reshape(-1, *[1] * (values.ndim - 1))
+            mass = to_numpy(plan.marginals()[0]).reshape(-1, *[1] * (values.ndim - 1))
             values = np.divide(values, mass, out=np.zeros_like(values), where=mass > 0)
         moved = np.asarray(to_numpy(plan.T @ values), dtype=np.float64)
         if key_added is not None:
