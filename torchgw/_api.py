@@ -427,7 +427,13 @@ def solve(
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     kind = find_loss(loss)
     if differentiable is not None:
-        from torchgw._derivatives.tracked import check_tracked, check_units, tracked_inputs
+        from torchgw._derivatives.attach import attach, check_stored
+        from torchgw._derivatives.tracked import (
+            Definition,
+            check_tracked,
+            check_units,
+            tracked_inputs,
+        )
 
         scale = check_units(differentiable, options, scale, kind)
     options.check_search(given=init is not None, crossed=kind.cross is not None)
@@ -522,6 +528,7 @@ def solve(
                 epsilon=epsilon,
             )
             check_tracked(inputs, problem, scaled=scale is not None)
+            check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             outcome = solve_problem(problem, options, init, generator, recorder, keeper)
             if pair is not None:
@@ -533,9 +540,6 @@ def solve(
             result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result
-    from torchgw._derivatives.attach import attach
-    from torchgw._derivatives.tracked import Definition
-
     known = Definition(problem, pair, feature_metric, options.rule)
     found = outcome.ending.evaluation
     slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}

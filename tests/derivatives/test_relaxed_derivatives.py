@@ -119,10 +119,19 @@ def test_what_is_refused():
         torchgw.solve(x, y, a=a, differentiable="value", **options)
 
 
-def test_large_plans_are_refused(monkeypatch):
-    monkeypatch.setattr("torchgw._derivatives.relaxed._MOST_ENTRIES", 50)
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("relaxed", {"unbalanced": 1.0, "differentiable": "value"}),
+        ("unrolled", {"differentiable": "unrolled"}),
+    ],
+)
+def test_large_plans_are_refused_before_the_solve(monkeypatch, module, options):
+    monkeypatch.setattr(f"torchgw._derivatives.{module}._MOST_ENTRIES", 50)
     x, y = normal(8, 2, seed=0).requires_grad_(), normal(8, 2, seed=1)
+    iterations = []
     with pytest.raises(torchgw.UnsupportedError, match="50 pairs"):
         torchgw.solve(
-            x, y, distances="sqeuclidean", epsilon=1.5, unbalanced=1.0, differentiable="value"
+            x, y, distances="sqeuclidean", epsilon=1.5, callback=iterations.append, **options
         )
+    assert not iterations

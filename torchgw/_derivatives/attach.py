@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._boundary.plans import as_index, as_points_of
 from torchgw._derivatives.implicit import Response, Upstream, respond
-from torchgw._derivatives.relaxed import RelaxedSolve
+from torchgw._derivatives.relaxed import RelaxedSolve, check_relaxed
 from torchgw._derivatives.second import (
     Change,
     along,
@@ -28,19 +28,20 @@ from torchgw._derivatives.second import (
 )
 from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
 from torchgw._derivatives.tracked import Definition, Model
-from torchgw._derivatives.unrolled import unroll
+from torchgw._derivatives.unrolled import check_unrolled, unroll
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.contract import Plan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._results.result import GWResult
 from torchgw._solve.options import Differentiable
-from torchgw._typing import HessianProduct, Potentials
+from torchgw._typing import HessianProduct, Marginals, Potentials
 
-__all__ = ["DifferentiablePlan", "attach", "implicit_plan", "loss_of"]
+__all__ = ["DifferentiablePlan", "attach", "check_stored", "implicit_plan", "loss_of"]
 
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
@@ -508,6 +509,14 @@ def loss_of(link: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     """Give the objective of a finished solve its derivatives by the inputs."""
     loss: Tensor = _call(_Loss, link, *inputs)
     return loss
+
+
+def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
+    """Refuse, before a solve, derivatives that would store too much, or that there are not."""
+    if mode == "unrolled":
+        check_unrolled(weights)
+    elif rule is not None:
+        check_relaxed(weights)
 
 
 def attach(

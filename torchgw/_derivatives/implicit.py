@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._derivatives.krylov import gmres
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
-from torchgw._gradients.dense import DenseGradient, PlanMatrix
+from torchgw._gradients.dense import PlanMatrix
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.softmin import row_blocks
@@ -269,7 +269,7 @@ def _by_conjugate_gradients(
     plan = density.plan
     m = plan.shape[1]
     small = plan.shape[0] * m <= _STORED_ENTRIES.get(plan.device.type, 0) and m <= _SOLVED_COLUMNS
-    if not (small and isinstance(gradient, DenseGradient)):
+    if not small or gradient.name != "dense":
         return None
     if not all(bool((weight > 0).all()) for weight in (density.a, density.b)):
         return None

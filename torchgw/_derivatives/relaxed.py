@@ -20,8 +20,9 @@ from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import ConvergenceWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
+from torchgw._typing import Marginals
 
-__all__ = ["RelaxedSolve"]
+__all__ = ["RelaxedSolve", "check_relaxed"]
 
 # Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
 _MOST_ENTRIES = 2_000_000
@@ -33,6 +34,21 @@ _MAX_ITER = 1000
 _LEAST = 1e-200
 # Potentials of points below their bound are equal, up to this share of epsilon. [L492]
 _ROUNDING = 1e-9
+
+
+def check_relaxed(weights: Marginals) -> None:
+    """Refuse problems whose relaxed plans have no derivative."""
+    n, m = map(len, weights)
+    if n * m > _MOST_ENTRIES:
+        raise UnsupportedError(
+            f"Derivatives with `unbalanced` or `mass` store the plan and are limited to "
+            f"{_MOST_ENTRIES:,} pairs; got {n} x {m}. Take fewer points, or strict marginals."
+        )
+    if not all(bool((weight > 0).all()) for weight in weights):
+        raise UnsupportedError(
+            "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
+            "weight zero."
+        )
 
 
 class System(NamedTuple):
@@ -99,17 +115,6 @@ class RelaxedSolve:
         objective: Tensor,
         names: tuple[str, ...],
     ) -> None:
-        n, m = plan.shape
-        if n * m > _MOST_ENTRIES:
-            raise UnsupportedError(
-                f"Derivatives with `unbalanced` or `mass` store the plan and are limited to "
-                f"{_MOST_ENTRIES:,} pairs; got {n} x {m}. Take fewer points, or strict marginals."
-            )
-        if not all(bool((weight > 0).all()) for weight in plan.weights):
-            raise UnsupportedError(
-                "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
-                "weight zero."
-            )
         self.definition, self.rule, self.names = definition, rule, names
         self.objective, self.plan = objective, plan
         self.epsilon = plan.epsilon * (rule.mass or 1.0)

@@ -11,8 +11,9 @@ from torch import Tensor
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan
+from torchgw._typing import Marginals
 
-__all__ = ["unroll"]
+__all__ = ["check_unrolled", "unroll"]
 
 # Outer iterations, Sinkhorn iterations in each, and entries of the plan: the graph keeps a few
 # tables of that size for each of them, 2 GB at most. [L268]
@@ -28,27 +29,31 @@ _WORRYING = 1e-6
 _MOVED = 1e-3
 
 
+def check_unrolled(weights: Marginals) -> None:
+    """Refuse what cannot be unrolled."""
+    n, m = map(len, weights)
+    if n * m > _MOST_ENTRIES:
+        raise UnsupportedError(
+            f"differentiable='unrolled' keeps every iteration and is limited to {_MOST_ENTRIES:,} "
+            f"pairs; got {n} x {m}. Pass differentiable='implicit'."
+        )
+    if not all(bool((weight > 0).all()) for weight in weights):
+        raise UnsupportedError(
+            "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
+            "differentiable='implicit'."
+        )
+
+
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     """Iterate further from a solved plan, and return the plan, (n, m), and its objective.
 
     The derivative is that of these iterations alone: the first terms of the series that an implicit
     derivative sums.
     """
-    n, m = plan.shape
-    if n * m > _MOST_ENTRIES:
-        raise UnsupportedError(
-            f"differentiable='unrolled' keeps every iteration and is limited to {_MOST_ENTRIES:,} "
-            f"pairs; got {n} x {m}. Pass differentiable='implicit'."
-        )
-    if not all(bool((weight > 0).all()) for weight in plan.weights):
-        raise UnsupportedError(
-            "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
-            "differentiable='implicit'."
-        )
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     source, target = (
         side.apply(torch.eye(size, dtype=torch.float64, device=plan.device))
-        for side, size in ((model.source, n), (model.target, m))
+        for side, size in zip((model.source, model.target), plan.shape, strict=True)
     )
     log_a, log_b = model.a.log(), model.b.log()
     matrix = plan.stored().detach().double()
