@@ -16,6 +16,7 @@ import torch
 
 from torchgw._tensors import ahead
 from torchgw._tensors.ahead import Variant, compile_beside, ready, variants
+from torchgw._tensors.launch import launch
 
 GPU = torch.device("cuda")
 
@@ -140,6 +141,27 @@ def test_a_failure_is_left_to_the_launch(kernel, caplog):
             pass
     assert "could not be compiled ahead: no such type" in caplog.text
     assert not launched(kernel, {"BLOCK": 8, "num_warps": 4}).is_alive()
+
+
+def test_a_launch_that_compiles_is_logged(caplog):
+    """Not one that finds its kernel loaded."""
+
+    class Launched:
+        __name__ = "_late_kernel"
+
+        def __init__(self):
+            self.device_caches = {0: ({}, {})}
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: self.device_caches[0][0].update(variant=1)
+
+    kernel = Launched()
+    with caplog.at_level(logging.INFO, logger="torchgw"):
+        launch(kernel, (1,), X)
+        assert "s for _late_kernel, which was compiled" in caplog.text
+        caplog.clear()
+        launch(kernel, (1,), X)
+    assert not caplog.text
 
 
 FRESH = """

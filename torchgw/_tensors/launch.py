@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -10,10 +12,24 @@ from torchgw._tensors.ahead import ready
 
 __all__ = ["launch"]
 
+logger = logging.getLogger(__name__)
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel on the device of its first argument, a tensor."""
     ready(kernel, arguments, options)
+    told = logger.isEnabledFor(logging.INFO)
+    before, begun = (_known(kernel), perf_counter()) if told else (0, 0.0)
     # Triton itself launches on the current device, wherever the tensors are
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **options)
+    if told and _known(kernel) > before:
+        logger.info(
+            "a launch waited %.2f s for %s, which was compiled or read from the cache on disk",
+            perf_counter() - begun, kernel.__name__,
+        )  # fmt: skip
+
+
+def _known(kernel: Any) -> int:
+    """Count the variants of a kernel that this process has loaded; none where it is interpreted."""
+    return sum(len(loaded) for loaded, *_ in getattr(kernel, "device_caches", {}).values())
