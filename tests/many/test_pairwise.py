@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import torchgw
 
@@ -29,7 +28,7 @@ rng = np.random.default_rng(1)
 Xs = [rng.normal(size=(n, 3)) for n in rng.integers(8, 16, 16)]
 print("begin", flush=True)
 values = torchgw.pairwise(Xs, resume=sys.argv[1], epsilon=0.02, progress=False)
-torch.save(values, sys.argv[2])
+np.save(sys.argv[2], values)
 """
 
 
@@ -41,23 +40,23 @@ def test_entries_are_those_of_solve_many():
     batch = torchgw.solve_many(
         [XS[i] for i in rows[half]], [XS[j] for j in columns[half]], epsilon=0.05
     )
-    assert torch.equal(matrix[rows[half], columns[half]], batch.value)
-    assert torch.equal(matrix, matrix.T)
+    assert np.array_equal(matrix[rows[half], columns[half]], batch.value)
+    assert np.array_equal(matrix, matrix.T)
     whole = torchgw.pairwise(XS, symmetric=False, **QUIET)
-    torch.testing.assert_close(whole, matrix, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(whole, matrix, rtol=1e-4, atol=1e-7)
     rest = torchgw.pairwise(XS[:2], XS[2:], **QUIET)
-    assert torch.equal(rest, matrix[:2, 2:])
+    assert np.array_equal(rest, matrix[:2, 2:])
     objective = torchgw.pairwise(XS, output="objective", **QUIET)
-    assert torch.equal(objective[rows[half], columns[half]], batch.objective)
+    assert np.array_equal(objective[rows[half], columns[half]], batch.objective)
 
 
 def test_pairs_are_computed_once_and_put_in_their_order():
     matrix = torchgw.pairwise(XS, **QUIET)
     pairs = [(3, 1), (1, 3), (0, 0), (3, 1), (4, 2)]
     found = torchgw.pairwise(XS, pairs=pairs, **QUIET)
-    assert torch.equal(found, torch.stack([matrix[i, j] for i, j in pairs]))
+    assert np.array_equal(found, [matrix[i, j] for i, j in pairs])
     table = torchgw.pairwise(XS[:2], XS[2:], pairs=[(1, 2), (0, 0)], **QUIET)
-    assert torch.equal(table, torch.stack([matrix[1, 4], matrix[0, 2]]))
+    assert np.array_equal(table, [matrix[1, 4], matrix[0, 2]])
 
 
 def test_features_and_weights_belong_to_spaces():
@@ -68,7 +67,7 @@ def test_features_and_weights_belong_to_spaces():
         XS[:1], XS[1:2], a=weights[:1], b=weights[1:2], features=(features[:1], features[1:2]),
         alpha=0.4, epsilon=0.05,
     )  # fmt: skip
-    assert float(matrix[0, 1]) == float(batch.value)
+    assert float(matrix[0, 1]) == float(batch.value[0])
 
 
 def test_a_file_is_used_again_and_only_for_the_same_job(tmp_path):
@@ -85,7 +84,7 @@ def test_a_file_is_used_again_and_only_for_the_same_job(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_job_goes_on_with_the_same_bits(tmp_path):
-    resume, whole, part = (tmp_path / name for name in ("a.npz", "whole.pt", "part.pt"))
+    resume, whole, part = (tmp_path / name for name in ("a.npz", "whole.npy", "part.npy"))
     root = str(Path(torchgw.__file__).parents[1])
     command = [sys.executable, "-W", "ignore", "-c", JOB]
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
@@ -101,13 +100,13 @@ def test_a_killed_job_goes_on_with_the_same_bits(tmp_path):
     assert 0 < done < 136
     subprocess.run([*command, str(resume), str(part)], env=environment, check=True)
     subprocess.run([*command, str(tmp_path / "b.npz"), str(whole)], env=environment, check=True)
-    assert torch.equal(torch.load(part), torch.load(whole))
-    assert torch.isfinite(torch.load(part)).all()
+    assert np.array_equal(np.load(part), np.load(whole))
+    assert np.isfinite(np.load(part)).all()
 
 
 @pytest.mark.slow
 def test_processes_give_the_same_bits():
-    assert torch.equal(torchgw.pairwise(XS, n_jobs=2, **QUIET), torchgw.pairwise(XS, **QUIET))
+    assert np.array_equal(torchgw.pairwise(XS, n_jobs=2, **QUIET), torchgw.pairwise(XS, **QUIET))
 
 
 @pytest.mark.parametrize(

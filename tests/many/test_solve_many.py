@@ -39,7 +39,7 @@ def test_values_are_those_of_solve(epsilon):
         assert batch.plan(k).shape == (n, m)
         # an independent evaluation of the plan
         x, y = (cdist(side, side) / cdist(side, side).max() for side in (XS[k], YS[k]))
-        value = reference.gw_value(x, y, batch.plan(k).numpy())
+        value = reference.gw_value(x, y, np.asarray(batch.plan(k)))
         assert float(batch.value_quad[k]) == pytest.approx(value, rel=1e-9)
     assert batch.converged.all()
     assert float(batch.marginal_error.max()) < 5e-6
@@ -106,7 +106,7 @@ def test_stacks_are_lists_and_padding_is_not_read():
         stack, other, a=a, b=b, sizes_x=rows, sizes_y=torch.tensor(columns), epsilon=0.02
     )
     listed = torchgw.solve_many(XS, YS, a=A, b=B, epsilon=0.02)
-    torch.testing.assert_close(stacked.value, listed.value, rtol=1e-6, atol=0)
+    np.testing.assert_allclose(stacked.value, listed.value, rtol=1e-6)
     assert stacked.shapes.tolist() == [list(size) for size in SIZES]
     # the same numbers give the same bits, however they come
     uniform = torchgw.solve_batch(stack, other, sizes_x=rows, sizes_y=columns, epsilon=0.05)
@@ -167,7 +167,9 @@ def test_more_starts_are_never_worse():
     assert (many.objective < one.objective - 1e-5).any()
     for k in range(len(XS)):
         x, y = (cdist(side, side) / cdist(side, side).max() for side in (XS[k], YS[k]))
-        assert float(many.value[k]) == pytest.approx(reference.gw_value(x, y, many.plan(k).numpy()))
+        assert float(many.value[k]) == pytest.approx(
+            reference.gw_value(x, y, np.asarray(many.plan(k)))
+        )
 
 
 def test_large_problems_go_to_solve():
@@ -188,8 +190,8 @@ def test_results_and_files(tmp_path):
     batch.save(tmp_path / "batch.npz")
     again = torchgw.load(tmp_path / "batch.npz")
     assert isinstance(again, torchgw.BatchResult)
-    assert torch.equal(again.value, batch.value)
-    assert all(map(torch.equal, again.plans(), batch.plans()))
+    assert np.array_equal(again.value, batch.value)
+    assert all(map(np.array_equal, again.plans(), batch.plans()))
     assert again.statuses == batch.statuses
     assert "4 of 4 converged" in repr(again)
     with pytest.raises(torchgw.UnsupportedError, match="from a file"):
@@ -197,7 +199,7 @@ def test_results_and_files(tmp_path):
     with pytest.raises(torchgw.InvalidInputError, match="`i` must be"):
         batch.plan(4)
     bare = torchgw.solve_many(XS, YS, a=A, b=B, epsilon=0.02, objective_tol=0, plans=False)
-    assert torch.equal(bare.value, batch.value)
+    assert np.array_equal(bare.value, batch.value)
     with pytest.raises(torchgw.UnsupportedError, match="plans=True"):
         bare.plan(0)
 
