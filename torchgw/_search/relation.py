@@ -21,6 +21,8 @@ _EXTENT = 0.15
 _RIGID = 0.15
 # Share of the spread by which a point has to be apart to count as going elsewhere. [L374]
 _ELSEWHERE = 0.5
+# The least share of points elsewhere that is shown, in per cent without a fraction.
+_SOME = 0.005
 # Cosine of a turn up to which it is half a turn, and from which on it is none. [L374]
 _STRAIGHT = 0.97
 
@@ -99,7 +101,9 @@ def _name_of(turn: Tensor, elsewhere: float) -> str:
         return "the first mirrored" + (", with its longest extent read backwards" if along else "")
     # a turn in the plane has trace 2 cos, one in space 1 + 2 cos; in one dimension there is none
     cosine = 1.0 if size == 1 else (trace - (size - 2)) / 2
-    if cosine > _STRAIGHT:
-        return f"almost the first, with {elsewhere:.0%} of the points elsewhere"
-    degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(cosine)))
+    degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(min(cosine, 1))))
+    if cosine > _STRAIGHT and (elsewhere >= _SOME or degrees == 0):
+        return "almost the first" + (
+            f", with {elsewhere:.0%} of the points elsewhere" if elsewhere >= _SOME else ""
+        )
     return f"the first turned by {degrees} degrees"
