@@ -465,9 +465,9 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "transform_labels, coupling_, or GWAligner, which returns shares of the target."
             )
 
-    def score(self, Xs: Any, ys: Any = None) -> float:  # noqa: N803
+    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
-        return agreement_score(self, self._taken(Xs))
+        return agreement_score(self, self._taken(X))
 
     def transform_labels(self, ys: Any) -> Any:
         """Say from which classes each target point's mass comes, as POT does.
