@@ -21,8 +21,6 @@ _EXTENT = 0.15
 _RIGID = 0.15
 # Share of the spread by which a point has to be apart to count as going elsewhere. [L374]
 _ELSEWHERE = 0.5
-# The least share of points elsewhere that is shown, in per cent without a fraction.
-_SOME = 0.005
 # Cosine of a turn up to which it is half a turn, and from which on it is none. [L374]
 _STRAIGHT = 0.97
 
@@ -102,8 +100,9 @@ def _name_of(turn: Tensor, elsewhere: float) -> str:
     # a turn in the plane has trace 2 cos, one in space 1 + 2 cos; in one dimension there is none
     cosine = 1.0 if size == 1 else (trace - (size - 2)) / 2
     degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(min(cosine, 1))))
-    if cosine > _STRAIGHT and (elsewhere >= _SOME or degrees == 0):
+    moved = f"{elsewhere:.0%}"
+    if cosine > _STRAIGHT and (moved != "0%" or degrees == 0):
         return "almost the first" + (
-            f", with {elsewhere:.0%} of the points elsewhere" if elsewhere >= _SOME else ""
+            f", with {moved} of the points elsewhere" if moved != "0%" else ""
         )
     return f"the first turned by {degrees} degrees"
