@@ -15,7 +15,7 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import as_labels, to_numpy
 from torchgw._boundary.checks import called, check_choice, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._many.pairwise import pairwise
 from torchgw._problem.linear_term import FeatureMetric
@@ -191,13 +191,19 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         data = {"a": a, "b": b, "init": init, "features": features}
         self._precomputed = self.metric == "precomputed"
         if self._precomputed:
-            graphs = as_graph("X", X), as_graph("y", target)
-            X = X if graphs[0] is None else graphs[0]  # noqa: N806
-            target = target if graphs[1] is None else graphs[1]
-            X = validate_data(self, X, accept_sparse="csr", dtype=np.float64)  # noqa: N806
-            target = check_array(target, accept_sparse="csr", dtype=np.float64, input_name="y")
+            X = validate_data(self, _matrix("X", X), accept_sparse="csr", dtype=np.float64)  # noqa: N806
+            target = check_array(
+                _matrix("y", target), accept_sparse="csr", dtype=np.float64, input_name="y"
+            )
+            if target.shape[0] != target.shape[1]:
+                raise InvalidInputError(
+                    f"The target must be a square matrix with metric='precomputed'; got "
+                    f"{target.shape}. A cross-validation takes rows of `y` alone: pass "
+                    "fit(X, target=Y), which stays whole."
+                )
             names = None
         else:
+            _refuse_graphs(X, target)
             X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
             target = check_array(target, dtype=[np.float64, np.float32], ensure_2d=False,
                                  input_name="y")  # fmt: skip
@@ -267,14 +273,14 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         return tags
 
 
-def agreement_score(estimator: GWAligner, X: Any, y: Any = None) -> float:  # noqa: N803
+def agreement_score(estimator: GWAligner | GWTransport, X: Any, y: Any = None) -> float:  # noqa: N803
     """Correlate distances among points with those among their images: no labels, no partners.
 
     A scorer of scikit-learn: ``GridSearchCV(GWAligner(), grid, scoring=agreement_score)``.
 
     Parameters
     ----------
-    estimator : GWAligner
+    estimator : GWAligner or GWTransport
         Fitted.
     X : array-like, shape (q, d)
         Points of the source space, best such as the fit has not seen; of more than 1,000, as many
@@ -295,7 +301,7 @@ def agreement_score(estimator: GWAligner, X: Any, y: Any = None) -> float:  # no
     points = np.asarray(check_array(X), dtype=np.float64)
     rows = np.linspace(0, len(points) - 1, min(len(points), _SCORED)).round().astype(int)
     chosen = points[rows] if not hasattr(X, "iloc") else X.iloc[rows]
-    own, image = (pdist(part) for part in (points[rows], estimator.transform(chosen)))
+    own, image = (pdist(to_numpy(part)) for part in (points[rows], estimator.transform(chosen)))
     if len(own) < 2 or own.std() == 0 or image.std() == 0:
         return 0.0
     return float(np.corrcoef(own, image)[0, 1])
@@ -306,10 +312,11 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     """Domain adaptation in the manner of POT's ``ot.da`` transports.
 
     The parameters are the options of :func:`torchgw.solve`, and ``metric``: with ``"precomputed"``
-    Xs and Xt are matrices of distances, which labels and the coupling are transported by, but not
-    points. Unlike POT's, the two domains need not share a space. In a pipeline the target domain is
-    a parameter of the fit: ``pipeline.fit(Xs, ys, gwtransport__Xt=Xt)``. After a fit of tensors,
-    arrays that come out are tensors of the same dtype and device.
+    Xs and Xt are matrices of distances or graphs, which labels and the coupling are transported by,
+    but not points. Unlike POT's, the two domains need not share a space. In a pipeline the target
+    domain is a parameter of the fit: ``pipeline.fit(Xs, ys, gwtransport__Xt=Xt)``, and so it is in
+    a grid search: ``search.fit(Xs, Xt=Xt)``. After a fit of tensors, arrays that come out are
+    tensors of the same dtype and device.
 
     Attributes
     ----------
@@ -339,6 +346,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     True
     """
 
+    @reject_unknown
     def fit(
         self,
         Xs: Any = None,  # noqa: N803
@@ -367,11 +375,19 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
             )
         self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
         Xs, Xt = self._taken(Xs), self._taken(Xt)  # noqa: N806
-        self.xs_ = validate_data(self, Xs, dtype=[np.float64, np.float32])
-        self.xt_ = check_array(Xt, dtype=[np.float64, np.float32], input_name="Xt")
+        if self.metric == "precomputed":
+            Xs, Xt = _matrix("Xs", Xs), _matrix("Xt", Xt)  # noqa: N806
+        else:
+            _refuse_graphs(Xs, Xt)
+        sparse = "csr" if self.metric == "precomputed" else False
+        self.xs_ = validate_data(self, Xs, accept_sparse=sparse, dtype=[np.float64, np.float32])
+        self.xt_ = check_array(
+            Xt, accept_sparse=sparse, dtype=[np.float64, np.float32], input_name="Xt"
+        )
         linear = None
         if ys is not None and yt is not None:
-            source, target = _labels(ys, len(self.xs_), "ys"), _labels(yt, len(self.xt_), "yt")
+            source = _labels(ys, self.xs_.shape[0], "ys")
+            target = _labels(yt, self.xt_.shape[0], "yt")
             known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
             linear = ((source[:, None] != target) & known).astype(np.float64)
         with called(X="Xs", Y="Xt"):
@@ -449,6 +465,10 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "transform_labels, coupling_, or GWAligner, which returns shares of the target."
             )
 
+    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+        """Score the map of some source points by :func:`agreement_score`; labels are not used."""
+        return agreement_score(self, self._taken(X))
+
     def transform_labels(self, ys: Any) -> Any:
         """Say from which classes each target point's mass comes, as POT does.
 
@@ -464,12 +484,27 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
             ``np.unique(ys)[shares.argmax(1)]``.
         """
         check_is_fitted(self)
-        return self._give(_shares(self.result_.lazy_plan.T, _labels(ys, len(self.xs_), "ys")))
+        return self._give(_shares(self.result_.lazy_plan.T, _labels(ys, self.xs_.shape[0], "ys")))
 
     def inverse_transform_labels(self, yt: Any) -> Any:
         """Say to which classes each source point's mass goes, shape (n, classes)."""
         check_is_fitted(self)
-        return self._give(_shares(self.result_.lazy_plan, _labels(yt, len(self.xt_), "yt")))
+        return self._give(_shares(self.result_.lazy_plan, _labels(yt, self.xt_.shape[0], "yt")))
+
+
+def _matrix(name: str, given: Any) -> Any:
+    """Make a sparse matrix of a graph, and leave what is none."""
+    graph = as_graph(name, given)
+    return given if graph is None else graph
+
+
+def _refuse_graphs(*sides: Any) -> None:
+    """Refuse graphs where points are expected."""
+    if any(as_graph("X", side) is not None for side in sides):
+        raise InvalidTypeError(
+            "Points must be dense, and this is a sparse matrix or a graph: pass "
+            "metric='precomputed' for graphs and their edge lengths, or points by toarray()."
+        )
 
 
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
@@ -515,6 +550,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     [0, 1]
     """
 
+    @reject_unknown
     def __init__(
         self,
         *,
@@ -581,6 +617,7 @@ class GWKernel(GWDistance):
         See :func:`torchgw.pairwise`.
     """
 
+    @reject_unknown
     def __init__(
         self,
         *,

@@ -269,7 +269,38 @@ def test_precomputed_is_scikit_learns(kind):
         GWAligner(metric="cosine").fit(x, y)
 
 
-@pytest.mark.parametrize("estimator", [GWAligner, GWTransport])
+def test_graphs_are_precomputed():
+    networkx = pytest.importorskip("networkx", reason="needs networkx")
+    graph = networkx.barabasi_albert_graph(40, 3, seed=0)
+    sparse = networkx.to_scipy_sparse_array(graph, dtype=float)
+    options = {"metric": "precomputed", "n_init": 1, "random_state": 0}
+    values = [
+        GWTransport(**options).fit(Xs=given, Xt=given).result_.value for given in (graph, sparse)
+    ]
+    assert values[0] == pytest.approx(GWAligner(**options).fit(graph, graph).result_.value)
+    assert values[0] == pytest.approx(values[1])
+    transport = GWTransport(**options).fit(Xs=sparse, Xt=sparse)
+    assert transport.transform_labels(np.arange(40) % 3).shape == (40, 3)
+    for given in (graph, sparse):
+        with pytest.raises(torchgw.InvalidTypeError, match="sparse .*metric='precomputed'"):
+            GWAligner().fit(given, given)
+        with pytest.raises(torchgw.InvalidTypeError, match="sparse .*metric='precomputed'"):
+            GWTransport().fit(Xs=given, Xt=given)
+    with pytest.raises(InvalidInputError, match="rows of `y` alone: pass fit.X, target=Y."):
+        GWAligner(**options).fit(np.zeros((30, 30)), np.zeros((30, 40)))
+
+
+def test_transports_are_compared_by_a_grid_search():
+    x, y, _ = isometric_copy(60)
+    grid = {"epsilon": [1e-3, 10.0]}
+    transport = GWTransport(distances="euclidean", random_state=0)
+    search = GridSearchCV(transport, grid, cv=3, error_score="raise").fit(x, Xt=y[:50])
+    assert search.best_params_ == {"epsilon": 1e-3}
+    scores = search.cv_results_["mean_test_score"]
+    assert scores[0] > 0.9 > scores[1]
+
+
+@pytest.mark.parametrize("estimator", [GWAligner, GWTransport, GWDistance, GWKernel])
 def test_parameter_errors_do_not_count_self(estimator):
     match = rf"^{estimator.__name__}\(\) takes no arguments without a name; got 1\."
     with pytest.raises(torchgw.InvalidTypeError, match=match):
@@ -279,6 +310,8 @@ def test_parameter_errors_do_not_count_self(estimator):
     assert "self" not in str(caught.value)
     with pytest.raises(torchgw.InvalidTypeError, match=r"solve\(\) takes 2 arguments .* got 3"):
         torchgw.solve(1, 2, 3)
+    with pytest.raises(torchgw.InvalidTypeError, match=r"fit\(\) takes 4 arguments .* got 5"):
+        GWTransport().fit(1, 2, 3, 4, 5)
 
 
 def test_spaces_are_samples_of_distances_and_kernels():

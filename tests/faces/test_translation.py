@@ -118,6 +118,46 @@ def test_a_plan_survives_subsetting(clouds):
         read_plan(source, target)
 
 
+def test_a_problem_is_about_the_cells_it_was_prepared_with(clouds):
+    data, _, _ = clouds
+    two = {name: data[name] for name in ("one", "ref")}
+    problem = solved(two).write()
+    kept = data["one"].obsm["torchgw_plan"][10:]
+    data["one"]._inplace_subset_obs(np.arange(60) >= 10)
+    calls = (problem.push, problem.pull, problem.translate, problem.write, problem.embed)
+    for call in calls:
+        with pytest.raises(
+            InvalidInputError, match="has 50 cells that are not the 60 that were prepared"
+        ):
+            call()
+    again = read_plan(data["one"], data["ref"])
+    np.testing.assert_array_equal(again.toarray(), kept.toarray())
+    assert problem.prepare().solve(solve_options=EXACT).push().shape == (60,)
+    data["ref"]._inplace_subset_obs(data["ref"].obs_names[::-1])
+    with pytest.raises(InvalidInputError, match="in another order"):
+        problem.push()
+    # what happened to the names is told
+    with pytest.raises(InvalidInputError, match="was lost, as by anndata.concat"):
+        read_plan(anndata.concat([data["one"][:5], data["one"][5:]]), data["ref"])
+
+
+def test_batches_are_read_as_they_are_now(clouds):
+    data, _, _ = clouds
+    whole = anndata.concat({"one": data["one"], "ref": data["ref"]}, label="batch")
+    whole.obs["stage"] = data["ref"].obs["stage"].reindex(whole.obs_names)
+    problem = solved(whole, batch_key="batch").write(labels="stage")
+    table = problem.cell_transition("torchgw_stage", "stage")
+    assert (np.diag(table) > 0.8).all()
+    sent = problem.push(key_added="arrived")
+    np.testing.assert_allclose(problem.pull("arrived").sum(), sent.sum())
+    with pytest.raises(InvalidInputError, match="in obsp.* follows it by itself"):
+        read_plan(whole, whole)
+    whole._inplace_subset_obs(np.arange(120) != 70)
+    for call in (problem.push, problem.write, problem.embed):
+        with pytest.raises(InvalidInputError, match="ref.*59 cells that are not the 60"):
+            call()
+
+
 def test_several_objects_against_a_reference(clouds):
     data, answer, order = clouds
     problem = solved(data, reference="ref").write(labels="stage")
@@ -314,7 +354,7 @@ def test_warnings_are_written_and_still_given(clouds):
     assert not about["converged"]
 
 
-def test_optima_of_nearly_equal_cost_are_written():
+def test_optima_of_nearly_equal_cost_are_written(tmp_path):
     """A cloud that is its own mirror image."""
     x = np.random.default_rng(0).normal(size=(40, 2)) * [3, 1]
     x = np.concatenate([x, -x])
@@ -324,6 +364,11 @@ def test_optima_of_nearly_equal_cost_are_written():
     assert about["ambiguity"] == result.ambiguity > 0.99
     assert about["alternative_values"].tolist() == [a.value for a in result.alternatives]
     assert len(about["alternative_values"]) > 1
+    assert about["alternative_relations"][0] == ""
+    assert about["alternative_relations"][1] in about["warnings"]
+    source.write_h5ad(tmp_path / "out.h5ad")
+    again = anndata.read_h5ad(tmp_path / "out.h5ad").uns["torchgw"]
+    assert list(again["alternative_relations"]) == list(about["alternative_relations"])
 
 
 def test_every_argument_takes_anything(clouds):

@@ -26,6 +26,24 @@ def test_a_row_far_away_is_named():
         )
 
 
+def test_a_row_far_away_of_a_matrix_is_named():
+    X, Y = cloud(), cloud(80, seed=1)
+    X[37] = 1e6
+    D_X, D_Y = (np.linalg.norm(one[:, None] - one, axis=2) for one in (X, Y))
+    with pytest.warns(TorchGWWarning, match=r"Row 37 of `D_X` is 1\.41e\+06 away"):
+        torchgw.solve(D_X=D_X, D_Y=D_Y, random_state=0, n_init=1)
+    with pytest.warns(TorchGWWarning, match="Row 37 of `D_Y` .* in `b`"):
+        torchgw.solve(D_X=D_Y, D_Y=D_X, random_state=0, n_init=1)
+    weights = np.full(120, 1 / 119)
+    weights[37] = 0
+    # no weight, no say; similarities and matrices of zeros and ones are no distances
+    torchgw.solve(D_X=D_X, D_Y=D_Y, a=weights, random_state=0, n_init=1)
+    for matrix in ((D_Y < 0.5).astype(float), np.exp(-D_Y), -D_Y):
+        plausible.warn_of_far_points(
+            "D_X", "a", torchgw.distances.PrecomputedDistance(torch.from_numpy(matrix)), None
+        )
+
+
 def test_a_row_far_away_that_decides_for_angles_is_named():
     X = cloud(100, 5)
     Y = X[::-1].copy()

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 import torchgw
+from torchgw._search import relation
 
 
 def points_on(kind):
@@ -79,3 +81,12 @@ def test_unrelated_matches_and_one_match():
     assert result.ambiguity < 0.5
     assert told[0] == ""
     assert any(text.startswith("another match, which sends") for text in told[1:])
+
+
+def test_small_turns_are_told_by_their_angle():
+    """Matches that differ by a step around a circle move no point far."""
+    for degrees, told in ((0, "almost the first"), (6, "the first turned by 6 degrees")):
+        angle = np.radians(degrees)
+        turn = torch.tensor([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        assert relation._name_of(turn, 0.0) == told
+    assert relation._name_of(turn, 0.25) == "almost the first, with 25% of the points elsewhere"

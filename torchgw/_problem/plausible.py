@@ -60,27 +60,38 @@ def warn_of_one_sign(providers: list[DistanceProvider | None]) -> None:
 
 
 def warn_of_far_points(
-    name: str, weight: str, points: Tensor, used: Tensor | None, *, flat: bool = True
+    name: str,
+    weight: str,
+    given: Tensor | PrecomputedDistance,
+    used: Tensor | None,
+    *,
+    flat: bool = True,
 ) -> None:
     """Warn of a few points that are so far away that the others have no distances beside theirs.
 
-    Where distances are not ``flat``, angles were found to agree better beside such a point.
+    Points are ``given``, or their distances. Where distances are not ``flat``, angles were found to
+    agree better beside such a point.
     """
+    count = given.n if isinstance(given, PrecomputedDistance) else len(given)
+    rows = torch.arange(count, device=given.device)
     if used is not None:
         # a point without weight has no say in the scale
-        rows = used.to(points.device).nonzero()[:, 0]
-        points = points[rows]
-    count = len(points)
+        rows = used.to(given.device).nonzero()[:, 0]
+        count = len(rows)
     if count <= 2 * _COMPARED:
         return
-    some = torch.linspace(0, count - 1, _COMPARED, device=points.device).round().long()
-    apart = torch.cdist(points, points[some]).median(1).values
+    some = rows[torch.linspace(0, count - 1, _COMPARED, device=given.device).round().long()]
+    if isinstance(given, PrecomputedDistance):
+        table = given.columns(some).detach()[rows]
+    else:
+        table = torch.cdist(given[rows], given[some])
+    apart = table.median(1).values
     typical = float(apart.median())
     far = (apart > _FAR * typical).nonzero()[:, 0]
     if typical == 0 or not 0 < len(far) <= max(1.0, _FAR_SHARE * count):
         return
     worst = int(apart.argmax())
-    row = worst if used is None else int(rows[worst])
+    row = int(rows[worst])
     follows = "their match means little" if flat else "angles are compared instead"
     others = "" if len(far) == 1 else f" ({len(far)} rows are that far away)"
     warn_user(

@@ -35,6 +35,7 @@ from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointDistance, PointMetric
+from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
 
@@ -185,8 +186,8 @@ def build_providers(
     ]
     logger.info("distances: %s for X, %s for Y", *names)
     scaled, origins = [], []
-    for provider, item, name, graph, side, weight, curvature in zip(
-        providers, given, names, graphs, "ab", weights, options.curvatures, strict=True
+    for provider, item, table, name, graph, side, weight, curvature in zip(
+        providers, given, tables, names, graphs, "ab", weights, options.curvatures, strict=True
     ):
         mass = None if weight is None else as_weights(side, weight, provider.n, device)
         used = None if mass is None else mass > 0
@@ -195,6 +196,9 @@ def build_providers(
         told = flat or decision is not None
         if item.points is not None and options.scale in ("auto", "max") and told:
             warn_of_far_points(item.name, side, item.points, used, flat=flat)
+        if isinstance(item.provider, PrecomputedDistance):
+            called = item.name if table is None else f"D_{item.name}"
+            warn_of_far_points(called, side, item.provider, used)
         divided, factor = _scale(
             provider, item.points, options.scale, mass, computed=name != "given"
         )

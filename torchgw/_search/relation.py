@@ -99,7 +99,10 @@ def _name_of(turn: Tensor, elsewhere: float) -> str:
         return "the first mirrored" + (", with its longest extent read backwards" if along else "")
     # a turn in the plane has trace 2 cos, one in space 1 + 2 cos; in one dimension there is none
     cosine = 1.0 if size == 1 else (trace - (size - 2)) / 2
-    if cosine > _STRAIGHT:
-        return f"almost the first, with {elsewhere:.0%} of the points elsewhere"
-    degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(cosine)))
+    degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(min(cosine, 1))))
+    moved = f"{elsewhere:.0%}"
+    if cosine > _STRAIGHT and (moved != "0%" or degrees == 0):
+        return "almost the first" + (
+            f", with {moved} of the points elsewhere" if moved != "0%" else ""
+        )
     return f"the first turned by {degrees} degrees"

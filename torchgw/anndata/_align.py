@@ -143,8 +143,9 @@ def align(
             Colours of the labels, where the other side has ``uns["LABEL_colors"]``.
         ``uns["torchgw"]`` of both
             Value, status and settings; the mass moved and the share of it in the stored plan
-            (``plan_mass_kept``); ``ambiguity``, ``doubt``, the values of the alternatives and the
-            text of all ``warnings``; of the source also the ``obs_names`` of the plan's columns.
+            (``plan_mass_kept``); ``ambiguity``, ``doubt``, the values of the alternatives and
+            what each is to the first in words (``alternative_relations``), and the text of all
+            ``warnings``; of the source also the ``obs_names`` of the plan's columns.
 
     Raises
     ------

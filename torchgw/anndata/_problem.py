@@ -37,7 +37,7 @@ from torchgw.anndata._write import carry, check_column, figures, largest_entries
 
 if TYPE_CHECKING:
     from anndata import AnnData
-    from pandas import DataFrame
+    from pandas import DataFrame, Index
 
 __all__ = [
     "TranslationProblem",
@@ -195,13 +195,38 @@ class TranslationProblem:
             raise InvalidInputError(
                 f"`reference` must be one of {', '.join(map(repr, names))}; got {reference!r}."
             )
-        self._sides = {side.name: side for side in sides}
+        self._known = {side.name: side for side in sides}
         self._reference = reference
         self._sources = [name for name in names if name != reference]
         self._spaces: dict[str, Space] = {}
         self._recipe: Recipe | None = None
+        self._cells: dict[str, Index[str]] = {}
         self._warned: dict[Pair, list[str]] = {}
         self.solutions: dict[Pair, GWResult] = {}
+
+    @property
+    def _sides(self) -> dict[str, Side]:
+        """The objects as they are now; batches are cut again, for they may have new columns."""
+        if self._whole is None:
+            return self._known
+        batches = _batches(self._whole, str(self._batch_key))
+        return {side.name: side for side in batches if side.name in self._known}
+
+    def _unchanged_sides(self) -> dict[str, Side]:
+        """Return the objects, and refuse other cells, or another order, than plans are for."""
+        sides = self._sides
+        for name, cells in self._cells.items():
+            now = sides[name].adata.obs_names if name in sides else cells[:0]
+            if not now.equals(cells):
+                same = now.sort_values().equals(cells.sort_values())
+                what = f"{len(now)} cells that are not the {len(cells)} that were prepared"
+                what = "the cells that were prepared in another order" if same else what
+                raise InvalidInputError(
+                    f"`{self._known[name].shown}` has {what}, which plans are not about. Call "
+                    "`prepare` and `solve` again; of what `write` left in the objects, `read_plan` "
+                    "finds the part that is still there."
+                )
+        return sides
 
     @reject_unknown
     def prepare(
@@ -222,8 +247,10 @@ class TranslationProblem:
             As in :func:`align`.
         """
         check_sources(use_rep, use_obsp, recipe)
-        spaces = read_spaces(list(self._sides.values()), use_rep, use_obsp, joint_rep, recipe)
-        self._spaces = dict(zip(self._sides, spaces, strict=True))
+        sides = self._sides
+        spaces = read_spaces(list(sides.values()), use_rep, use_obsp, joint_rep, recipe)
+        self._spaces = dict(zip(sides, spaces, strict=True))
+        self._cells = {name: side.adata.obs_names.copy() for name, side in sides.items()}
         self._recipe = recipe
         self.solutions = {}
         return self
@@ -269,11 +296,12 @@ class TranslationProblem:
         if source is None and len(self._sources) == 1:
             source = self._sources[0] if target in (None, self._reference) else self._reference
         target = self._reference if target is None else target
+        sides = self._unchanged_sides()
         for pair, plan in ((p, r.lazy_plan) for p, r in self.solutions.items()):
             if pair == (source, target):
-                return self._sides[pair[0]], self._sides[pair[1]], plan
+                return sides[pair[0]], sides[pair[1]], plan
             if pair == (target, source):
-                return self._sides[pair[1]], self._sides[pair[0]], plan.T
+                return sides[pair[1]], sides[pair[0]], plan.T
         known = ", ".join(map(str, self.solutions))
         raise InvalidInputError(
             f"There is no solution from {source!r} to {target!r}; there are {known}, and their "
@@ -449,6 +477,7 @@ class TranslationProblem:
             raise InvalidTypeError(f"`key_added` must be a name; got {key_added!r}.")
         if not self.solutions:
             raise InvalidInputError("Call `prepare` and `solve` before `embed`.")
+        sides = self._unchanged_sides()
         matrices = [name for name, space in self._spaces.items() if space.is_matrix]
         if matrices:
             raise InvalidInputError(
@@ -471,7 +500,7 @@ class TranslationProblem:
             )
         }
         if self._whole is None:
-            for name, side in self._sides.items():
+            for name, side in sides.items():
                 side.adata.obsm[key_added] = found[name]
             return self
         batch = self._whole.obs[self._batch_key].astype(str).to_numpy()
@@ -527,8 +556,9 @@ class TranslationProblem:
     def _columns_of(self, names: Sequence[str]) -> list[tuple[str, bool, bool]]:
         """Return for each column whether it goes from the reference, and whether back to it."""
         carried = []
-        reference = self._sides[self._reference]
-        single = self._sides[self._sources[0]] if len(self._sources) == 1 else None
+        sides = self._unchanged_sides()
+        reference = sides[self._reference]
+        single = sides[self._sources[0]] if len(self._sources) == 1 else None
         for name in names:
             from_reference = name in reference.adata.obs
             back = self._whole is None and single is not None and name in single.adata.obs
@@ -547,11 +577,11 @@ class TranslationProblem:
         self, carried: Sequence[tuple[str, bool, bool]], key: str, count: int
     ) -> None:
         """Write into separate objects."""
-        end = self._sides[self._reference].adata
+        end = self._known[self._reference].adata
         points = self._spaces[self._reference].points
         about = {}
         for pair, result in self.solutions.items():
-            start = self._sides[pair[0]].adata
+            start = self._known[pair[0]].adata
             sparse, kept = largest_entries(result, count)
             start.obsm[f"{key}_plan"] = sparse
             if points is not None:
@@ -580,7 +610,7 @@ class TranslationProblem:
         from pandas import Categorical
 
         batch = whole.obs[self._batch_key].astype(str).to_numpy()
-        rows = {name: np.flatnonzero(batch == name) for name in self._sides}
+        rows = {name: np.flatnonzero(batch == name) for name in self._known}
         there = rows[self._reference]
         points = self._spaces[self._reference].points
         about: dict[str, Any] = {"reference": self._reference}

@@ -83,6 +83,9 @@ def figures(result: GWResult, warned: list[str], kept: float) -> dict[str, Any]:
         "random_state": str(result.random_state),
         "ambiguity": result.ambiguity,
         "alternative_values": np.array([other.value for other in result.alternatives]),
+        "alternative_relations": np.array(
+            [other.relation for other in result.alternatives], object
+        ),
         "doubt": result.doubt,
         "warnings": "\n".join(warned),
     }
@@ -124,8 +127,17 @@ def read_plan(
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     check_name("key", key)
     slot = f"{key}_plan"
-    if key not in adata_src.uns or slot not in adata_src.obsm:
-        raise InvalidInputError(f"`adata_src` has no plan {slot!r}: align it first.")
+    if slot not in adata_src.obsm:
+        raise InvalidInputError(
+            f"`adata_src` has its plan in obsp[{slot!r}], which follows it by itself."
+            if slot in adata_src.obsp
+            else f"`adata_src` has no plan {slot!r}: align it first."
+        )
+    if "plan_columns" not in adata_src.uns.get(key, {}):
+        raise InvalidInputError(
+            f"`adata_src` has a plan, but uns[{key!r}], which names its columns, was lost, as by "
+            "anndata.concat: copy it from the object that was aligned."
+        )
     names = Index(adata_src.uns[key]["plan_columns"])
     if not names.is_unique:
         raise InvalidInputError(
