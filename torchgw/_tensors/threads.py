@@ -19,7 +19,7 @@ _SMALL = 2**22
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
 _LONG = 50_000
 
-# Pools that do nothing at most, and entries of a tensor that is computed by all threads. [L501]
+# Pools that do nothing at most, and entries of a tensor that is computed by all threads. [L503]
 _MOST_IDLE = 8
 _PARALLEL = 2**18
 
