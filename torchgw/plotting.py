@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,7 @@ __all__ = [
 
 # Rows or columns of the largest picture of a plan. [L317]
 _LARGEST_PICTURE = 4_000
-# Names in a legend at most, alternatives side by side, and letters below a picture. [L379]
+# Names in a legend and bars at most, alternatives side by side, and letters below a picture. [L379]
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
@@ -57,8 +58,8 @@ def plot_points(
     points : array-like, shape (n, d)
         The points. One column is drawn against the index, more than three as the first three.
     colour : array-like, shape (n,), or None
-        One number per point, shown on a colour scale, or one label, words in sorted order; None
-        draws all points alike.
+        One number per point, with a colour bar, or one label, words in sorted order, with a legend;
+        None draws all points alike.
     ax : matplotlib Axes or None
         Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
     size : float
@@ -74,7 +75,7 @@ def plot_points(
         ax = _new_axes(len(coordinates))
     axes: Any = ax
     _check_depth(axes, coordinates)
-    _draw_points(axes, coordinates, _Shades.of(colour), size=size)
+    _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
     return axes  # type: ignore[no-any-return]
 
 
@@ -102,13 +103,21 @@ class _Shades(NamedTuple):
 
 
 def _draw_points(
-    axes: Any, coordinates: list[NDArray[Any]], shades: _Shades, *, size: float, named: bool = True
+    axes: Any,
+    coordinates: list[NDArray[Any]],
+    shades: _Shades,
+    *,
+    size: float,
+    named: bool = True,
+    bar: Sequence[Any] = (),
 ) -> None:
-    """Draw a cloud, with a legend of its labels."""
+    """Draw a cloud, with a legend of its labels, or a bar of its numbers beside the axes given."""
     deep: dict[str, Any] = {"depthshade": False} if len(coordinates) == 3 else {}
     if shades.names is None:
         limits = dict(zip(("vmin", "vmax"), shades.limits or (), strict=False))
-        axes.scatter(*coordinates, s=size, c=shades.values, **limits, **deep)
+        drawn = axes.scatter(*coordinates, s=size, c=shades.values, **limits, **deep)
+        if shades.limits is not None and bar:
+            axes.figure.colorbar(drawn, ax=list(bar), shrink=0.8)
     else:
         table = _colours_of(len(shades.names))
         for place, name in enumerate(shades.names):
@@ -123,6 +132,8 @@ def _draw_points(
     else:
         axes.set_aspect("equal", adjustable="datalim")
     axes.locator_params(nbins=5)
+    if len(coordinates) == 3:
+        axes.locator_params(axis="z", nbins=3)
 
 
 @reject_unknown
@@ -147,7 +158,7 @@ def plot_match(
     colour : array-like, shape (n,), or None
         One number or label per point of X; None takes the order of
         the points if it says something, and else their places along the longest extent of X.
-        Labels have a legend.
+        Labels have a legend, numbers a colour bar.
     lines : int
         How many lines to draw between points of X, spread over its extent, and their partners. They
         stay where they are if axes in space are turned afterwards.
@@ -179,8 +190,10 @@ def plot_match(
     shades = _Shades.of(source_colour)
     for axes, cloud in zip(ax, (source, target), strict=True):
         _check_depth(axes, cloud)
+    # the numbers of a default colour say nothing
+    bar = () if colour is None else ax
     _draw_points(ax[0], source, shades, size=size)
-    _draw_points(ax[1], target, shades.at(partner), size=size, named=False)
+    _draw_points(ax[1], target, shades.at(partner), size=size, named=False, bar=bar)
     ax[0].set_title("X")
     ax[1].set_title("Y, coloured by its match in X")
     if lines:
@@ -436,9 +449,10 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
 
 @reject_unknown
 def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
-    """Draw the objectives that the chains of a search have reached, the best on top.
+    """Draw the objectives that the chains of a search have reached, the first 20 of them.
 
-    Those left behind at a larger epsilon have their objective there, in grey.
+    They are in the order of ``result.trials``: the best refined chain is on top. Those left behind
+    at a larger epsilon have their objective there, in grey.
 
     Parameters
     ----------
@@ -453,21 +467,26 @@ def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
         The axes drawn on.
     """
     _check_result(result, "trials")
-    trials = result.trials
-    if not trials:
+    known = result.trials
+    if not known:
         raise InvalidInputError(
             "The result has no trials: there was no search on all points. Pass search='thorough' "
             "to solve()."
         )
+    trials = known[:_MOST_NAMES]
     colours = ["C0" if trial.status == "refined" else "0.7" for trial in trials]
     texts = [
         f"{one.objective:.4g}, epsilon {one.epsilon:.2g}, {one.seconds:.1f} s" for one in trials
     ]
     names, values = [one.start for one in trials], [one.objective for one in trials]
-    ax = _draw_bars(ax, names, values, texts, colours)
-    ax.margins(x=0.4)
+    # room for what the longest bars say
+    ax = _draw_bars(ax or _new_axes(2, width=9.0), names, values, texts, colours)
+    ax.margins(x=0.8)
     ax.set_xlabel("objective with entropy")
-    ax.set_title(f"{len(trials)} chains" + (", in doubt" if result.doubt else ""))
+    count = f"{len(known)} chains"
+    if len(trials) < len(known):
+        count = f"the first {len(trials)} of {count}"
+    ax.set_title(count + (", in doubt" if result.doubt else ""))
     return ax
 
 
@@ -506,10 +525,14 @@ def plot_confusion(
     share = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
     ax = ax or _new_axes(2)
     shown = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    # numbers side by side have to fit into the width of their columns too
+    size = min(10.0, 100 / len(target))
     for (row, column), value in np.ndenumerate(share):
         if value >= 0.005 and share.size <= 400:
             colour = "white" if value > 0.5 else "black"
-            ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+            ax.text(
+                column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=size
+            )
     ax.figure.colorbar(shown, ax=ax, label="share of the mass of a row", shrink=0.8)
     names = [str(label) for label in target]
     # words side by side have to fit into the width of their columns
@@ -613,11 +636,11 @@ def _projection_of(dimensions: int) -> str | None:
     return "3d" if dimensions == 3 else None
 
 
-def _new_axes(dimensions: int) -> Axes:
-    """Make axes in a new figure."""
+def _new_axes(dimensions: int, width: float = 6.4) -> Axes:
+    """Make axes in a new figure, of a width in inches."""
     from matplotlib import pyplot
 
-    figure = pyplot.figure(layout="constrained")
+    figure = pyplot.figure(figsize=(width, 4.8), layout="constrained")
     axes: Axes = figure.add_subplot(projection=_projection_of(dimensions))
     return axes
 

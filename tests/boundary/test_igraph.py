@@ -1,13 +1,17 @@
 """Graphs of igraph, directed graphs, and attributes of nodes by name."""
 
+from types import SimpleNamespace
+
 import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
 import torchgw
 from torchgw import InvalidInputError
 from torchgw._boundary.graphs import as_graph
+from torchgw.distances import DirectedDistance
 
 
 class Sequence(dict):
@@ -67,16 +71,37 @@ def test_igraph_is_as_networkx():
 @pytest.mark.parametrize(
     ("graph", "advice"),
     [
-        (Graph(3, [(0, 1), (1, 2)], directed=True), r"Pass graph.as_undirected\(\)"),
+        (
+            Graph(3, [(0, 1), (1, 2)], directed=True),
+            r"Pass graph.as_undirected\(\); .*DirectedDistance.of_graph",
+        ),
         (Graph(3, [(0, 1), (1, 0)]), "parallel ones"),
         (Graph(2, [(0, 1)], weight=["far"]), "numbers as edge attribute 'weight'"),
-        (nx.path_graph(3, create_using=nx.DiGraph), "Pass graph.to_undirected"),
+        (
+            nx.path_graph(3, create_using=nx.DiGraph),
+            r"to_undirected\(\); .*Distance.of_graph",
+        ),
         (scipy.sparse.csr_array(np.triu(np.ones((4, 4)), 1)), "symmetric|directed"),
     ],
 )
 def test_directed_and_odd_graphs_are_refused(graph, advice):
     with pytest.raises((InvalidInputError, torchgw.InvalidTypeError), match=advice):
         torchgw.solve(graph, nx.path_graph(4))
+
+
+def test_directed_graphs_of_every_kind_have_the_paths_of_their_matrix():
+    digraph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (2, 3), (3, 0)])
+    nx.set_edge_attributes(digraph, {edge: 1.0 + sum(edge) for edge in digraph.edges}, "weight")
+    expected = DirectedDistance.of_graph(nx.to_scipy_sparse_array(digraph, dtype=float)).table
+    assert not torch.equal(expected, expected.T)
+    edges = list(digraph.edges)
+    lengths = [digraph.edges[edge]["weight"] for edge in edges]
+    data = SimpleNamespace(
+        edge_index=torch.tensor(edges).T, edge_weight=torch.tensor(lengths), num_nodes=4
+    )
+    in_igraph_too = Graph(4, edges, directed=True, weight=lengths)
+    for graph in (digraph, in_igraph_too, data):
+        assert torch.equal(DirectedDistance.of_graph(graph).table, expected)
 
 
 @pytest.mark.parametrize("kind", ["networkx", "igraph"])

@@ -277,3 +277,11 @@ def test_every_provider_is_covered():
         ProductDistance,
         ScaledDistance,
     }
+
+
+def test_a_scaled_table_is_pickled_once():
+    table = torch.rand(200, 200, dtype=torch.float64)
+    provider = ScaledDistance(PrecomputedDistance(table + table.T), 0.3)
+    pickled = pickle.dumps(provider)
+    assert len(pickled) < 1.1 * table.nbytes
+    assert torch.equal(pickle.loads(pickled).matrix(), provider.matrix())

@@ -171,6 +171,13 @@ def test_quiet_says_nothing(files, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_picture_without_a_suffix_is_refused(files, capsys):
+    main(["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", *SOLVE])
+    assert main(["plot", "out.npz", "-o", "plan"]) == 2
+    assert "cannot write plan: pictures are" in capsys.readouterr().err
+    assert not Path("plan").exists()
+
+
 @pytest.mark.parametrize("output", ["match.result", "match", "match.csv", "match.npy"])
 def test_the_suffix_of_an_output_has_to_be_its_form(files, output, capsys, monkeypatch):
     monkeypatch.setattr(torchgw, "solve", lambda **_: pytest.fail("it was solved"))
@@ -551,7 +558,8 @@ def test_a_time_limit_stops_and_writes(files, capsys):
     for odd in ("0", "-3", "soon", "inf"):
         with pytest.raises(SystemExit):
             main([*command, "--time-limit", odd])
-    assert "--time-limit" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"--time-limit: must be seconds, such as 90, 10m or 2h; got {odd!r}" in said
 
 
 def test_progress_has_a_total_and_an_end(files, capsys):

@@ -23,6 +23,7 @@ from torchgw.plotting import (
     plot_match,
     plot_plan,
     plot_points,
+    plot_trials,
 )
 
 
@@ -282,3 +283,42 @@ def test_axes_that_do_not_fit(result, clouds):
     with pytest.raises(InvalidInputError, match="a pair of Axes"):
         plot_match(result, *clouds, ax=flat[0])
     assert plot_match(result, clouds[0], clouds[0], ax=flat) is flat
+
+
+def test_numbers_have_a_colour_bar(result, clouds):
+    numbers = np.array([3.0, 1.0, 4.0, 1.5, 5.0])
+    source, _ = plot_match(result, *clouds, colour=numbers)
+    _, _, bar = source.figure.axes
+    assert bar.get_ylim() == (1.0, 5.0)
+    assert len(plot_points(clouds[0], colour=numbers).figure.axes) == 2
+    for colour in (None, list("ababc")):
+        assert len(plot_match(result, *clouds, colour=colour)[0].figure.axes) == 2
+
+
+def test_many_chains_are_drawn_as_far_as_they_can_be_read():
+    trials = tuple(
+        SimpleNamespace(start=f"kick {i}", objective=1.0 + i, epsilon=0.1, seconds=0.0, status="")
+        for i in range(64)
+    )
+    axes = plot_trials(SimpleNamespace(trials=trials, doubt=""))
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        f"kick {i}" for i in range(20)
+    ]
+    assert axes.get_title() == "the first 20 of 64 chains"
+    axes.figure.canvas.draw()
+    edge = axes.get_window_extent().x1
+    assert all(text.get_window_extent().x1 < edge for text in axes.texts)
+    few = plot_trials(SimpleNamespace(trials=trials[:3], doubt=""))
+    assert few.get_title() == "3 chains"
+
+
+@pytest.mark.parametrize("count", [4, 12, 20])
+def test_shares_fit_into_their_columns(count):
+    labels = np.repeat([f"a long class name {i}" for i in range(count)], count)
+    mixed = np.tile(np.unique(labels), count)
+    result = SimpleNamespace(lazy_plan=StoredPlan(np.eye(count**2)))
+    axes = plot_confusion(result, labels, mixed)
+    axes.figure.canvas.draw()
+    width = axes.get_window_extent().width / count
+    assert len(axes.texts) == count**2
+    assert max(text.get_window_extent().width for text in axes.texts) < width

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 
 import numpy as np
@@ -91,3 +93,22 @@ def test_solves_in_several_threads_share_what_there_was():
 
 def threads():
     return torch.get_num_threads()
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or len(os.sched_getaffinity(0)) > 8,
+    reason="two threads are made to sleep on at most eight processors, under Linux",
+)
+def test_pools_that_do_nothing_outnumber_the_processors():
+    processors, values = len(os.sched_getaffinity(0)), torch.randn(2**20)
+    expected = values.sum()
+    before, native = threading.active_count(), len(os.listdir("/proc/self/task"))
+    with beside_gpu(CPU):
+        # a pool of two for each processor: the thread that holds it and the one that it waits for
+        assert len(os.listdir("/proc/self/task")) >= native + 2 * processors
+        assert threads() == 2
+        assert values.sum() == expected
+    assert threading.active_count() == before
+    torch.set_num_threads(1)
+    with beside_gpu(CPU):
+        assert threading.active_count() == before

@@ -14,9 +14,16 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["as_graph", "attribute_names", "node_attribute"]
 
+# What to do where directions matter.
+_DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
 
-def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
-    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none."""
+
+def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.spmatrix | None:
+    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none.
+
+    Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges have
+    a direction; one whose edges do is refused unless ``directed``.
+    """
     if scipy.sparse.issparse(value):
         return value
     if hasattr(value, "to_homogeneous"):
@@ -27,9 +34,9 @@ def as_graph(name: str, value: Any) -> scipy.sparse.spmatrix | None:
     if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
         return _from_edge_index(name, value)
     if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
-        return _from_networkx(name, value)
+        return _from_networkx(name, value, directed)
     if _is_igraph(value):
-        return _from_igraph(name, value)
+        return _from_igraph(name, value, directed)
     return None
 
 
@@ -73,12 +80,12 @@ def _is_igraph(value: Any) -> bool:
     return hasattr(value, "get_edgelist") and hasattr(value, "vcount") and hasattr(value, "es")
 
 
-def _from_igraph(name: str, value: Any) -> scipy.sparse.csr_array:
+def _from_igraph(name: str, value: Any, directed: bool) -> scipy.sparse.csr_array:
     """Convert an igraph graph; an edge without a weight has length 1."""
-    if value.is_directed():
+    if value.is_directed() and not directed:
         raise InvalidInputError(
             f"`{name}` must be an undirected igraph graph; got a directed one. "
-            "Pass graph.as_undirected()."
+            f"Pass graph.as_undirected(){_DIRECTED}"
         )
     if value.has_multiple():
         raise InvalidInputError(
@@ -93,11 +100,12 @@ def _from_igraph(name: str, value: Any) -> scipy.sparse.csr_array:
             f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
         )
     ends = np.array(value.get_edgelist(), dtype=np.int64).reshape(-1, 2)
-    loops = ends[:, 0] == ends[:, 1]
-    rows = np.concatenate([ends[:, 0], ends[~loops, 1]])
-    columns = np.concatenate([ends[:, 1], ends[~loops, 0]])
     data = np.asarray(weights, dtype=float)
-    data = np.concatenate([data, data[~loops]])
+    # an edge without a direction is written both ways, a loop once
+    back = np.full(len(ends), not value.is_directed()) & (ends[:, 0] != ends[:, 1])
+    rows = np.concatenate([ends[:, 0], ends[back, 1]])
+    columns = np.concatenate([ends[:, 1], ends[back, 0]])
+    data = np.concatenate([data, data[back]])
     return scipy.sparse.csr_array((data, (rows, columns)), shape=(n, n))
 
 
@@ -151,12 +159,12 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
     return np.ones(count)
 
 
-def _from_networkx(name: str, value: Any) -> scipy.sparse.csr_array:
+def _from_networkx(name: str, value: Any, directed: bool) -> scipy.sparse.csr_array:
     """Convert a NetworkX graph, its nodes in their order; an edge without a weight has length 1."""
-    if value.is_directed():
+    if value.is_directed() and not directed:
         raise InvalidInputError(
             f"`{name}` must be an undirected NetworkX graph; got a directed one. "
-            "Pass graph.to_undirected()."
+            f"Pass graph.to_undirected(){_DIRECTED}"
         )
     if value.is_multigraph():
         raise InvalidInputError(

@@ -1,10 +1,12 @@
-"""Small work on one thread: threads that wait for each other cost more than they compute."""
+"""Small work on one thread, and threads that sleep: those that wait for each other cost time."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +18,10 @@ _SMALL = 2**22
 
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
 _LONG = 50_000
+
+# Pools that do nothing at most, and entries of a tensor that is computed by all threads. [L503]
+_MOST_IDLE = 8
+_PARALLEL = 2**18
 
 _lock = threading.Lock()
 _inside = threading.local()
@@ -50,11 +56,51 @@ def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
+@contextmanager
+def _waiting_asleep() -> Iterator[None]:
+    """Let threads that wait for others sleep at once, in place of spinning for milliseconds.
+
+    GNU's OpenMP spins while its threads are no more than the processors, which says nothing of what
+    else runs there. Other pools that do nothing make them more. The numbers of threads stay, and so
+    do the bits. `libgomp/config/linux/wait.h`, `do_spin`, of GCC.
+    """
+    threads = torch.get_num_threads()
+    if not sys.platform.startswith("linux") or threads == 1:
+        yield
+        return
+    idle = len(os.sched_getaffinity(0)) // (threads - 1)
+    if idle > _MOST_IDLE:
+        yield
+        return
+    done = threading.Event()
+    with ExitStack() as stack:
+        for _ in range(idle):
+            ready = threading.Event()
+            keeper = threading.Thread(target=_keep_pool, args=(ready, done), daemon=True)
+            keeper.start()
+            stack.callback(keeper.join)
+            ready.wait()
+        stack.callback(done.set)
+        yield
+
+
+def _keep_pool(ready: threading.Event, done: threading.Event) -> None:
+    """Make a pool of threads that belongs to this one, and hold it."""
+    try:
+        torch.ones(_PARALLEL).mul_(2.0)
+    finally:
+        ready.set()
+    done.wait()
+
+
 def beside_gpu(device: torch.device, *given: Any) -> AbstractContextManager[None]:
     """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread.
 
-    Not where arrays that are ``given`` are long: the host reads them on all threads.
+    Not where arrays that are ``given`` are long: the host reads them on all threads. Without a GPU
+    all threads compute, and sleep while they wait.
     """
     shapes = (getattr(one, "shape", None) for one in given)
     long = any(isinstance(shape, tuple) and shape and shape[0] > _LONG for shape in shapes)
-    return nullcontext() if device.type == "cpu" or long else small_on_one_thread(1, 1, device)
+    if device.type == "cpu":
+        return _waiting_asleep()
+    return nullcontext() if long else small_on_one_thread(1, 1, device)

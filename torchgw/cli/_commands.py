@@ -301,8 +301,7 @@ def _check_picture(path: Path) -> None:
 
     check_writable(path)
     kinds = Figure().canvas.get_supported_filetypes()
-    # without one it is matplotlib's default
-    if path.suffix and path.suffix[1:].lower() not in kinds:
+    if path.suffix[1:].lower() not in kinds:
         raise InvalidInputError(
             f"cannot write {path}: pictures are {', '.join(sorted(kinds))} files."
         )
@@ -339,7 +338,7 @@ def _benchmark(options: argparse.Namespace) -> int:
 def _save_picture(figure: Any, path: Path, dpi: int) -> None:
     """Write a picture in the form that its name says."""
     with written_whole(path) as file:
-        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".").lower() or "png")
+        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".").lower())
 
 
 def _warmup(options: argparse.Namespace) -> int:

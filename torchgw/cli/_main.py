@@ -461,9 +461,12 @@ def _seconds(text: str) -> float:
     """Read a time in seconds, minutes or hours."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
-    seconds = float(number) * unit
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"a positive time, got {text}")
+        raise argparse.ArgumentTypeError(f"must be seconds, such as 90, 10m or 2h; got {text!r}")
     return seconds
 
 

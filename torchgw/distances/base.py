@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -179,6 +179,16 @@ class ScaledDistance(DerivedDistance):
         matrix = provider.matrix()
         # scaling a stored matrix once costs less than scaling whatever is read from it
         self._matrix = None if matrix is None else matrix * scale
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies what the provider and the scale give again."""
+        return {name: part for name, part in vars(self).items() if name != "_matrix"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Multiply again."""
+        vars(self).update(state)
+        matrix = self.provider.matrix()
+        self._matrix = None if matrix is None else matrix * self.scale
 
     def columns(self, index: Tensor) -> Tensor:
         """Compute scale * D[:, index]."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_finite, check_magnitude, to_tensor
+from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import validate_graph
 from torchgw.distances.base import Entrywise
@@ -75,9 +76,10 @@ class DirectedDistance(PrecomputedDistance):
 
         Parameters
         ----------
-        graph : SciPy sparse array or matrix, shape (n, n)
-            Lengths of the edges from the vertex of the row to that of the column. Of a NetworkX
-            graph that is ``networkx.to_scipy_sparse_array(graph)``.
+        graph : graph of n vertices
+            SciPy sparse array or matrix, shape (n, n), of the lengths of the edges from the vertex
+            of the row to that of the column; or a NetworkX graph, an igraph graph or PyTorch
+            Geometric data, whose edges without a weight have length 1.
         fill : float
             Distance of pairs without a path over the largest path length, at least 1.
 
@@ -89,7 +91,7 @@ class DirectedDistance(PrecomputedDistance):
         Raises
         ------
         InvalidTypeError, InvalidInputError
-            If it is not sparse and square, or has lengths that are negative or not finite; if
+            If it is no graph, not square, or has lengths that are negative or not finite; if
             ``fill`` is below 1.
 
         Warns
@@ -99,7 +101,8 @@ class DirectedDistance(PrecomputedDistance):
         """
         if not (np.isfinite(fill) and fill >= 1):
             raise InvalidInputError(f"`fill` must be finite and at least 1; got {fill}.")
-        graph = validate_graph(graph, directed=True)
+        known = as_graph("graph", graph, directed=True)
+        graph = validate_graph(graph if known is None else known, directed=True)
         table = scipy.sparse.csgraph.dijkstra(graph)
         reached = np.isfinite(table)
         if not reached.all():
