@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchgw
+from torchgw._tensors import threads as module
 from torchgw._tensors.threads import beside_gpu, small_on_one_thread
 
 CPU = torch.device("cpu")
@@ -99,7 +100,8 @@ def threads():
     not sys.platform.startswith("linux") or len(os.sched_getaffinity(0)) > 8,
     reason="two threads are made to sleep on at most eight processors, under Linux",
 )
-def test_pools_that_do_nothing_outnumber_the_processors():
+def test_pools_that_do_nothing_outnumber_the_processors(monkeypatch):
+    monkeypatch.setattr(module, "_is_busy", lambda: True)
     processors, values = len(os.sched_getaffinity(0)), torch.randn(2**20)
     expected = values.sum()
     before, native = threading.active_count(), len(os.listdir("/proc/self/task"))
@@ -112,3 +114,28 @@ def test_pools_that_do_nothing_outnumber_the_processors():
     torch.set_num_threads(1)
     with beside_gpu(CPU):
         assert threading.active_count() == before
+    torch.set_num_threads(2)
+    monkeypatch.setattr(module, "_is_busy", lambda: False)
+    with beside_gpu(CPU):
+        assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux tells")
+def test_other_work_that_fills_the_processors_is_seen(monkeypatch):
+    processors = len(os.sched_getaffinity(0))
+
+    def told(*numbers):
+        texts = iter(f"cpu 1 2 3\nprocs_running {number}\nprocs_blocked 0\n" for number in numbers)
+        monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: next(texts))
+        return module._is_busy()
+
+    assert told(processors + 1, processors + 2, processors + 1)
+    assert not told(processors)
+    # it has just ended
+    assert not told(processors + 1, processors + 1, 1)
+
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(module.Path, "read_text", refuse)
+    assert not module._is_busy()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ _LONG = 50_000
 # Pools that do nothing at most, and entries of a tensor that is computed by all threads. [L503]
 _MOST_IDLE = 8
 _PARALLEL = 2**18
+# Looks at what else runs, and seconds between two: what has just ended may still be seen. [L504]
+_LOOKS, _APART = 3, 1e-3
 
 _lock = threading.Lock()
 _inside = threading.local()
@@ -60,12 +64,13 @@ def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
 def _waiting_asleep() -> Iterator[None]:
     """Let threads that wait for others sleep at once, in place of spinning for milliseconds.
 
-    GNU's OpenMP spins while its threads are no more than the processors, which says nothing of what
-    else runs there. Other pools that do nothing make them more. The numbers of threads stay, and so
-    do the bits. `libgomp/config/linux/wait.h`, `do_spin`, of GCC.
+    Where nothing else runs, spinning is two to three times as fast, and stays. GNU's OpenMP spins
+    while its threads are no more than the processors, whatever else runs there. Other pools that do
+    nothing make them more. The numbers of threads stay, and so do the bits.
+    `libgomp/config/linux/wait.h`, `do_spin`, of GCC.
     """
     threads = torch.get_num_threads()
-    if not sys.platform.startswith("linux") or threads == 1:
+    if threads == 1 or not _is_busy():
         yield
         return
     idle = len(os.sched_getaffinity(0)) // (threads - 1)
@@ -84,6 +89,24 @@ def _waiting_asleep() -> Iterator[None]:
         yield
 
 
+def _is_busy() -> bool:
+    """Whether other work could fill all processors; not known, so false, but on Linux."""
+    if not sys.platform.startswith("linux"):
+        return False
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_APART)
+        try:
+            lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return False
+        running = next((int(line.split()[1]) for line in lines if line[:13] == "procs_running"), 0)
+        # this thread is one of them
+        if running - 1 < len(os.sched_getaffinity(0)):
+            return False
+    return True
+
+
 def _keep_pool(ready: threading.Event, done: threading.Event) -> None:
     """Make a pool of threads that belongs to this one, and hold it."""
     try:
@@ -97,7 +120,7 @@ def beside_gpu(device: torch.device, *given: Any) -> AbstractContextManager[None
     """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread.
 
     Not where arrays that are ``given`` are long: the host reads them on all threads. Without a GPU
-    all threads compute, and sleep while they wait.
+    all threads compute, and sleep while they wait if other work wants the processors.
     """
     shapes = (getattr(one, "shape", None) for one in given)
     long = any(isinstance(shape, tuple) and shape and shape[0] > _LONG for shape in shapes)
