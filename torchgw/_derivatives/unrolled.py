@@ -21,9 +21,9 @@ _OUTER = 20
 _INNER = 60
 _MOST_ENTRIES = 50_000
 # Relative change that is followed through the iterations, the share of it below which rounding is
-# all that is left, and what may be missing of a derivative before a warning says so. [L354]
+# all that is left, and what may be missing of a derivative before a warning says so. [L354] [L506]
 _CHANGE = 1e-6
-_FLOOR = 1e-9
+_FLOOR = 1e-8
 _WORRYING = 1e-6
 # Relative change of the plan over all iterations from which they begin elsewhere. [L354]
 _MOVED = 1e-3
