@@ -21,6 +21,7 @@ import torchgw
 from torchgw._errors import InvalidInputError, PlanTooLargeError
 from torchgw.cli import main
 from torchgw.cli._files import read_array, read_labels, read_side, read_weights
+from torchgw.cli._main import _parser
 
 SOLVE = ["--distances", "euclidean", "--epsilon", "1e-2", "--device", "cpu", "--seed", "0"]
 
@@ -565,3 +566,18 @@ def test_a_time_limit_stops_and_writes(files, capsys):
 def test_progress_has_a_total_and_an_end(files, capsys):
     main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--max-iter", "77", *SOLVE])
     assert "iteration 1 of at most 77" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info", "score", "plot", "transform", "benchmark", "demo", "warmup", "completion"],
+)
+def test_help_has_examples_that_are_understood(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    assert lines
+    for line in lines:
+        words = line.partition(">")[0].split()
+        assert words[:2] == ["torchgw", command]
+        _parser().parse_args(words[1:])

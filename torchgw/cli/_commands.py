@@ -38,6 +38,19 @@ _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = {"X", "Y", "result", "points"}
 
 
+# How each command is called, after its name.
+_EXAMPLES = {
+    "info": ("", " out.npz"),
+    "score": (" out.npz --truth partners.txt", " out.npz --labels-x x.txt --labels-y y.txt --json"),
+    "plot": (" out.npz -o plan.png", " out.npz --kind clouds --lines 50 -o clouds.png"),
+    "transform": (" out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse"),
+    "benchmark": ("", " --n 2000 --m 2000 --device cpu --json"),
+    "demo": ("", " --output demo.png --seed 3"),
+    "warmup": ("", " --device cuda:0"),
+    "completion": (" bash > torchgw.bash",),
+}
+
+
 def add_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], whole: argparse.ArgumentParser
 ) -> None:
@@ -45,7 +58,11 @@ def add_commands(
 
     def add(run: Callable[[argparse.Namespace], int], about: str, more: str) -> Any:
         name = run.__name__.removeprefix("_")
-        parser = commands.add_parser(name, help=about, description=more)
+        shown = "".join(f"  torchgw {name}{rest}\n" for rest in _EXAMPLES[name])
+        parser = commands.add_parser(
+            name, help=about, description=more, epilog=f"examples:\n{shown}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         parser.set_defaults(run=run)
         add_output_options(parser)
         return parser
@@ -103,17 +120,34 @@ def add_commands(
     ):  # fmt: skip
         parser.add_argument("-o", "--output", required=True, type=Path, help=what)
     for parser, n, m in ((benchmark, 1000, 1200), (demo, 400, 500)):
-        parser.add_argument("--n", type=positive, default=n, help="points of the spiral")
-        parser.add_argument("--m", type=positive, default=m, help="points of the Swiss roll")
+        parser.add_argument(
+            "--n", type=positive, default=n, help="points of the spiral (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--m", type=positive, default=m, help="points of the Swiss roll (default: %(default)s)"
+        )
     benchmark.add_argument(
-        "--repeat", type=positive, default=3, help="solves; the first one warms up"
+        "--repeat",
+        type=positive,
+        default=3,
+        help="solves; the first one warms up (default: %(default)s)",
     )
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
     for parser in (score, benchmark):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
     warmup.add_argument("--device", help="torch device, such as cuda:0")
-    demo.add_argument("--output", type=Path, default=Path("demo.png"), help="picture to write")
-    demo.add_argument("--seed", type=int, default=0, help="seed of the data and of the solve")
+    demo.add_argument(
+        "--output",
+        type=Path,
+        default=Path("demo.png"),
+        help="picture to write (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the data and of the solve (default: %(default)s)",
+    )
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(whole=whole, commands=commands)
 
