@@ -227,11 +227,11 @@ def test_a_solve_is_the_same_without_graphs(gradient, monkeypatch):
     results.append(solve(1))
     plans = [result.plan for result in results]
     # the same seed is the same bits, with graphs and without
-    assert torch.equal(plans[0], plans[1])
-    assert torch.equal(plans[0], plans[4])
+    assert np.array_equal(plans[0], plans[1])
+    assert np.array_equal(plans[0], plans[4])
     if gradient == "sampled":
         # one generator goes on from solve to solve
-        assert not torch.equal(plans[2], plans[3])
+        assert not np.array_equal(plans[2], plans[3])
     assert results[0].history == results[4].history or gradient == "sampled"
 
 
@@ -260,8 +260,8 @@ def test_inference_mode_leaves_nothing_behind():
     plans = []
     for number in range(6):
         with torch.inference_mode(number % 2 == 0):
-            plans.append(torchgw.solve(x, y, distances="euclidean", device="cuda").plan.clone())
-    assert all(torch.equal(plan, plans[0]) for plan in plans)
+            plans.append(torchgw.solve(x, y, distances="euclidean", device="cuda").plan)
+    assert all(np.array_equal(plan, plans[0]) for plan in plans)
 
 
 @pytest.mark.gpu
