@@ -61,7 +61,7 @@ from torchgw._tensors.ranks import (
     share_inputs,
     together,
 )
-from torchgw._tensors.threads import beside_gpu, small_on_one_thread
+from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.directed import DirectedDistance
@@ -481,7 +481,7 @@ def solve(
     # the caller's rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
-    aside = beside_gpu(where, X, Y)
+    aside = host_threads(where, X, Y)
     with torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y

@@ -12,7 +12,7 @@ import torch
 
 import torchgw
 from torchgw._tensors import threads as module
-from torchgw._tensors.threads import beside_gpu, small_on_one_thread
+from torchgw._tensors.threads import host_threads, small_on_one_thread
 
 CPU = torch.device("cpu")
 
@@ -42,10 +42,10 @@ def test_distances_are_decided_on_one_thread(monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_host_of_a_gpu_keeps_to_one_thread(device):
-    with beside_gpu(torch.device(device)):
+    with host_threads(torch.device(device)):
         assert threads() == (2 if device == "cpu" else 1)
     assert threads() == 2
-    with beside_gpu(torch.device(device), np.empty((10, 3)), np.empty((100_000, 1))):
+    with host_threads(torch.device(device), np.empty((10, 3)), np.empty((100_000, 1))):
         assert threads() == 2
 
 
@@ -105,18 +105,18 @@ def test_pools_that_do_nothing_outnumber_the_processors(monkeypatch):
     processors, values = len(os.sched_getaffinity(0)), torch.randn(2**20)
     expected = values.sum()
     before, native = threading.active_count(), len(os.listdir("/proc/self/task"))
-    with beside_gpu(CPU):
+    with host_threads(CPU):
         # a pool of two for each processor: the thread that holds it and the one that it waits for
         assert len(os.listdir("/proc/self/task")) >= native + 2 * processors
         assert threads() == 2
         assert values.sum() == expected
     assert threading.active_count() == before
     torch.set_num_threads(1)
-    with beside_gpu(CPU):
+    with host_threads(CPU):
         assert threading.active_count() == before
     torch.set_num_threads(2)
     monkeypatch.setattr(module, "_is_busy", lambda: False)
-    with beside_gpu(CPU):
+    with host_threads(CPU):
         assert threading.active_count() == before
 
 
@@ -125,7 +125,7 @@ def test_other_work_that_fills_the_processors_is_seen(monkeypatch):
     processors = len(os.sched_getaffinity(0))
 
     def told(*numbers):
-        texts = iter(f"cpu 1 2 3\nprocs_running {number}\nprocs_blocked 0\n" for number in numbers)
+        texts = iter(f"0.20 0.18 0.12 {number}/80 11206\n" for number in numbers)
         monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: next(texts))
         return module._is_busy()
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.krylov import gmres
-from torchgw._derivatives.tracked import Definition, Model
-from torchgw._errors import ConvergenceWarning, UnsupportedError, warn_user
+from torchgw._derivatives.tracked import Definition, Model, check_stored_plan
+from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._typing import Marginals
@@ -38,17 +38,16 @@ _ROUNDING = 1e-9
 
 def check_relaxed(weights: Marginals) -> None:
     """Refuse problems whose relaxed plans have no derivative."""
-    n, m = map(len, weights)
-    if n * m > _MOST_ENTRIES:
-        raise UnsupportedError(
-            f"Derivatives with `unbalanced` or `mass` store the plan and are limited to "
-            f"{_MOST_ENTRIES:,} pairs; got {n} x {m}. Take fewer points, or strict marginals."
-        )
-    if not all(bool((weight > 0).all()) for weight in weights):
-        raise UnsupportedError(
-            "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
-            "weight zero."
-        )
+    check_stored_plan(
+        weights,
+        _MOST_ENTRIES,
+        (
+            "Derivatives with `unbalanced` or `mass` store the plan and are",
+            "Take fewer points, or strict marginals.",
+        ),
+        "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of weight "
+        "zero.",
+    )
 
 
 class System(NamedTuple):

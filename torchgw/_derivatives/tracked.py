@@ -24,6 +24,7 @@ from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._problem.providers import ScaleName
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._solve.options import Differentiable, Options
+from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.landmark import LandmarkDistance
@@ -36,6 +37,7 @@ __all__ = [
     "Form",
     "Model",
     "TrackedSide",
+    "check_stored_plan",
     "check_tracked",
     "check_units",
     "tracked_inputs",
@@ -282,6 +284,21 @@ def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: boo
                 "'euclidean', 'cosine' or 'poincare', or `D_X`, `D_Y` that you computed "
                 "differentiably."
             )
+
+
+def check_stored_plan(
+    weights: Marginals, most: int, limited: tuple[str, str], positive: str
+) -> None:
+    """Refuse plans of more than ``most`` entries, and weights of zero.
+
+    ``limited`` is what is limited, and the way out; ``positive`` says that weights have to be.
+    """
+    n, m = map(len, weights)
+    if n * m > most:
+        what, way = limited
+        raise UnsupportedError(f"{what} limited to {most:,} pairs; got {n} x {m}. {way}")
+    if not all(bool((weight > 0).all()) for weight in weights):
+        raise UnsupportedError(positive)
 
 
 class Definition(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.tracked import Model
-from torchgw._errors import ConvergenceWarning, UnsupportedError, warn_user
+from torchgw._derivatives.tracked import Model, check_stored_plan
+from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import Marginals
 
@@ -31,17 +31,16 @@ _MOVED = 1e-3
 
 def check_unrolled(weights: Marginals) -> None:
     """Refuse what cannot be unrolled."""
-    n, m = map(len, weights)
-    if n * m > _MOST_ENTRIES:
-        raise UnsupportedError(
-            f"differentiable='unrolled' keeps every iteration and is limited to {_MOST_ENTRIES:,} "
-            f"pairs; got {n} x {m}. Pass differentiable='implicit'."
-        )
-    if not all(bool((weight > 0).all()) for weight in weights):
-        raise UnsupportedError(
-            "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
-            "differentiable='implicit'."
-        )
+    check_stored_plan(
+        weights,
+        _MOST_ENTRIES,
+        (
+            "differentiable='unrolled' keeps every iteration and is",
+            "Pass differentiable='implicit'.",
+        ),
+        "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
+        "differentiable='implicit'.",
+    )
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["beside_gpu", "small_on_one_thread"]
+__all__ = ["host_threads", "small_on_one_thread"]
 
 # Entries of a plan up to which one thread computes, on a CPU. [L349, L497]
 _SMALL = 2**22
@@ -97,10 +97,11 @@ def _is_busy() -> bool:
         if look:
             time.sleep(_APART)
         try:
-            lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        except OSError:
+            # what runs now, of all there is
+            known = Path("/proc/loadavg").read_text(encoding="ascii").split()[3]
+            running = int(known.partition("/")[0])
+        except (OSError, IndexError, ValueError):
             return False
-        running = next((int(line.split()[1]) for line in lines if line[:13] == "procs_running"), 0)
         # this thread is one of them
         if running - 1 < len(os.sched_getaffinity(0)):
             return False
@@ -116,8 +117,8 @@ def _keep_pool(ready: threading.Event, done: threading.Event) -> None:
     done.wait()
 
 
-def beside_gpu(device: torch.device, *given: Any) -> AbstractContextManager[None]:
-    """Keep what a host does beside a GPU, such as eigenvectors of few points, on one thread.
+def host_threads(device: torch.device, *given: Any) -> AbstractContextManager[None]:
+    """Choose how the host computes: on one thread beside a GPU, such as eigenvectors of few points.
 
     Not where arrays that are ``given`` are long: the host reads them on all threads. Without a GPU
     all threads compute, and sleep while they wait if other work wants the processors.

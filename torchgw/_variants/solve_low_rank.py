@@ -36,7 +36,7 @@ from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
 from torchgw._sinkhorn.cost import Cost
-from torchgw._tensors.threads import beside_gpu, small_on_one_thread
+from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
@@ -200,7 +200,7 @@ curvature, scale, device
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
-    with torch.no_grad(), beside_gpu(where):
+    with torch.no_grad(), host_threads(where):
         sides = build_providers(
             (X, Y),
             (D_X, D_Y),
