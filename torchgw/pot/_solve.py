@@ -20,11 +20,8 @@ from torchgw._solve.status import Status
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
-from torchgw.pot._descent import descend
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import relative_entropy, solve_linear
-from torchgw.pot._vertices import LinearSolver, partial_transport, semirelaxed, transport
-from torchgw.pot.gromov._partial import read_mass, read_partial_start, read_vertex_start
 from torchgw.pot.gromov._read import (
     Problem,
     needs_gradients,
@@ -32,7 +29,7 @@ from torchgw.pot.gromov._read import (
     read_start,
     value_of,
 )
-from torchgw.pot.gromov._semirelaxed import read_semirelaxed_start
+from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, pots_backend
 
 __all__ = ["OTResult", "solve_gromov"]
@@ -229,7 +226,7 @@ def solve_gromov(
     stop = _stop(kind, reg, max_iter, tol, verbose)
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
-    if kind in ("kl", "l2"):
+    if kind == "kl" or kind == "l2":
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if _is_one(alpha):
         # M has no weight
@@ -287,39 +284,25 @@ def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, (int, float)) and alpha == 1
 
 
-def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
+def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
     """Take conditional gradient steps."""
-    p, q = problem.p, problem.q
-    solver: LinearSolver
-    if kind == "partial":
-        share = read_mass(problem, mass)
-        solver = partial_transport(p, q, share)
-        first = read_vertex_start(problem, start, solver, share)
-    elif kind == "semirelaxed":
-        first, solver = read_semirelaxed_start(problem, start, 0), semirelaxed(p)
-    else:
-        first, solver = read_start(problem, start), transport(p, q)
-    found = descend(
-        problem.term,
-        problem.alpha,
-        problem.linear,
-        first,
-        solver,
+    found = exact(
+        problem,
+        kind,
+        start,
+        mass,
         max_iter=stop.max_iter,
         tol_rel=stop.tol,
         tol_abs=0.0 if kind == "partial" else stop.tol,
         verbose=stop.verbose,
     )
-    log = {"loss": found.losses}
-    linear, quadratic = problem.parts(found.plan)
-    return _Found(
-        found.plan, linear, quadratic, found.value, found.potentials, found.converged, log
-    )
+    parts, log = problem.parts(found.plan), {"loss": found.losses}
+    return _Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
 
 def _regularised(
     problem: Problem,
-    kind: Kind,
+    kind: Marginals,
     reg: float,
     method: str | None,
     mass: Any,
@@ -327,51 +310,23 @@ def _regularised(
     stop: _mirror.Stop,
 ) -> _Found:
     """Take steps with entropy where both weights are positive."""
-    if kind == "partial":
-        share = read_mass(problem, mass)
-        first = read_partial_start(problem, start, share)
-    elif kind == "semirelaxed":
-        first = read_semirelaxed_start(problem, start, 0)
-    else:
-        first = read_start(problem, start, exact=False)
-    rows, columns = problem.p > 0, problem.q > 0
-    part = problem if rows.all() and columns.all() else problem.keep(rows, columns)
-    inside = first[np.ix_(rows, columns)]
-    term = part.term, part.alpha, part.linear, inside
-    if kind == "partial":
-        found = _mirror.partial(*term, part.p, part.q, share, reg, stop)
-    elif kind == "semirelaxed":
-        found = _mirror.semirelaxed(*term, part.p, reg, stop)
-    elif problem.alpha == 0:
+
+    def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
         assert part.M is not None
-        zeros = np.zeros(len(part.p)), np.zeros(len(part.q))
-        limits = {"max_iter": 10 * stop.max_iter, "tol": stop.tol}
-        scaled = scale(part.M, reg, part.p, part.q, zeros, **limits)  # type: ignore[arg-type]
-        found = _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+        zeros, limit = (np.zeros(len(part.p)), np.zeros(len(part.q))), 10 * stop.max_iter
+        scaled = scale(part.M, reg, part.p, part.q, zeros, max_iter=limit, tol=stop.tol)
+        return _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+
+    if kind == "balanced" and problem.alpha == 0:
+        first = read_start(problem, start, exact=False)
+        plan, found = on_positive(problem, first, linear_problem)
     else:
-        found = _mirror.balanced(
-            *term,
-            part.p,
-            part.q,
-            reg,
-            stop,
-            proximal=method == "PPA",
-            inner_max_iter=1000,
-            inner_tol=1e-9,
-        )
-    plan = np.zeros_like(first)
-    plan[np.ix_(rows, columns)] = found.plan
+        inner = {"proximal": method == "PPA", "inner_max_iter": 1000, "inner_tol": 1e-9}
+        plan, found = entropic(problem, kind, start, reg, stop, mass, **inner)
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
-    potentials = None
-    if found.potentials is not None:
-        # points without weight have none
-        f, g = np.zeros(len(rows)), np.zeros(len(columns))
-        f[rows], g[columns] = found.potentials
-        potentials = f, g
-    return _Found(
-        plan, linear, quadratic, value, potentials, found.converged, {"err": found.errors}
-    )
+    log = {"err": found.errors}
+    return _Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
 
 
 def _penalised(

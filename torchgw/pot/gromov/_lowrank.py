@@ -19,7 +19,7 @@ from torchgw._variants.solve_low_rank import solve_low_rank
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = ["LazyPlan", "lowrank_gromov_wasserstein_samples"]
+__all__ = ["lowrank_gromov_wasserstein_samples"]
 
 _NAME = "lowrank_gromov_wasserstein_samples"
 # What POT takes by default for arguments that nothing here reads.

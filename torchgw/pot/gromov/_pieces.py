@@ -20,7 +20,6 @@ __all__ = [
     "init_matrix",
     "init_matrix_semirelaxed",
     "semirelaxed_init_plan",
-    "semirelaxed_start",
     "solve_gromov_linesearch",
     "solve_partial_gromov_linesearch",
     "solve_semirelaxed_gromov_linesearch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from torch import Tensor
@@ -22,15 +23,14 @@ from torchgw.pot._unbalanced import (
     slopes_of,
     total_cost,
 )
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import check_known
 
 __all__ = [
-    "Across",
     "fused_unbalanced_across_spaces_cost",
     "fused_unbalanced_across_spaces_divergence",
     "fused_unbalanced_gromov_wasserstein",
     "fused_unbalanced_gromov_wasserstein2",
-    "pots_backend",
     "unbalanced_co_optimal_transport",
     "unbalanced_co_optimal_transport2",
     "uot_cost_matrix",
@@ -40,32 +40,18 @@ __all__ = [
 _SOLVERS = ("sinkhorn", "sinkhorn_log", "mm", "lbfgsb")
 
 
-def fused_unbalanced_across_spaces_divergence(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    reg_type: str = "joint",
-    divergence: str = "kl",
-    unbalanced_solver: str = "sinkhorn",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solver: Any,
-) -> Any:
+_ACROSS = """X, Y, wx_samp=None, wx_feat=None, wy_samp=None, wy_feat=None, reg_marginals=10,
+    epsilon=0, {} alpha=0, M_samp=None, M_feat=None, rescale_plan=True, init_pi=None,
+    init_duals=None, max_iter=100, tol=1e-7, max_iter_ot=500, tol_ot=1e-7, log=False,
+    verbose=False, **{}"""
+_UCOOT = 'divergence="kl", unbalanced_solver="{}",'
+_FUGW = """Cx, Cy, wx=None, wy=None, reg_marginals=10, epsilon=0, divergence="kl",
+    unbalanced_solver="mm", alpha=0, M=None, init_duals=None, init_pi=None, max_iter=100, tol=1e-7,
+    max_iter_ot=500, tol_ot=1e-7, log=False, verbose=False, **kwargs_solve"""
+
+
+@takes(_ACROSS.format('reg_type="joint", ' + _UCOOT.format("sinkhorn"), "kwargs_solver"))
+def fused_unbalanced_across_spaces_divergence(call: Call) -> Any:
     """Find two plans, as ``ot.gromov.fused_unbalanced_across_spaces_divergence``.
 
     With two entropies that differ each plan has its own; POT 0.9.7 gives both that of the features.
@@ -77,54 +63,11 @@ def fused_unbalanced_across_spaces_divergence(
         ``error`` of each turn, ``duals_sample``, ``duals_feature``, ``linear_cost``,
         ``ucoot_cost``, and ``backend``, POT's if it is installed.
     """
-    problem = Across(
-        "fused_unbalanced_across_spaces_divergence",
-        (X, Y),
-        (wx_samp, wx_feat, wy_samp, wy_feat),
-        reg_marginals,
-        epsilon,
-        reg_type,
-        divergence,
-        alpha,
-        (M_samp, M_feat),
-        kwargs_solver,
-    )
-    found = problem.solve(
-        unbalanced_solver,
-        rescale_plan,
-        init_pi,
-        init_duals,
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-    )
-    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
-    return (*plans, problem.log(found)) if log else plans
+    return _across(call)
 
 
-def unbalanced_co_optimal_transport(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_ACROSS.format(_UCOOT.format("mm"), "kwargs_solve"))
+def unbalanced_co_optimal_transport(call: Call) -> Any:
     """Align samples and features of two tables, as ``ot.gromov.unbalanced_co_optimal_transport``.
 
     Returns
@@ -133,59 +76,11 @@ def unbalanced_co_optimal_transport(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_across_spaces_divergence`.
     """
-    return fused_unbalanced_across_spaces_divergence(
-        X,
-        Y,
-        wx_samp,
-        wx_feat,
-        wy_samp,
-        wy_feat,
-        reg_marginals,
-        epsilon,
-        "independent",
-        divergence,
-        unbalanced_solver,
-        alpha,
-        M_samp,
-        M_feat,
-        rescale_plan,
-        init_pi,
-        init_duals,
-        max_iter,
-        tol,
-        max_iter_ot,
-        tol_ot,
-        log,
-        verbose,
-        **kwargs_solve,
-    )
+    return _across(call)
 
 
-def unbalanced_co_optimal_transport2(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "sinkhorn",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_ACROSS.format(_UCOOT.format("sinkhorn"), "kwargs_solve"))
+def unbalanced_co_optimal_transport2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.unbalanced_co_optimal_transport2``.
 
     Returns
@@ -194,46 +89,11 @@ def unbalanced_co_optimal_transport2(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_across_spaces_divergence`.
     """
-    weights = (wx_samp, wx_feat, wy_samp, wy_feat)
-    problem = Across(
-        "unbalanced_co_optimal_transport2",
-        (X, Y),
-        weights,
-        reg_marginals,
-        epsilon,
-        "independent",
-        divergence,
-        alpha,
-        (M_samp, M_feat),
-        kwargs_solve,
-    )
-    stop = (max_iter, tol, max_iter_ot, tol_ot, verbose)
-    found = problem.solve(unbalanced_solver, rescale_plan, init_pi, init_duals, stop)
-    value = problem.value(found, (X, Y, *weights))
-    return (value, problem.log(found)) if log else value
+    return _across(call)
 
 
-def fused_unbalanced_gromov_wasserstein(
-    Cx: Any,
-    Cy: Any,
-    wx: Any = None,
-    wy: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: float = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: float = 0,
-    M: Any = None,
-    init_duals: Any = None,
-    init_pi: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_FUGW)
+def fused_unbalanced_gromov_wasserstein(call: Call) -> Any:
     """Align with penalised weights, as ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
 
     Returns
@@ -242,39 +102,11 @@ def fused_unbalanced_gromov_wasserstein(
     log : dict, only with ``log=True``
         ``error``, ``duals``, ``linear_cost``, ``fugw_cost`` and ``backend``.
     """
-    problem, found = _fugw(
-        (Cx, Cy, wx, wy, M),
-        (reg_marginals, epsilon, divergence, alpha),
-        unbalanced_solver,
-        (init_pi, init_duals),
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-        kwargs_solve,
-    )
-    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
-    return (*plans, _fugw_log(problem, found)) if log else plans
+    return _fugw(call)
 
 
-def fused_unbalanced_gromov_wasserstein2(
-    Cx: Any,
-    Cy: Any,
-    wx: Any = None,
-    wy: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: float = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: float = 0,
-    M: Any = None,
-    init_duals: Any = None,
-    init_pi: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_FUGW)
+def fused_unbalanced_gromov_wasserstein2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.fused_unbalanced_gromov_wasserstein2``.
 
     Returns
@@ -283,16 +115,70 @@ def fused_unbalanced_gromov_wasserstein2(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_gromov_wasserstein`.
     """
-    problem, found = _fugw(
-        (Cx, Cy, wx, wy, M),
-        (reg_marginals, epsilon, divergence, alpha),
-        unbalanced_solver,
-        (init_pi, init_duals),
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-        kwargs_solve,
+    return _fugw(call)
+
+
+def _across(call: Call) -> Any:
+    weights = call.wx_samp, call.wx_feat, call.wy_samp, call.wy_feat
+    problem = Across(
+        call.function,
+        (call.X, call.Y),
+        weights,
+        call.reg_marginals,
+        call.epsilon,
+        call.get("reg_type", "independent"),
+        call.divergence,
+        call.alpha,
+        (call.M_samp, call.M_feat),
+        call.get("kwargs_solve", {}) | call.get("kwargs_solver", {}),
     )
-    value = problem.value(found, (Cx, Cy, wx, wx, wy, wy), M=M)
-    return (value, _fugw_log(problem, found)) if log else value
+    found = problem.solve(
+        call.unbalanced_solver, call.rescale_plan, call.init_pi, call.init_duals, _stop(call)
+    )
+    return _answer(call, problem, found, (call.X, call.Y, *weights), lambda log: log)
+
+
+def _fugw(call: Call) -> Any:
+    Cx, Cy, wx, wy, M, half = call.Cx, call.Cy, call.wx, call.wy, call.M, call.alpha / 2
+    problem = Across(
+        call.function,
+        (Cx, Cy),
+        (wx, wx, wy, wy),
+        call.reg_marginals,
+        call.epsilon,
+        "joint",
+        call.divergence,
+        (half, half),
+        (M, M),
+        call.kwargs_solve,
+    )
+    plan, duals = call.init_pi, call.init_duals
+    found = problem.solve(call.unbalanced_solver, True, (plan, plan), (duals, duals), _stop(call))
+    names = {"duals_sample": "duals", "ucoot_cost": "fugw_cost", "duals_feature": None}
+
+    def renamed(log: dict[str, Any]) -> dict[Any, Any]:
+        return {name: log[key] for key in log if (name := names.get(key, key))}
+
+    return _answer(call, problem, found, (Cx, Cy, wx, wx, wy, wy), renamed)
+
+
+def _stop(call: Call) -> tuple[int, float, int, float, bool]:
+    return call.max_iter, call.tol, call.max_iter_ot, call.tol_ot, call.verbose
+
+
+def _answer(
+    call: Call,
+    problem: Across,
+    found: Unbalanced,
+    given: tuple[Any, ...],
+    renamed: Callable[[dict[str, Any]], dict[Any, Any]],
+) -> Any:
+    """Hand out both plans or, in functions whose name ends in 2, the objective."""
+    if call.function.endswith("2"):
+        value = problem.value(found, given, M=call.get("M"))
+        return (value, renamed(problem.log(found))) if call.log else value
+    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
+    return (*plans, renamed(problem.log(found))) if call.log else plans
 
 
 class Across:
@@ -463,43 +349,6 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def _fugw(
-    given: tuple[Any, ...],
-    weights: tuple[Any, float, str, float],
-    solver: str,
-    starts: tuple[Any, Any],
-    stop: tuple[int, float, int, float, bool],
-    more: dict[str, Any],
-) -> tuple[Across, Unbalanced]:
-    Cx, Cy, wx, wy, M = given
-    reg_marginals, epsilon, divergence, alpha = weights
-    problem = Across(
-        "fused_unbalanced_gromov_wasserstein",
-        (Cx, Cy),
-        (wx, wx, wy, wy),
-        reg_marginals,
-        epsilon,
-        "joint",
-        divergence,
-        (alpha / 2, alpha / 2),
-        (M, M),
-        more,
-    )
-    plan, duals = starts
-    return problem, problem.solve(solver, True, (plan, plan), (duals, duals), stop)
-
-
-def _fugw_log(problem: Across, found: Unbalanced) -> dict[str, Any]:
-    log = problem.log(found)
-    return {
-        "error": log["error"],
-        "duals": log["duals_sample"],
-        "linear_cost": log["linear_cost"],
-        "fugw_cost": log["ucoot_cost"],
-        "backend": log["backend"],
-    }
-
-
 def fused_unbalanced_across_spaces_cost(
     M_linear: Any,
     data: Any,
@@ -530,15 +379,7 @@ def fused_unbalanced_across_spaces_cost(
         )
         for weights, linear in zip((tuple_pxy_samp, tuple_pxy_feat), M_linear, strict=True)
     ]
-    rho_x, rho_y, of_samples, of_features = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x,
-        rho_y,
-        of_samples,
-        of_features,
-        cast(Divergence, divergence),
-        cast(Coupling, reg_type),
-    )
+    penalties = _penalties(hyperparams, divergence, reg_type)
     quadratic = cost_of(transform(*tables, "square_loss"), *plans)
     whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
     return arrays.give(quadratic), arrays.give(whole)
@@ -556,10 +397,7 @@ def uot_cost_matrix(
     """Compute the cost of one plan at the other, as ``ot.gromov.uot_cost_matrix``."""
     _, _, X, Y, M = data
     arrays = Arrays(X, Y, pi)
-    rho_x, rho_y, epsilon = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
-    )
+    penalties = _penalties(hyperparams, divergence, reg_type)
     side = Side(arrays.read("a", tuple_p[0]), arrays.read("b", tuple_p[1]), None)
     linear = None if M is None else arrays.read("M", M)
     tables = arrays.read("X", X), arrays.read("Y", Y)
@@ -570,7 +408,7 @@ def uot_cost_matrix(
             side,
             linear,
             penalties,
-            epsilon,
+            penalties.epsilon_samples,
         )
     )
 
@@ -587,10 +425,16 @@ def uot_parameters_and_measures(
     epsilon : float
     """
     arrays = Arrays(pi, *tuple_weights)
-    rho_x, rho_y, epsilon = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
-    )
+    penalties = _penalties(hyperparams, divergence, reg_type)
     side = Side(arrays.read("wx", tuple_weights[0]), arrays.read("wy", tuple_weights[1]), None)
-    weights, rho, own = local_parameters(arrays.read("pi", pi), side, penalties, epsilon)
+    weights, rho, own = local_parameters(
+        arrays.read("pi", pi), side, penalties, penalties.epsilon_samples
+    )
     return tuple(map(arrays.give, weights)), tuple(map(arrays.give, rho)), arrays.give(own)
+
+
+def _penalties(hyperparams: Any, divergence: str, reg_type: str) -> Penalties:
+    """Read the penalties of both marginals, and one entropy for both plans or two."""
+    rho_x, rho_y, *epsilons = map(float, hyperparams)
+    kinds = cast(Divergence, divergence), cast(Coupling, reg_type)
+    return Penalties(rho_x, rho_y, epsilons[0], epsilons[-1], *kinds)
