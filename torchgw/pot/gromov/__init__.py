@@ -7,26 +7,46 @@ where POT starts, at the given plan or at the product plan, without a search for
 
 from __future__ import annotations
 
-from torchgw.pot.gromov import _balanced as _balanced
-from torchgw.pot.gromov import _barycenters as _barycenters
-from torchgw.pot.gromov import _estimators as _estimators
-from torchgw.pot.gromov import _lowrank as _lowrank
-from torchgw.pot.gromov import _partial as _partial
-from torchgw.pot.gromov import _pieces as _pieces
-from torchgw.pot.gromov import _semirelaxed as _semirelaxed
-from torchgw.pot.gromov import _unbalanced as _unbalanced
-from torchgw.pot.gromov._balanced import *  # noqa: F403
-from torchgw.pot.gromov._barycenters import *  # noqa: F403
-from torchgw.pot.gromov._estimators import *  # noqa: F403
-from torchgw.pot.gromov._lowrank import *  # noqa: F403
-from torchgw.pot.gromov._partial import *  # noqa: F403
-from torchgw.pot.gromov._pieces import *  # noqa: F403
+from torchgw.pot.gromov._balanced import *
+from torchgw.pot.gromov._barycenters import *
+from torchgw.pot.gromov._estimators import *
+from torchgw.pot.gromov._lowrank import *
+from torchgw.pot.gromov._partial import *
+from torchgw.pot.gromov._pieces import *
 from torchgw.pot.gromov._refused import REFUSED
-from torchgw.pot.gromov._semirelaxed import *  # noqa: F403
-from torchgw.pot.gromov._unbalanced import *  # noqa: F403
+from torchgw.pot.gromov._semirelaxed import *
+from torchgw.pot.gromov._unbalanced import *
 
 globals().update(REFUSED)
 
-__all__ = [*REFUSED]
-__all__ += _balanced.__all__ + _barycenters.__all__ + _estimators.__all__ + _lowrank.__all__
-__all__ += _partial.__all__ + _pieces.__all__ + _semirelaxed.__all__ + _unbalanced.__all__
+__all__ = [
+    "BAPG_fused_gromov_wasserstein", "BAPG_fused_gromov_wasserstein2", "BAPG_gromov_wasserstein",
+    "BAPG_gromov_wasserstein2", "GW_distance_estimation", "div_between_product", "div_to_product",
+    "entropic_fused_gromov_barycenters", "entropic_fused_gromov_wasserstein",
+    "entropic_fused_gromov_wasserstein2", "entropic_gromov_barycenters",
+    "entropic_gromov_wasserstein", "entropic_gromov_wasserstein2",
+    "entropic_partial_fused_gromov_wasserstein", "entropic_partial_fused_gromov_wasserstein2",
+    "entropic_partial_gromov_wasserstein", "entropic_partial_gromov_wasserstein2",
+    "entropic_semirelaxed_fused_gromov_wasserstein",
+    "entropic_semirelaxed_fused_gromov_wasserstein2", "entropic_semirelaxed_gromov_wasserstein",
+    "entropic_semirelaxed_gromov_wasserstein2", "fgw_barycenters", "format_partitioned_graph",
+    "format_partitioned_samples", "fused_gromov_wasserstein", "fused_gromov_wasserstein2",
+    "fused_gromov_wasserstein_dictionary_learning", "fused_gromov_wasserstein_linear_unmixing",
+    "fused_unbalanced_across_spaces_cost", "fused_unbalanced_across_spaces_divergence",
+    "fused_unbalanced_gromov_wasserstein", "fused_unbalanced_gromov_wasserstein2",
+    "get_graph_partition", "get_graph_representants", "get_partition_and_representants_samples",
+    "gromov_barycenters", "gromov_wasserstein", "gromov_wasserstein2",
+    "gromov_wasserstein_dictionary_learning", "gromov_wasserstein_linear_unmixing", "gwggrad",
+    "gwloss", "init_matrix", "init_matrix_semirelaxed", "lowrank_gromov_wasserstein_samples",
+    "partial_fused_gromov_wasserstein", "partial_fused_gromov_wasserstein2",
+    "partial_gromov_wasserstein", "partial_gromov_wasserstein2", "pointwise_gromov_wasserstein",
+    "quantized_fused_gromov_wasserstein", "quantized_fused_gromov_wasserstein_partitioned",
+    "quantized_fused_gromov_wasserstein_samples", "sampled_gromov_wasserstein",
+    "semirelaxed_fgw_barycenters", "semirelaxed_fused_gromov_wasserstein",
+    "semirelaxed_fused_gromov_wasserstein2", "semirelaxed_gromov_barycenters",
+    "semirelaxed_gromov_wasserstein", "semirelaxed_gromov_wasserstein2", "semirelaxed_init_plan",
+    "solve_gromov_linesearch", "solve_partial_gromov_linesearch",
+    "solve_semirelaxed_gromov_linesearch", "tensor_product", "unbalanced_co_optimal_transport",
+    "unbalanced_co_optimal_transport2", "uot_cost_matrix", "uot_parameters_and_measures",
+    "update_barycenter_feature", "update_barycenter_structure",
+]  # fmt: skip
