@@ -21,14 +21,8 @@ from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
 from torchgw.pot._scaling import scale
-from torchgw.pot._unbalanced import relative_entropy, solve_linear
-from torchgw.pot.gromov._read import (
-    Problem,
-    needs_gradients,
-    read_problem,
-    read_start,
-    value_of,
-)
+from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
+from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, read_start, value_of
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, pots_backend
 
@@ -129,9 +123,9 @@ class _Found(NamedTuple):
 
 @reject_unknown
 def solve_gromov(
-    Ca: Any,  # noqa: N803 - the names of POT
-    Cb: Any,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    Ca: Any,
+    Cb: Any,
+    M: Any = None,
     a: Any = None,
     b: Any = None,
     loss: str = "L2",
@@ -230,7 +224,7 @@ def solve_gromov(
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if _is_one(alpha):
         # M has no weight
-        M = given["M"] = None  # noqa: N806
+        M = given["M"] = None
     if kind == "semirelaxed":
         b = given["q"] = None
     start = None if isinstance(plan_init, str) else plan_init
@@ -339,7 +333,7 @@ def _penalised(
     stop: _mirror.Stop,
 ) -> OTResult:
     """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
-    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]  # noqa: N806
+    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]
     alpha = float(given["alpha"])
     if needs_gradients(given["alpha"]):
         raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
@@ -413,18 +407,9 @@ def _without_structure(
     first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
     # an entropy is a divergence from ones, up to a constant
     ones = np.ones_like(cost)
-    plan, _ = solve_linear(
-        cost,
-        (p, q, ones),
-        unbalanced,
-        reg,
-        first,
-        None,
-        divergence="kl" if kind == "kl" else "l2",
-        solver="sinkhorn",
-        max_iter=max(stop.max_iter, 1000),
-        tol=stop.tol,
-    )
+    relaxed = Relaxed(cost, (p, q, ones), unbalanced, reg, "kl" if kind == "kl" else "l2")
+    steps = max(stop.max_iter, 1000)
+    plan, _ = solve_linear(relaxed, first, None, solver="sinkhorn", max_iter=steps, tol=stop.tol)
     linear = float(np.vdot(cost, plan))
     value = linear
     for weight, marginal, wanted in zip(

@@ -9,9 +9,9 @@ import numpy as np
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array
-from torchgw.pot.gromov._call import STEPS, Call, takes
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import Problem, read_start
-from torchgw.pot.gromov._steps import entropic, exact, on_positive
+from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
 __all__ = [
     "BAPG_fused_gromov_wasserstein",
@@ -54,7 +54,7 @@ def gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step, ``gw_dist``, dual potentials ``u`` and ``v``.
     """
-    return _exact(call)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
 @takes(_EXACT)
@@ -67,7 +67,7 @@ def gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`gromov_wasserstein`, and the plan ``T``.
     """
-    return _exact(call)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
 @takes(_EXACT_FUSED)
@@ -80,7 +80,7 @@ def fused_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step, ``fgw_dist``, dual potentials ``u`` and ``v``.
     """
-    return _exact(call)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
 @takes(_EXACT_FUSED)
@@ -93,7 +93,7 @@ def fused_gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`fused_gromov_wasserstein`, the plan ``T``, ``lin_loss`` and ``quad_loss``.
     """
-    return _exact(call)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
 @takes(_ENTROPIC)
@@ -152,7 +152,7 @@ def entropic_fused_gromov_wasserstein2(call: Call) -> Any:
 
 
 @takes(_SINGLE)
-def BAPG_gromov_wasserstein(call: Call) -> Any:  # noqa: N802 - the name of POT
+def BAPG_gromov_wasserstein(call: Call) -> Any:
     """Find a plan by single Bregman steps, as ``ot.gromov.BAPG_gromov_wasserstein``.
 
     Returns
@@ -165,7 +165,7 @@ def BAPG_gromov_wasserstein(call: Call) -> Any:  # noqa: N802 - the name of POT
 
 
 @takes(_SINGLE)
-def BAPG_gromov_wasserstein2(call: Call) -> Any:  # noqa: N802
+def BAPG_gromov_wasserstein2(call: Call) -> Any:
     """Compute the value there, as ``ot.gromov.BAPG_gromov_wasserstein2``.
 
     Returns
@@ -178,7 +178,7 @@ def BAPG_gromov_wasserstein2(call: Call) -> Any:  # noqa: N802
 
 
 @takes(_SINGLE_FUSED)
-def BAPG_fused_gromov_wasserstein(call: Call) -> Any:  # noqa: N802
+def BAPG_fused_gromov_wasserstein(call: Call) -> Any:
     """Find a fused plan by single steps, as ``ot.gromov.BAPG_fused_gromov_wasserstein``.
 
     Returns
@@ -191,7 +191,7 @@ def BAPG_fused_gromov_wasserstein(call: Call) -> Any:  # noqa: N802
 
 
 @takes(_SINGLE_FUSED)
-def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:  # noqa: N802
+def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:
     """Compute the value there, as ``ot.gromov.BAPG_fused_gromov_wasserstein2``.
 
     Returns
@@ -201,27 +201,6 @@ def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:  # noqa: N802
         That of :func:`BAPG_fused_gromov_wasserstein`, ``T``, ``lin_loss`` and ``quad_loss``.
     """
     return _single_loop(call)
-
-
-def _exact(call: Call) -> Any:
-    call.check_known(*STEPS)
-    problem, more = call.problem(), call.kwargs
-    found = exact(
-        problem,
-        "balanced",
-        call.G0,
-        max_iter=int(call.max_iter),
-        tol_rel=call.tol_rel,
-        tol_abs=call.tol_abs,
-        armijo=call.armijo,
-        limits=(more.get("alpha_min"), more.get("alpha_max")),
-        verbose=more.get("verbose", False),
-    )
-    log: dict[str, Any] = {"loss": found.losses, "warning": None}
-    if found.potentials is not None:
-        log["u"], log["v"] = found.potentials
-    pair = found.potentials
-    return call.answer(problem, found.plan, "gw_dist", log, value=found.value, potentials=pair)
 
 
 def _entropic(call: Call) -> Any:
@@ -253,7 +232,7 @@ def _single_loop(call: Call) -> Any:
 
         def slope(plan: Array) -> Array:
             if call.marginal_loss:
-                return linear + part.alpha * term.gradient(plan)
+                return part.slope(plan)
             cross = term.cross(plan)
             other = cross if term.symmetric else term.cross_transposed(plan)
             result: Array = linear - part.alpha * (cross + other)

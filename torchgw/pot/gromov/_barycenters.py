@@ -40,53 +40,45 @@ _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")
 
 
-def update_barycenter_structure(
-    Ts: Any,
-    Cs: Any,
-    lambdas: Any,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    target: bool = True,
-    check_zeros: bool = True,
-    nx: Any = None,
-) -> Any:
+@takes(
+    """Ts, Cs, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
+)
+def update_barycenter_structure(call: Call) -> Any:
     """Compute the best structure at given plans, as ``ot.gromov.update_barycenter_structure``.
 
     Returns
     -------
     C : array of shape (N, N)
     """
-    arrays = Arrays(*Ts, *Cs, p)
-    plans = [arrays.read("Ts", plan) for plan in Ts]
-    structures = [arrays.read("Cs", table) for table in Cs]
-    weights = None if p is None else arrays.read("p", p)
-    shares = _shares(lambdas, len(plans))
-    return arrays.give(_structure(plans, structures, shares, weights, loss_fun, target))
+    arrays, plans, structures, weights = _read_update(call, "Cs")
+    shares = _shares(call.lambdas, len(plans))
+    new = _structure(plans, structures, shares, weights, call.loss_fun, call.target)
+    return arrays.give(new)
 
 
-def update_barycenter_feature(
-    Ts: Any,
-    Ys: Any,
-    lambdas: Any,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    target: bool = True,
-    check_zeros: bool = True,
-    nx: Any = None,
-) -> Any:
+@takes(
+    """Ts, Ys, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
+)
+def update_barycenter_feature(call: Call) -> Any:
     """Compute the best features at given plans, as ``ot.gromov.update_barycenter_feature``.
 
     Returns
     -------
     X : array of shape (N, d)
     """
-    if loss_fun != "square_loss":
-        raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {loss_fun!r}.")
-    arrays = Arrays(*Ts, *Ys, p)
-    plans = [arrays.read("Ts", plan) for plan in Ts]
-    features = [arrays.read("Ys", table) for table in Ys]
-    weights = None if p is None else arrays.read("p", p)
-    return arrays.give(_features(plans, features, _shares(lambdas, len(plans)), weights, target))
+    if call.loss_fun != "square_loss":
+        raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {call.loss_fun!r}.")
+    arrays, plans, features, weights = _read_update(call, "Ys")
+    shares = _shares(call.lambdas, len(plans))
+    return arrays.give(_features(plans, features, shares, weights, call.target))
+
+
+def _read_update(call: Call, name: str) -> tuple[Arrays, list[Array], list[Array], Array | None]:
+    tables = call.get(name)
+    arrays = Arrays(*call.Ts, *tables, call.p)
+    plans = [arrays.read("Ts", plan) for plan in call.Ts]
+    weights = None if call.p is None else arrays.read("p", call.p)
+    return arrays, plans, [arrays.read(name, table) for table in tables], weights
 
 
 @takes(
@@ -231,7 +223,7 @@ def _solver(call: Call, function: Callable[..., Any], **more: Any) -> Callable[.
     return lambda **given: function(**given, log=True, **shared, **more, **call.kwargs)
 
 
-def _costs(M: Array | None) -> dict[str, Array]:  # noqa: N803
+def _costs(M: Array | None) -> dict[str, Array]:
     return {} if M is None else {"M": M}
 
 
@@ -333,11 +325,7 @@ def _structure(
 
 
 def _features(
-    plans: list[Array],
-    features: list[Array],
-    shares: list[float],
-    p: Array | None,
-    target: bool,
+    plans: list[Array], features: list[Array], shares: list[float], p: Array | None, target: bool
 ) -> Array:
     """Compute the mean features."""
     seen = [plan.T if target else plan for plan in plans]

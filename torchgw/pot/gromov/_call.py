@@ -12,18 +12,9 @@ from typing import Any
 import numpy as np
 
 from torchgw.pot._arrays import Array
-from torchgw.pot.gromov._read import (
-    Problem,
-    check_known,
-    read_problem,
-    value_of,
-    without_gradients,
-)
+from torchgw.pot.gromov._read import Problem, check_known, read_problem, value_of, without_gradients
 
-__all__ = ["STEPS", "Call", "takes"]
-
-# Further arguments of the conditional gradient steps. The linear problem has no limit of its own.
-STEPS = ("verbose", "alpha_min", "alpha_max", "numItermaxEmd")
+__all__ = ["Call", "takes"]
 
 
 class Call(SimpleNamespace):
@@ -42,7 +33,7 @@ class Call(SimpleNamespace):
         given = self.C1, self.C2, self.p, self.get("q"), self.get("M"), self.get("alpha", 1.0)
         if not differentiable:
             without_gradients(self.function, *given)
-        C1, C2, p, q, M, alpha = given  # noqa: N806 - the names of POT
+        C1, C2, p, q, M, alpha = given
         start = None if isinstance(self.G0, str) else self.G0
         return read_problem(
             C1, C2, p, q, self.loss_fun, self.symmetric, M=M, alpha=alpha, also=(start,)

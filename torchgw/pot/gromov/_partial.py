@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchgw.pot import _mirror
-from torchgw.pot.gromov._call import STEPS, Call, takes
-from torchgw.pot.gromov._steps import entropic, exact
+from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._steps import entropic, exact_answer
 
 __all__ = [
     "entropic_partial_fused_gromov_wasserstein",
@@ -40,7 +40,7 @@ def partial_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step and ``partial_gw_dist``.
     """
-    return _exact(call)
+    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
 @takes(_EXACT.format(tol=1e-7, warn=False))
@@ -53,7 +53,7 @@ def partial_gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`partial_gromov_wasserstein`, and the plan ``T``.
     """
-    return _exact(call)
+    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
 @takes(_EXACT_FUSED.format(tol=1e-8, warn=True))
@@ -66,7 +66,7 @@ def partial_fused_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step and ``partial_fgw_dist``.
     """
-    return _exact(call)
+    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
 @takes(_EXACT_FUSED.format(tol=1e-7, warn=False))
@@ -79,7 +79,7 @@ def partial_fused_gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`partial_fused_gromov_wasserstein`, ``T``, ``lin_loss`` and ``quad_loss``.
     """
-    return _exact(call)
+    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
 @takes(_ENTROPIC)
@@ -135,24 +135,6 @@ def entropic_partial_fused_gromov_wasserstein2(call: Call) -> Any:
         ``err``, ``partial_fgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
     """
     return _entropic(call)
-
-
-def _exact(call: Call) -> Any:
-    call.check_known(*STEPS)
-    problem = call.problem()
-    found = exact(
-        problem,
-        "partial",
-        call.G0,
-        call.m,
-        max_iter=int(call.numItermax),
-        tol_rel=call.tol,
-        tol_abs=0.0,
-        limits=(call.kwargs.get("alpha_min"), call.kwargs.get("alpha_max")),
-        verbose=call.verbose,
-    )
-    log = {"loss": found.losses, "warning": None}
-    return call.answer(problem, found.plan, "partial_gw_dist", log, value=found.value)
 
 
 def _entropic(call: Call) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchgw.pot import _mirror
-from torchgw.pot.gromov._call import STEPS, Call, takes
-from torchgw.pot.gromov._steps import entropic, exact
+from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._steps import entropic, exact_answer
 
 __all__ = [
     "entropic_semirelaxed_fused_gromov_wasserstein",
@@ -39,7 +39,7 @@ def semirelaxed_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step and ``srgw_dist``.
     """
-    return _exact(call)
+    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
 @takes(_EXACT)
@@ -52,7 +52,7 @@ def semirelaxed_gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`semirelaxed_gromov_wasserstein`, and the plan ``T``.
     """
-    return _exact(call)
+    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
 @takes(_EXACT_FUSED)
@@ -65,7 +65,7 @@ def semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``loss`` of each step and ``srfgw_dist``.
     """
-    return _exact(call)
+    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
 @takes(_EXACT_FUSED)
@@ -78,7 +78,7 @@ def semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`semirelaxed_fused_gromov_wasserstein`, ``T``, ``lin_loss``, ``quad_loss``.
     """
-    return _exact(call)
+    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
 @takes(_ENTROPIC)
@@ -131,25 +131,6 @@ def entropic_semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
         ``err``, ``srfgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
     """
     return _entropic(call)
-
-
-def _exact(call: Call) -> Any:
-    call.check_known(*STEPS, "armijo")
-    problem, more = call.problem(), call.kwargs
-    found = exact(
-        problem,
-        "semirelaxed",
-        call.G0,
-        random_state=call.random_state,
-        max_iter=int(call.max_iter),
-        tol_rel=call.tol_rel,
-        tol_abs=call.tol_abs,
-        armijo=more.get("armijo", False),
-        limits=(more.get("alpha_min"), more.get("alpha_max")),
-        verbose=more.get("verbose", False),
-    )
-    log = {"loss": found.losses}
-    return call.answer(problem, found.plan, "srgw_dist", log, value=found.value)
 
 
 def _entropic(call: Call) -> Any:

@@ -20,10 +20,11 @@ from torchgw.pot._vertices import (
     semirelaxed,
     transport,
 )
+from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import Problem, read_start
 
-__all__ = ["Marginals", "entropic", "exact", "on_positive"]
+__all__ = ["Marginals", "entropic", "exact", "exact_answer", "on_positive"]
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
@@ -74,14 +75,37 @@ def entropic(
         first = read_start(problem, start, exact=False)
 
     def solve(part: Problem, first: Array) -> _mirror.Mirrored:
-        term = part.term, part.alpha, part.linear, first, part.p
         if kind == "partial":
-            return _mirror.partial(*term, part.q, mass, epsilon, stop)
+            return _mirror.partial(part.slope, first, part.p, part.q, mass, epsilon, stop)
         if kind == "semirelaxed":
-            return _mirror.semirelaxed(*term, epsilon, stop)
-        return _mirror.balanced(*term, part.q, epsilon, stop, **inner)
+            return _mirror.semirelaxed(part.slope, first, part.p, epsilon, stop)
+        return _mirror.balanced(part.slope, first, part.p, part.q, epsilon, stop, **inner)
 
     return on_positive(problem, first, solve)
+
+
+def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any) -> Any:
+    """Answer a call of a function without entropy, whose value has a name in the log."""
+    call.check_known("verbose", "alpha_min", "alpha_max", "numItermaxEmd", *known)
+    problem, more = call.problem(), call.kwargs
+    found = exact(
+        problem,
+        kind,
+        call.G0,
+        call.get("m"),
+        call.get("random_state"),
+        max_iter=int(call.get("max_iter", call.get("numItermax"))),
+        tol_rel=call.get("tol_rel", call.get("tol")),
+        tol_abs=call.get("tol_abs", 0.0),
+        armijo=call.get("armijo", more.get("armijo", False)),
+        limits=(more.get("alpha_min"), more.get("alpha_max")),
+        verbose=call.get("verbose", more.get("verbose", False)),
+    )
+    pair = found.potentials if kind == "balanced" else None
+    if pair is not None:
+        log["u"], log["v"] = pair
+    log = {"loss": found.losses, **log}
+    return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
 
 
 def on_positive(
@@ -133,7 +157,7 @@ def _read_partial_start(problem: Problem, start: Any, mass: float) -> Array:
 
 def _read_semirelaxed_start(problem: Problem, start: Any, random_state: Any) -> Array:
     """Read a start, or compute the named one."""
-    C1, C2, p = problem.C1, problem.C2, problem.p  # noqa: N806 - the names of POT
+    C1, C2, p = problem.C1, problem.C2, problem.p
     if isinstance(start, str):
         with called(method=problem.arrays.called("G0")):
             return semirelaxed_start(C1, C2, p, problem.M, problem.alpha, start, random_state)

@@ -349,73 +349,50 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def fused_unbalanced_across_spaces_cost(
-    M_linear: Any,
-    data: Any,
-    tuple_pxy_samp: Any,
-    tuple_pxy_feat: Any,
-    pi_samp: Any,
-    pi_feat: Any,
-    hyperparams: Any,
-    divergence: str,
-    reg_type: str,
-    nx: Any,
-) -> tuple[Any, Any]:
+@takes(
+    """M_linear, data, tuple_pxy_samp, tuple_pxy_feat, pi_samp, pi_feat, hyperparams, divergence,
+    reg_type, nx"""
+)
+def fused_unbalanced_across_spaces_cost(call: Call) -> tuple[Any, Any]:
     """Compute the objective, as ``ot.gromov.fused_unbalanced_across_spaces_cost``.
 
     Returns
     -------
     linear_cost, ucoot_cost : float, float
     """
-    _, _, X, Y = data
-    arrays = Arrays(X, Y, pi_samp, pi_feat)
+    _, _, X, Y = call.data
+    arrays = Arrays(X, Y, call.pi_samp, call.pi_feat)
     tables = arrays.read("X", X), arrays.read("Y", Y)
-    plans = arrays.read("pi_samp", pi_samp), arrays.read("pi_feat", pi_feat)
-    sides = [
+    plans = arrays.read("pi_samp", call.pi_samp), arrays.read("pi_feat", call.pi_feat)
+    first, second = (
         Side(
             arrays.read("weights", weights[0]),
             arrays.read("weights", weights[1]),
             None if linear is None else arrays.read("M_linear", linear),
         )
-        for weights, linear in zip((tuple_pxy_samp, tuple_pxy_feat), M_linear, strict=True)
-    ]
-    penalties = _penalties(hyperparams, divergence, reg_type)
+        for weights, linear in zip(
+            (call.tuple_pxy_samp, call.tuple_pxy_feat), call.M_linear, strict=True
+        )
+    )
     quadratic = cost_of(transform(*tables, "square_loss"), *plans)
-    whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
+    whole = total_cost(quadratic, first, second, *plans, _penalties(call))
     return arrays.give(quadratic), arrays.give(whole)
 
 
-def uot_cost_matrix(
-    data: Any,
-    pi: Any,
-    tuple_p: Any,
-    hyperparams: Any,
-    divergence: str,
-    reg_type: str,
-    nx: Any = None,
-) -> Any:
+@takes("data, pi, tuple_p, hyperparams, divergence, reg_type, nx=None")
+def uot_cost_matrix(call: Call) -> Any:
     """Compute the cost of one plan at the other, as ``ot.gromov.uot_cost_matrix``."""
-    _, _, X, Y, M = data
-    arrays = Arrays(X, Y, pi)
-    penalties = _penalties(hyperparams, divergence, reg_type)
-    side = Side(arrays.read("a", tuple_p[0]), arrays.read("b", tuple_p[1]), None)
+    _, _, X, Y, M = call.data
+    arrays, penalties = Arrays(X, Y, call.pi), _penalties(call)
+    side = Side(arrays.read("a", call.tuple_p[0]), arrays.read("b", call.tuple_p[1]), None)
     linear = None if M is None else arrays.read("M", M)
-    tables = arrays.read("X", X), arrays.read("Y", Y)
-    return arrays.give(
-        local_cost(
-            transform(*tables, "square_loss"),
-            arrays.read("pi", pi),
-            side,
-            linear,
-            penalties,
-            penalties.epsilon_samples,
-        )
-    )
+    parts = transform(arrays.read("X", X), arrays.read("Y", Y), "square_loss")
+    plan, epsilon = arrays.read("pi", call.pi), penalties.epsilon_samples
+    return arrays.give(local_cost(parts, plan, side, linear, penalties, epsilon))
 
 
-def uot_parameters_and_measures(
-    pi: Any, tuple_weights: Any, hyperparams: Any, reg_type: str, divergence: str, nx: Any
-) -> tuple[Any, Any, Any]:
+@takes("pi, tuple_weights, hyperparams, reg_type, divergence, nx")
+def uot_parameters_and_measures(call: Call) -> tuple[Any, Any, Any]:
     """Compute weights and penalties, as ``ot.gromov.uot_parameters_and_measures``.
 
     Returns
@@ -424,17 +401,16 @@ def uot_parameters_and_measures(
     reg_marginals : tuple of float
     epsilon : float
     """
-    arrays = Arrays(pi, *tuple_weights)
-    penalties = _penalties(hyperparams, divergence, reg_type)
-    side = Side(arrays.read("wx", tuple_weights[0]), arrays.read("wy", tuple_weights[1]), None)
-    weights, rho, own = local_parameters(
-        arrays.read("pi", pi), side, penalties, penalties.epsilon_samples
-    )
+    given, penalties = call.tuple_weights, _penalties(call)
+    arrays = Arrays(call.pi, *given)
+    side = Side(arrays.read("wx", given[0]), arrays.read("wy", given[1]), None)
+    plan, epsilon = arrays.read("pi", call.pi), penalties.epsilon_samples
+    weights, rho, own = local_parameters(plan, side, penalties, epsilon)
     return tuple(map(arrays.give, weights)), tuple(map(arrays.give, rho)), arrays.give(own)
 
 
-def _penalties(hyperparams: Any, divergence: str, reg_type: str) -> Penalties:
+def _penalties(call: Call) -> Penalties:
     """Read the penalties of both marginals, and one entropy for both plans or two."""
-    rho_x, rho_y, *epsilons = map(float, hyperparams)
-    kinds = cast(Divergence, divergence), cast(Coupling, reg_type)
+    rho_x, rho_y, *epsilons = map(float, call.hyperparams)
+    kinds = cast(Divergence, call.divergence), cast(Coupling, call.reg_type)
     return Penalties(rho_x, rho_y, epsilons[0], epsilons[-1], *kinds)
