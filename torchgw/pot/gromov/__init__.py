@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torchgw.pot.gromov._balanced import *
 from torchgw.pot.gromov._barycenters import *
+from torchgw.pot.gromov._dictionary import *
 from torchgw.pot.gromov._estimators import *
 from torchgw.pot.gromov._lowrank import *
 from torchgw.pot.gromov._partial import *
