@@ -269,8 +269,9 @@ def test_low_rank_refuses_what_it_does_not_hold():
         solve(X, X, rank=2, numItermax_dykstra=5)
 
 
-ATOMS = np.stack([np.abs(np.subtract.outer(x, x)) for x in RANDOM.uniform(size=(3, 8))])
-FEATURES = RANDOM.normal(size=(3, 8, 2))
+PLACES = np.random.default_rng(3)
+ATOMS = np.stack([np.abs(np.subtract.outer(x, x)) for x in PLACES.uniform(size=(3, 8))])
+FEATURES = PLACES.normal(size=(3, 8, 2))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -303,10 +304,11 @@ def test_unmixing_is_pots(fused, reg):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_dictionary_learns(fused, adam):
-    mixed = [np.tensordot(w, ATOMS, 1) for w in RANDOM.dirichlet(np.ones(3), size=6)]
+    shares = np.random.default_rng(2).dirichlet(np.ones(3), size=6)
+    mixed = [np.tensordot(w, ATOMS, 1) for w in shares]
     call = {"Cs": mixed, "D": 2, "nt": 8, "random_state": 0, "use_log": True, "epochs": 8}
     call |= {"batch_size": 6, "use_adam_optimizer": adam, "max_iter_outer": 5}
-    name, rate = "gromov_wasserstein_dictionary_learning", 0.05 if adam else 2.0
+    name, rate = "gromov_wasserstein_dictionary_learning", 0.05 if adam else 8.0
     if fused:
         call |= {"Ys": [FEATURES[0]] * 6, "alpha": 0.5, "learning_rate_Y": rate}
         name = f"fused_{name}"
@@ -332,3 +334,17 @@ def test_dictionaries_say_what_is_wrong(change, message):
         gromov.gromov_wasserstein_linear_unmixing(**{"C": ATOMS[0], "Cdict": ATOMS, **change})
     with pytest.raises(InvalidInputError, match="Unknown `projection="):
         gromov.gromov_wasserstein_dictionary_learning([ATOMS[0]], 2, 8, projection="none")
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.5])
+def test_sampled_plans_are_pots(epsilon):
+    def loss(x, y):
+        return abs(x - y)
+
+    call = {"nb_samples_grad": (3, 1), "epsilon": epsilon, "max_iter": 4, "random_state": 0}
+    found, expected = (
+        module.sampled_gromov_wasserstein(C1, C2, P, Q, loss, **call)
+        for module in (gromov, ot.gromov)
+    )
+    # to the error of POT's Sinkhorn iterations
+    assert np.abs(found - expected).sum() < 1e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 from collections.abc import Callable
@@ -56,49 +55,35 @@ class Call(SimpleNamespace):
         with an f before gw; beside a value the plan and the parts of it.
         """
         fused, valued = problem.M is not None, self.function.endswith("2")
-        linear, quadratic = problem.parts(plan)
-        if value is None:
-            value = linear + quadratic
+        if not self.log and not valued:
+            return problem.arrays.give(plan)
+        with_parts = fused and (valued or with_parts)
+        if value is None or with_parts:
+            linear, quadratic = problem.parts(plan)
+            value = linear + quadratic if value is None else value
         log = {**log, name.replace("gw", "fgw") if fused else name: np.float64(value)}
-        if fused and (valued or with_parts):
+        if with_parts:
             log |= {"lin_loss": np.float64(linear), "quad_loss": np.float64(value - linear)}
+        if not valued:
+            return problem.arrays.give(plan), problem.arrays.give_all(log)
         given = {key: self.get(key) for key in ("C1", "C2", "p", "q", "M", "alpha")}
-        if valued:
-            log["T"] = plan
-            found = value_of(problem, self.loss_fun, plan, float(value), given, potentials)
-        else:
-            found = problem.arrays.give(plan)
-        return (found, problem.arrays.give_all(log)) if self.log else found
+        found = value_of(problem, self.loss_fun, plan, float(value), given, potentials)
+        return (found, problem.arrays.give_all({**log, "T": plan})) if self.log else found
 
 
 def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
     """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
-    parsed = ast.parse(f"lambda {' '.join(signature.split())}: 0", mode="eval").body
-    assert isinstance(parsed, ast.Lambda)
-    names = [argument.arg for argument in parsed.args.args]
-    defaults = [ast.literal_eval(default) for default in parsed.args.defaults]
-    without = [inspect.Parameter.empty] * (len(names) - len(defaults))
-    kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        inspect.Parameter(name, kind, default=default, annotation=Any)
-        for name, default in zip(names, without + defaults, strict=True)
-    ]
-    if parsed.args.kwarg is not None:
-        further: Any = inspect.Parameter.VAR_KEYWORD
-        parameters.append(inspect.Parameter(parsed.args.kwarg.arg, further, annotation=Any))
-    described = inspect.Signature(parameters, return_annotation=Any)
 
     def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
+        # Python itself reads the arguments, and says what is wrong with them
+        read: Any = eval(f"lambda {' '.join(signature.split())}: locals()")
+        read.__qualname__ = function.__name__
+
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            try:
-                bound = described.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
-            bound.apply_defaults()
-            return function(Call(function=function.__name__, **bound.arguments))
+            return function(Call(function=function.__name__, **read(*args, **kwargs)))
 
-        called.__signature__ = described  # type: ignore[attr-defined]
+        called.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]
         return called
 
     return decorate

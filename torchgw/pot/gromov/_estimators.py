@@ -35,7 +35,7 @@ def GW_distance_estimation(call: Call) -> Any:
         Standard deviation of the estimate.
     """
     spaces = _read(call)
-    plan = call.T if scipy.sparse.issparse(call.T) else spaces.arrays.read("call.T", call.T)
+    plan = call.T if scipy.sparse.issparse(call.T) else spaces.arrays.read("T", call.T)
     mean, deviation = _estimate(
         spaces, plan, call.nb_samples_p, call.nb_samples_q, call.std, _generator(call.random_state)
     )
@@ -123,7 +123,7 @@ def sampled_gromov_wasserstein(call: Call) -> Any:
         if call.epsilon > 0:
             cost -= call.epsilon * np.log(np.clip(plan, 1e-87, 1))
             zeros = np.zeros(n), np.zeros(m)
-            limits: dict[str, Any] = {"call.max_iter": 1000, "tol": 1e-9}
+            limits: dict[str, Any] = {"max_iter": 1000, "tol": 1e-9}
             new = scale(cost, call.epsilon, spaces.p, spaces.q, zeros, **limits).plan
         else:
             new = solver(cost).plan
