@@ -22,9 +22,10 @@ from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
+from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, read_start, value_of
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
-from torchgw.pot.gromov._unbalanced import Across, pots_backend
+from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
 __all__ = ["OTResult", "solve_gromov"]
 
@@ -341,27 +342,31 @@ def _penalised(
     if alpha == 0:
         return _without_structure(kind, given, reg, (both[0], both[1]), start, stop)
     share = 0.0 if M is None else (1 - alpha) / (2 * alpha)
-    problem = Across(
-        "solve_gromov",
-        tables,
-        (a, a, b, b),
-        tuple(weight / (2 * alpha) for weight in both),
-        reg / (2 * alpha),
-        "joint",
-        kind,
-        (share, share),
-        (M, M),
-        {},
-        names={"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"},
-        loss=loss,
+    call = Call(
+        function="solve_gromov",
+        Cx=tables[0],
+        Cy=tables[1],
+        wx=a,
+        wy=b,
+        M=M,
+        alpha=2 * share,
+        reg_marginals=tuple(weight / (2 * alpha) for weight in both),
+        epsilon=reg / (2 * alpha),
+        divergence=kind,
+        init_pi=start,
+        max_iter=stop.max_iter,
+        tol=stop.tol,
+        max_iter_ot=500,
+        tol_ot=1e-7,
+        verbose=stop.verbose,
+        # the steps of "mm" are tiny where penalties are heavy beside the entropy
+        unbalanced_solver="sinkhorn" if reg and kind == "kl" else "mm",
     )
-    starts = (start, start)
-    limits = stop.max_iter, stop.tol, 500, 1e-7, stop.verbose
-    # the steps of "mm" are tiny where penalties are heavy beside the entropy
-    solver = "sinkhorn" if reg and kind == "kl" else "mm"
-    turns = problem.solve(solver, True, starts, None, limits)
+    names = {"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"}
+    problem = Across(both_sides(call), names, loss)
+    turns = problem.solve()
     quadratic, _ = problem.objective(turns)
-    whole = problem.value(turns, (*tables, a, a, b, b), M=M)
+    whole = problem.value(turns, M)
     linear = (
         0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
     )

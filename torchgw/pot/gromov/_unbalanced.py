@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from torch import Tensor
@@ -37,6 +36,7 @@ __all__ = [
     "uot_parameters_and_measures",
 ]
 
+_WEIGHTS = ("wx_samp", "wx_feat", "wy_samp", "wy_feat")
 _SOLVERS = ("sinkhorn", "sinkhorn_log", "mm", "lbfgsb")
 
 
@@ -119,108 +119,73 @@ def fused_unbalanced_gromov_wasserstein2(call: Call) -> Any:
 
 
 def _across(call: Call) -> Any:
-    weights = call.wx_samp, call.wx_feat, call.wy_samp, call.wy_feat
-    problem = Across(
-        call.function,
-        (call.X, call.Y),
-        weights,
-        call.reg_marginals,
-        call.epsilon,
-        call.get("reg_type", "independent"),
-        call.divergence,
-        call.alpha,
-        (call.M_samp, call.M_feat),
-        call.get("kwargs_solve", {}) | call.get("kwargs_solver", {}),
-    )
-    found = problem.solve(
-        call.unbalanced_solver, call.rescale_plan, call.init_pi, call.init_duals, _stop(call)
-    )
-    return _answer(call, problem, found, (call.X, call.Y, *weights), lambda log: log)
+    problem = Across(call)
+    found = problem.solve()
+    return _answer(call, problem, found, problem.log(found) if call.log else {})
 
 
 def _fugw(call: Call) -> Any:
-    Cx, Cy, wx, wy, M, half = call.Cx, call.Cy, call.wx, call.wy, call.M, call.alpha / 2
-    problem = Across(
-        call.function,
-        (Cx, Cy),
-        (wx, wx, wy, wy),
-        call.reg_marginals,
-        call.epsilon,
-        "joint",
-        call.divergence,
-        (half, half),
-        (M, M),
-        call.kwargs_solve,
-    )
-    plan, duals = call.init_pi, call.init_duals
-    found = problem.solve(call.unbalanced_solver, True, (plan, plan), (duals, duals), _stop(call))
+    """Solve with both sides of one kind: the two plans are one up to the tolerance."""
+    problem = Across(both_sides(call))
+    found = problem.solve()
+    log = problem.log(found) if call.log else {}
     names = {"duals_sample": "duals", "ucoot_cost": "fugw_cost", "duals_feature": None}
-
-    def renamed(log: dict[str, Any]) -> dict[Any, Any]:
-        return {name: log[key] for key in log if (name := names.get(key, key))}
-
-    return _answer(call, problem, found, (Cx, Cy, wx, wx, wy, wy), renamed)
+    renamed = {name: log[key] for key in log if (name := names.get(key, key))}
+    return _answer(call, problem, found, renamed, M=call.M)
 
 
-def _stop(call: Call) -> tuple[int, float, int, float, bool]:
-    return call.max_iter, call.tol, call.max_iter_ot, call.tol_ot, call.verbose
+def both_sides(call: Call) -> Call:
+    """Say a problem of one plan as one of two equal plans, of samples and of features."""
+    pairs: dict[str, Any] = {"reg_type": "joint", "rescale_plan": True}
+    pairs |= {"X": call.Cx, "Y": call.Cy, "alpha": (call.alpha / 2, call.alpha / 2)}
+    for name in ("wx", "wy", "M"):
+        pairs |= {f"{name}_{side}": call.get(name) for side in ("samp", "feat")}
+    pairs |= {name: (call.get(name), call.get(name)) for name in ("init_pi", "init_duals")}
+    return Call(**{**vars(call), **pairs})
 
 
 def _answer(
-    call: Call,
-    problem: Across,
-    found: Unbalanced,
-    given: tuple[Any, ...],
-    renamed: Callable[[dict[str, Any]], dict[Any, Any]],
+    call: Call, problem: Across, found: Unbalanced, log: dict[Any, Any], M: Any = None
 ) -> Any:
     """Hand out both plans or, in functions whose name ends in 2, the objective."""
     if call.function.endswith("2"):
-        value = problem.value(found, given, M=call.get("M"))
-        return (value, renamed(problem.log(found))) if call.log else value
+        value = problem.value(found, M)
+        return (value, log) if call.log else value
     plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
-    return (*plans, renamed(problem.log(found))) if call.log else plans
+    return (*plans, log) if call.log else plans
 
 
 class Across:
     """A problem of two plans, read and checked."""
 
     def __init__(
-        self,
-        function: str,
-        tables: tuple[Any, Any],
-        weights: tuple[Any, Any, Any, Any],
-        reg_marginals: Any,
-        epsilon: Any,
-        reg_type: str,
-        divergence: str,
-        alpha: Any,
-        linear: tuple[Any, Any],
-        more: dict[str, Any],
-        names: dict[str, str] | None = None,
-        loss: str = "square_loss",
+        self, call: Call, names: dict[str, str] | None = None, loss: str = "square_loss"
     ) -> None:
-        check_known(function, more, ())
+        more = call.get("kwargs_solve", {}) | call.get("kwargs_solver", {})
+        check_known(call.function, more, ())
+        reg_type = call.get("reg_type", "independent")
         for name, value, known in (
             ("reg_type", reg_type, ("joint", "independent")),
-            ("divergence", divergence, ("kl", "l2")),
+            ("divergence", call.divergence, ("kl", "l2")),
         ):
             if value not in known:
                 raise UnsupportedError(f"`{name}` must be one of {known}; got {value!r}.")
-        self.arrays = Arrays(*tables, *weights, *linear, names=names)
-        self.X = self.arrays.read("X", tables[0])
-        self.Y = self.arrays.read("Y", tables[1])
-        self.loss, self.parts = loss, transform(self.X, self.Y, loss)
+        self.call, self.loss = call, loss
+        weights = {name: call.get(name) for name in _WEIGHTS}
+        linear = {name: call.get(name) for name in ("M_samp", "M_feat")}
+        self.given = call.X, call.Y, *weights.values()
+        self.arrays = Arrays(*self.given, *linear.values(), names=names)
+        self.X, self.Y = self.arrays.read("X", call.X), self.arrays.read("Y", call.Y)
+        self.parts = transform(self.X, self.Y, loss)
         (n, d), (m, e) = self.X.shape, self.Y.shape
         read = [
             self.arrays.weights(name, value, size)
-            for name, value, size in zip(
-                ("wx_samp", "wx_feat", "wy_samp", "wy_feat"), weights, (n, d, m, e), strict=True
-            )
+            for (name, value), size in zip(weights.items(), (n, d, m, e), strict=True)
         ]
-        self.alpha = _pair("alpha", alpha)
+        self.alpha = _pair("alpha", call.alpha)
         costs = []
-        for name, value, shape, share in zip(
-            ("M_samp", "M_feat"), linear, ((n, m), (d, e)), self.alpha, strict=True
+        for (name, value), shape, share in zip(
+            linear.items(), ((n, m), (d, e)), self.alpha, strict=True
         ):
             if value is None and share > 0:
                 warn_user(f"`{name}` is None, so its weight `alpha` has no effect.", TorchGWWarning)
@@ -228,29 +193,22 @@ class Across:
         self.samples = Side(read[0], read[2], costs[0])
         self.features = Side(read[1], read[3], costs[1])
         self.penalties = Penalties(
-            *_pair("reg_marginals", reg_marginals),
-            *_pair("epsilon", epsilon),
-            cast(Divergence, divergence),
+            *_pair("reg_marginals", call.reg_marginals),
+            *_pair("epsilon", call.epsilon),
+            cast(Divergence, call.divergence),
             cast(Coupling, reg_type),
         )
 
-    def solve(
-        self,
-        solver: str,
-        rescale: bool,
-        starts: Any,
-        duals: Any,
-        stop: tuple[int, float, int, float, bool],
-    ) -> Unbalanced:
+    def solve(self) -> Unbalanced:
         """Run the turns."""
+        call, solver = self.call, self.call.unbalanced_solver
         if solver not in _SOLVERS:
             raise UnsupportedError(f"`unbalanced_solver` must be one of {_SOLVERS}; got {solver!r}")
         epsilons = self.penalties.epsilon_samples, self.penalties.epsilon_features
         if solver.startswith("sinkhorn") and 0 in epsilons:
             warn_user("Sinkhorn's iterations need `epsilon` > 0; 'mm' is used.", TorchGWWarning)
             solver = "mm"
-        max_iter, tol, inner_max_iter, inner_tol, verbose = stop
-        plans = starts if starts is not None else (None, None)
+        plans = call.init_pi if call.init_pi is not None else (None, None)
         sides = self.samples, self.features
         first, second = (
             side.reference
@@ -258,7 +216,7 @@ class Across:
             else self.arrays.read("init_pi", plan, side.reference.shape)
             for plan, side in zip(plans, sides, strict=True)
         )
-        of_samples, of_features = duals if duals is not None else (None, None)
+        of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
         return across_spaces(
             self.parts,
             *sides,
@@ -266,12 +224,12 @@ class Across:
             (first, second),
             (self._duals(of_samples), self._duals(of_features)),
             solver=solver,
-            rescale=rescale,
-            max_iter=max_iter,
-            tol=tol,
-            inner_max_iter=inner_max_iter,
-            inner_tol=inner_tol,
-            verbose=verbose,
+            rescale=call.rescale_plan,
+            max_iter=call.max_iter,
+            tol=call.tol,
+            inner_max_iter=call.max_iter_ot,
+            inner_tol=call.tol_ot,
+            verbose=call.verbose,
         )
 
     def _duals(self, given: Any) -> tuple[Array, Array] | None:
@@ -286,10 +244,10 @@ class Across:
         whole = total_cost(quadratic, *sides, found.samples, found.features, self.penalties)
         return quadratic, whole
 
-    def value(self, found: Unbalanced, given: tuple[Any, ...], M: Any = None) -> Any:
+    def value(self, found: Unbalanced, M: Any = None) -> Any:
         """Hand out the objective with its derivatives."""
         _, whole = self.objective(found)
-        if not any(isinstance(part, Tensor) and part.requires_grad for part in (*given, M)):
+        if not any(isinstance(part, Tensor) and part.requires_grad for part in (*self.given, M)):
             return self.arrays.give(whole)
         if self.penalties.divergence != "kl":
             raise UnsupportedError(
@@ -301,7 +259,7 @@ class Across:
             self.samples, self.features, *plans, self.penalties
         )
         by_tables = table_slopes(self.X, self.Y, self.loss, *plans)
-        x, y, wx_samp, wx_feat, wy_samp, wy_feat = given
+        x, y, wx_samp, wx_feat, wy_samp, wy_feat = self.given
         pairs = list(zip((x, y), by_tables, strict=True))
         pairs += [(wx_samp, samples_x), (wy_samp, samples_y)]
         pairs += [(wx_feat, features_x), (wy_feat, features_y)]
