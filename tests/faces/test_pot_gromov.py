@@ -10,6 +10,7 @@ import ot
 import pytest
 import torch
 from problems import distance_matrices, random_weights
+from scipy.spatial.distance import cdist
 from scipy.special import xlogy
 
 import torchgw
@@ -266,3 +267,84 @@ def test_low_rank_refuses_what_it_does_not_hold():
         solve(X, X, rank=9)
     with pytest.warns(TorchGWWarning, match="numItermax_dykstra"):
         solve(X, X, rank=2, numItermax_dykstra=5)
+
+
+PLACES = np.random.default_rng(3)
+ATOMS = np.stack([np.abs(np.subtract.outer(x, x)) for x in PLACES.uniform(size=(3, 8))])
+FEATURES = PLACES.normal(size=(3, 8, 2))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("reg", [0.0, 0.01])
+def test_unmixing_is_pots(fused, reg):
+    graph = ATOMS[1][::-1, ::-1] + 0.1 * ATOMS[0]
+    call = {"C": graph, "Cdict": ATOMS, "reg": reg, "q": Q[:8] / Q[:8].sum()}
+    name = "gromov_wasserstein_linear_unmixing"
+    if fused:
+        name = f"fused_{name}"
+        call |= {"Y": FEATURES[1][::-1], "Ydict": FEATURES, "alpha": 0.4}
+    (w, *_, plan, value), (theirs, *_, loss) = (
+        getattr(module, name)(**call) for module in (gromov, ot.gromov)
+    )
+    assert value <= loss + 1e-6
+    # both stop at a relative change of 1e-5
+    assert np.abs(w - theirs).sum() < 0.05
+    assert w.sum() == pytest.approx(1)
+    assert np.allclose(plan.sum(1), 1 / 8)
+    mean = np.tensordot(w, ATOMS, 1)
+    objective = {"C1": graph, "C2": mean, "q": call["q"], "G0": plan, "max_iter": 0, "log": True}
+    if fused:
+        cost = cdist(call["Y"], np.tensordot(w, FEATURES, 1), "sqeuclidean")
+        _, log = gromov.fused_gromov_wasserstein(cost, alpha=0.4, **objective)
+    else:
+        _, log = gromov.gromov_wasserstein(**objective)
+    assert value == pytest.approx(log["loss"][0] - reg * w @ w, abs=1e-10)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_dictionary_learns(fused, adam):
+    shares = np.random.default_rng(2).dirichlet(np.ones(3), size=6)
+    mixed = [np.tensordot(w, ATOMS, 1) for w in shares]
+    call = {"Cs": mixed, "D": 2, "nt": 8, "random_state": 0, "use_log": True, "epochs": 8}
+    call |= {"batch_size": 6, "use_adam_optimizer": adam, "max_iter_outer": 5}
+    name, rate = "gromov_wasserstein_dictionary_learning", 0.05 if adam else 8.0
+    if fused:
+        call |= {"Ys": [FEATURES[0]] * 6, "alpha": 0.5, "learning_rate_Y": rate}
+        name = f"fused_{name}"
+    call |= {"learning_rate_C" if fused else "learning_rate": rate}
+    *atoms, log = getattr(gromov, name)(**call)
+    again = [np.asarray(part) for part in getattr(gromov, name)(**call)[:-1]]
+    assert all(np.array_equal(*pair) for pair in zip(atoms, again, strict=True))
+    assert min(log["loss_epochs"]) < 0.7 * log["loss_epochs"][0]
+    assert (atoms[0] >= 0).all()
+    assert np.array_equal(atoms[0], atoms[0].transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Cdict": ATOMS[0]}, "`Cdict` must have shape"),
+        ({"q": 2 * Q[:8]}, "same sum"),
+        ({"C": ATOMS[0][:, :3]}, "`C` must be a square matrix"),
+    ],
+)
+def test_dictionaries_say_what_is_wrong(change, message):
+    with pytest.raises(InvalidInputError, match=message):
+        gromov.gromov_wasserstein_linear_unmixing(**{"C": ATOMS[0], "Cdict": ATOMS, **change})
+    with pytest.raises(InvalidInputError, match="Unknown `projection="):
+        gromov.gromov_wasserstein_dictionary_learning([ATOMS[0]], 2, 8, projection="none")
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.5])
+def test_sampled_plans_are_pots(epsilon):
+    def loss(x, y):
+        return abs(x - y)
+
+    call = {"nb_samples_grad": (3, 1), "epsilon": epsilon, "max_iter": 4, "random_state": 0}
+    found, expected = (
+        module.sampled_gromov_wasserstein(C1, C2, P, Q, loss, **call)
+        for module in (gromov, ot.gromov)
+    )
+    # to the error of POT's Sinkhorn iterations
+    assert np.abs(found - expected).sum() < 1e-6

@@ -24,16 +24,16 @@ _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "T_init"}
 
 @reject_unknown
 def solve_gromov_batch(
-    Ca: Any,  # noqa: N803 - the names of POT
-    Cb: Any,  # noqa: N803
+    Ca: Any,
+    Cb: Any,
     reg: float = 1e-2,
     a: Any = None,
     b: Any = None,
     loss: str = "sqeuclidean",
     symmetric: bool | None = None,
-    M: Any = None,  # noqa: N803
+    M: Any = None,
     alpha: float | None = None,
-    T_init: Any = None,  # noqa: N803
+    T_init: Any = None,
     max_iter: int = 50,
     tol: float = 1e-5,
     max_iter_inner: int = 50,
@@ -155,9 +155,7 @@ def _solve_one(
     max_iter, tol, max_iter_inner, tol_inner = limits
     p, q = problem.p, problem.q
     found = _mirror.balanced(
-        problem.term,
-        problem.alpha,
-        problem.linear,
+        problem.slope,
         read_start(problem, start, exact=False),
         p,
         q,

@@ -11,7 +11,7 @@ from torchgw.pot._arrays import Array
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import LinearSolver
 
-__all__ = ["Descent", "descend"]
+__all__ = ["Descent", "best_step", "descend"]
 
 # Decrease, over the slope, that Armijo's rule asks of a step. [L386]
 _ARMIJO = 1e-4
@@ -66,7 +66,7 @@ def descend(
         change = term.gradient(direction)
         change *= weight
         bend = 0.5 * float(np.vdot(change, direction))
-        length = _armijo(bend, descent) if armijo else _exact(bend, descent)
+        length = _armijo(bend, descent) if armijo else best_step(bend, descent)
         if limits != (None, None):
             length = float(np.clip(length, *limits))
         # at the vertex entries are zero as they are there, without rounding
@@ -84,7 +84,7 @@ def descend(
     return Descent(plan, value, losses, potentials, converged)
 
 
-def _exact(bend: float, slope: float) -> float:
+def best_step(bend: float, slope: float) -> float:
     """Minimise bend s^2 + slope s over [0, 1]."""
     if bend > 0:
         return min(1.0, max(0.0, -slope / (2 * bend)))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
 
 from torchgw.pot._arrays import Array
-from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._scaling import scale, scale_partial
 
 __all__ = ["Mirrored", "Stop", "alternate", "balanced", "partial", "semirelaxed"]
@@ -36,10 +35,11 @@ class Mirrored(NamedTuple):
     converged: bool
 
 
+Slope = Callable[[Array], Array]  # the derivative of the objective at a plan
+
+
 def balanced(
-    term: Quadratic,
-    weight: float,
-    linear: Array | float,
+    slope: Slope,
     start: Array,
     p: Array,
     q: Array,
@@ -50,7 +50,7 @@ def balanced(
     inner_max_iter: int,
     inner_tol: float,
 ) -> Mirrored:
-    """Alternate the gradient of <M, T> + weight * quadratic(T) and Sinkhorn's iterations [1]_.
+    """Alternate the gradient and Sinkhorn's iterations [1]_.
 
     Proximal steps measure the entropy from the last plan rather than from none.
 
@@ -64,18 +64,11 @@ def balanced(
 
     def step(plan: Array, error: float) -> Array:
         nonlocal logarithm, potentials
-        cost = linear + weight * term.gradient(plan)
+        cost = slope(plan)
         if proximal:
             cost = cost - epsilon * logarithm
-        found = scale(
-            cost,
-            epsilon,
-            p,
-            q,
-            potentials,
-            max_iter=inner_max_iter,
-            tol=max(inner_tol, _INEXACT * error),
-        )
+        tol = max(inner_tol, _INEXACT * error)
+        found = scale(cost, epsilon, p, q, potentials, max_iter=inner_max_iter, tol=tol)
         potentials = found.f, found.g
         if proximal:
             logarithm = (found.f[:, None] + found.g - cost) / epsilon
@@ -87,44 +80,28 @@ def balanced(
 
 
 def partial(
-    term: Quadratic,
-    weight: float,
-    linear: Array | float,
-    start: Array,
-    p: Array,
-    q: Array,
-    mass: float,
-    epsilon: float,
-    stop: Stop,
+    slope: Slope, start: Array, p: Array, q: Array, mass: float, epsilon: float, stop: Stop
 ) -> Mirrored:
     """Alternate the gradient and the linear problem with bounds in place of marginals."""
     potentials = np.zeros(len(p)), np.zeros(len(q))
 
     def step(plan: Array, error: float) -> Array:
         nonlocal potentials
-        cost = linear + weight * term.gradient(plan)
-        found = scale_partial(cost, epsilon, p, q, mass, potentials, max_iter=1000, tol=1e-10)
+        limits: Any = {"max_iter": 1000, "tol": 1e-10}
+        found = scale_partial(slope(plan), epsilon, p, q, mass, potentials, **limits)
         potentials = found.f, found.g
         return found.plan
 
     return _iterate(step, start, stop)
 
 
-def semirelaxed(
-    term: Quadratic,
-    weight: float,
-    linear: Array | float,
-    start: Array,
-    p: Array,
-    epsilon: float,
-    stop: Stop,
-) -> Mirrored:
+def semirelaxed(slope: Slope, start: Array, p: Array, epsilon: float, stop: Stop) -> Mirrored:
     """Take proximal steps with free columns, each in closed form."""
     logarithm, log_p = _log(start), np.log(p)
 
     def step(plan: Array, error: float) -> Array:
         nonlocal logarithm
-        logarithm = logarithm - (linear + weight * term.gradient(plan)) / epsilon
+        logarithm = logarithm - slope(plan) / epsilon
         logarithm += (log_p - logsumexp(logarithm, axis=1))[:, None]
         return np.exp(logarithm)
 
@@ -132,7 +109,7 @@ def semirelaxed(
 
 
 def alternate(
-    slope: Callable[[Array], Array], start: Array, p: Array, q: Array, epsilon: float, stop: Stop
+    slope: Slope, start: Array, p: Array, q: Array, epsilon: float, stop: Stop
 ) -> Mirrored:
     """Take Bregman steps onto rows and columns by turns (BAPG) [1]_.
 
@@ -155,11 +132,7 @@ def alternate(
     return _iterate(step, start, stop)
 
 
-def _iterate(
-    step: Callable[[Array, float], Array],
-    plan: Array,
-    stop: Stop,
-) -> Mirrored:
+def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
     """Repeat a step until the plan stays; it is told the last change, at first zero."""
     errors: list[float] = []
     converged = False

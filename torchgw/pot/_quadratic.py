@@ -32,7 +32,7 @@ class Transformed(NamedTuple):
     h2: Array  # (m, m)
 
 
-def transform(C1: Array, C2: Array, loss: str) -> Transformed:  # noqa: N803 - the names of POT
+def transform(C1: Array, C2: Array, loss: str) -> Transformed:
     """Apply the parts of a loss to two tables."""
     if loss not in LOSSES:
         raise InvalidInputError(f"Unknown `loss_fun='{loss}'`. Use one of: {LOSSES}.")
@@ -44,7 +44,7 @@ def transform(C1: Array, C2: Array, loss: str) -> Transformed:  # noqa: N803 - t
                 "`loss_fun='kl_loss'` takes a logarithm: costs must not be negative. Use "
                 "'square_loss'."
             )
-    C1, C2 = np.maximum(C1, 0), np.maximum(C2, 0)  # noqa: N806
+    C1, C2 = np.maximum(C1, 0), np.maximum(C2, 0)
     return Transformed(C1 * np.log(C1 + _TINY) - C1, C2, C1, np.log(C2 + _TINY))
 
 
@@ -100,32 +100,18 @@ def _product(left: Array, plan: Array, right: Array) -> Array:
     return result
 
 
-def quadratic(
-    C1: Array,  # noqa: N803
-    C2: Array,  # noqa: N803
-    loss: str,
-    symmetric: bool | None,
-) -> Quadratic:
+def quadratic(C1: Array, C2: Array, loss: str, symmetric: bool | None) -> Quadratic:
     """Build the quadratic term of two tables; without a word both are tested for symmetry."""
     if symmetric is None:
         symmetric = is_symmetric(C1, C2)
     return Quadratic(transform(C1, C2, loss), bool(symmetric))
 
 
-def table_slopes(
-    C1: Array,  # noqa: N803
-    C2: Array,  # noqa: N803
-    loss: str,
-    plan: Array,
-    other: Array,
-) -> tuple[Array, Array]:
+def table_slopes(C1: Array, C2: Array, loss: str, plan: Array, other: Array) -> tuple[Array, Array]:
     """Differentiate sum L(C1_ik, C2_jl) P_ij Q_kl by the two tables, at fixed plans."""
     first, second = np.outer(plan.sum(1), other.sum(1)), np.outer(plan.sum(0), other.sum(0))
     if loss == "square_loss":
-        return (
-            2 * (C1 * first - plan @ C2 @ other.T),
-            2 * (C2 * second - plan.T @ C1 @ other),
-        )
+        return (2 * (C1 * first - plan @ C2 @ other.T), 2 * (C2 * second - plan.T @ C1 @ other))
     return (
         np.log(C1 + _TINY_SLOPE) * first - plan @ np.log(C2 + _TINY_SLOPE) @ other.T,
         second - plan.T @ C1 @ other / (C2 + _TINY_SLOPE),

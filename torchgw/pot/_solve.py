@@ -20,20 +20,12 @@ from torchgw._solve.status import Status
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
-from torchgw.pot._descent import descend
 from torchgw.pot._scaling import scale
-from torchgw.pot._unbalanced import relative_entropy, solve_linear
-from torchgw.pot._vertices import LinearSolver, partial_transport, semirelaxed, transport
-from torchgw.pot.gromov._partial import read_mass, read_partial_start, read_vertex_start
-from torchgw.pot.gromov._read import (
-    Problem,
-    needs_gradients,
-    read_problem,
-    read_start,
-    value_of,
-)
-from torchgw.pot.gromov._semirelaxed import read_semirelaxed_start
-from torchgw.pot.gromov._unbalanced import Across, pots_backend
+from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
+from torchgw.pot.gromov._call import Call
+from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, read_start, value_of
+from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
+from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
 __all__ = ["OTResult", "solve_gromov"]
 
@@ -132,9 +124,9 @@ class _Found(NamedTuple):
 
 @reject_unknown
 def solve_gromov(
-    Ca: Any,  # noqa: N803 - the names of POT
-    Cb: Any,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    Ca: Any,
+    Cb: Any,
+    M: Any = None,
     a: Any = None,
     b: Any = None,
     loss: str = "L2",
@@ -229,11 +221,11 @@ def solve_gromov(
     stop = _stop(kind, reg, max_iter, tol, verbose)
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
-    if kind in ("kl", "l2"):
+    if kind == "kl" or kind == "l2":
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if _is_one(alpha):
         # M has no weight
-        M = given["M"] = None  # noqa: N806
+        M = given["M"] = None
     if kind == "semirelaxed":
         b = given["q"] = None
     start = None if isinstance(plan_init, str) else plan_init
@@ -287,39 +279,25 @@ def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, (int, float)) and alpha == 1
 
 
-def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
+def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
     """Take conditional gradient steps."""
-    p, q = problem.p, problem.q
-    solver: LinearSolver
-    if kind == "partial":
-        share = read_mass(problem, mass)
-        solver = partial_transport(p, q, share)
-        first = read_vertex_start(problem, start, solver, share)
-    elif kind == "semirelaxed":
-        first, solver = read_semirelaxed_start(problem, start, 0), semirelaxed(p)
-    else:
-        first, solver = read_start(problem, start), transport(p, q)
-    found = descend(
-        problem.term,
-        problem.alpha,
-        problem.linear,
-        first,
-        solver,
+    found = exact(
+        problem,
+        kind,
+        start,
+        mass,
         max_iter=stop.max_iter,
         tol_rel=stop.tol,
         tol_abs=0.0 if kind == "partial" else stop.tol,
         verbose=stop.verbose,
     )
-    log = {"loss": found.losses}
-    linear, quadratic = problem.parts(found.plan)
-    return _Found(
-        found.plan, linear, quadratic, found.value, found.potentials, found.converged, log
-    )
+    parts, log = problem.parts(found.plan), {"loss": found.losses}
+    return _Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
 
 def _regularised(
     problem: Problem,
-    kind: Kind,
+    kind: Marginals,
     reg: float,
     method: str | None,
     mass: Any,
@@ -327,51 +305,23 @@ def _regularised(
     stop: _mirror.Stop,
 ) -> _Found:
     """Take steps with entropy where both weights are positive."""
-    if kind == "partial":
-        share = read_mass(problem, mass)
-        first = read_partial_start(problem, start, share)
-    elif kind == "semirelaxed":
-        first = read_semirelaxed_start(problem, start, 0)
-    else:
-        first = read_start(problem, start, exact=False)
-    rows, columns = problem.p > 0, problem.q > 0
-    part = problem if rows.all() and columns.all() else problem.keep(rows, columns)
-    inside = first[np.ix_(rows, columns)]
-    term = part.term, part.alpha, part.linear, inside
-    if kind == "partial":
-        found = _mirror.partial(*term, part.p, part.q, share, reg, stop)
-    elif kind == "semirelaxed":
-        found = _mirror.semirelaxed(*term, part.p, reg, stop)
-    elif problem.alpha == 0:
+
+    def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
         assert part.M is not None
-        zeros = np.zeros(len(part.p)), np.zeros(len(part.q))
-        limits = {"max_iter": 10 * stop.max_iter, "tol": stop.tol}
-        scaled = scale(part.M, reg, part.p, part.q, zeros, **limits)  # type: ignore[arg-type]
-        found = _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+        zeros, limit = (np.zeros(len(part.p)), np.zeros(len(part.q))), 10 * stop.max_iter
+        scaled = scale(part.M, reg, part.p, part.q, zeros, max_iter=limit, tol=stop.tol)
+        return _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+
+    if kind == "balanced" and problem.alpha == 0:
+        first = read_start(problem, start, exact=False)
+        plan, found = on_positive(problem, first, linear_problem)
     else:
-        found = _mirror.balanced(
-            *term,
-            part.p,
-            part.q,
-            reg,
-            stop,
-            proximal=method == "PPA",
-            inner_max_iter=1000,
-            inner_tol=1e-9,
-        )
-    plan = np.zeros_like(first)
-    plan[np.ix_(rows, columns)] = found.plan
+        inner = {"proximal": method == "PPA", "inner_max_iter": 1000, "inner_tol": 1e-9}
+        plan, found = entropic(problem, kind, start, reg, stop, mass, **inner)
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
-    potentials = None
-    if found.potentials is not None:
-        # points without weight have none
-        f, g = np.zeros(len(rows)), np.zeros(len(columns))
-        f[rows], g[columns] = found.potentials
-        potentials = f, g
-    return _Found(
-        plan, linear, quadratic, value, potentials, found.converged, {"err": found.errors}
-    )
+    log = {"err": found.errors}
+    return _Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
 
 
 def _penalised(
@@ -384,7 +334,7 @@ def _penalised(
     stop: _mirror.Stop,
 ) -> OTResult:
     """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
-    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]  # noqa: N806
+    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]
     alpha = float(given["alpha"])
     if needs_gradients(given["alpha"]):
         raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
@@ -392,27 +342,31 @@ def _penalised(
     if alpha == 0:
         return _without_structure(kind, given, reg, (both[0], both[1]), start, stop)
     share = 0.0 if M is None else (1 - alpha) / (2 * alpha)
-    problem = Across(
-        "solve_gromov",
-        tables,
-        (a, a, b, b),
-        tuple(weight / (2 * alpha) for weight in both),
-        reg / (2 * alpha),
-        "joint",
-        kind,
-        (share, share),
-        (M, M),
-        {},
-        names={"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"},
-        loss=loss,
+    call = Call(
+        function="solve_gromov",
+        Cx=tables[0],
+        Cy=tables[1],
+        wx=a,
+        wy=b,
+        M=M,
+        alpha=2 * share,
+        reg_marginals=tuple(weight / (2 * alpha) for weight in both),
+        epsilon=reg / (2 * alpha),
+        divergence=kind,
+        init_pi=start,
+        max_iter=stop.max_iter,
+        tol=stop.tol,
+        max_iter_ot=500,
+        tol_ot=1e-7,
+        verbose=stop.verbose,
+        # the steps of "mm" are tiny where penalties are heavy beside the entropy
+        unbalanced_solver="sinkhorn" if reg and kind == "kl" else "mm",
     )
-    starts = (start, start)
-    limits = stop.max_iter, stop.tol, 500, 1e-7, stop.verbose
-    # the steps of "mm" are tiny where penalties are heavy beside the entropy
-    solver = "sinkhorn" if reg and kind == "kl" else "mm"
-    turns = problem.solve(solver, True, starts, None, limits)
+    names = {"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"}
+    problem = Across(both_sides(call), names, loss)
+    turns = problem.solve()
     quadratic, _ = problem.objective(turns)
-    whole = problem.value(turns, (*tables, a, a, b, b), M=M)
+    whole = problem.value(turns, M)
     linear = (
         0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
     )
@@ -458,18 +412,9 @@ def _without_structure(
     first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
     # an entropy is a divergence from ones, up to a constant
     ones = np.ones_like(cost)
-    plan, _ = solve_linear(
-        cost,
-        (p, q, ones),
-        unbalanced,
-        reg,
-        first,
-        None,
-        divergence="kl" if kind == "kl" else "l2",
-        solver="sinkhorn",
-        max_iter=max(stop.max_iter, 1000),
-        tol=stop.tol,
-    )
+    relaxed = Relaxed(cost, (p, q, ones), unbalanced, reg, "kl" if kind == "kl" else "l2")
+    steps = max(stop.max_iter, 1000)
+    plan, _ = solve_linear(relaxed, first, None, solver="sinkhorn", max_iter=steps, tol=stop.tol)
     linear = float(np.vdot(cost, plan))
     value = linear
     for weight, marginal, wanted in zip(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -23,6 +23,7 @@ __all__ = [
     "Coupling",
     "Divergence",
     "Penalties",
+    "Relaxed",
     "Side",
     "Unbalanced",
     "across_spaces",
@@ -152,47 +153,48 @@ def local_parameters(
     return weights, (rho_x * of_rows, rho_y * of_columns), epsilon * of_plan if joint else epsilon
 
 
+class Relaxed(NamedTuple):
+    """Minimise <C, T> + epsilon D(T | c) + rho_x D(T1 | a) + rho_y D(T'1 | b) over one plan."""
+
+    cost: Array  # C, (n, m)
+    weights: tuple[Array, Array, Array]  # a, b and c, shapes (n,), (m,) and (n, m)
+    rho: tuple[float, float]
+    epsilon: float
+    divergence: Divergence
+
+
 def solve_linear(
-    cost: Array,
-    weights: tuple[Array, Array, Array],
-    rho: tuple[float, float],
-    epsilon: float,
+    problem: Relaxed,
     start: Array,
     duals: tuple[Array, Array] | None,
     *,
-    divergence: Divergence,
     solver: str,
     max_iter: int,
     tol: float,
 ) -> tuple[Array, tuple[Array, Array] | None]:
-    """Solve <C, T> + epsilon D(T | c) + rho_x D(T1 | a) + rho_y D(T'1 | b) for one plan.
-
-    By Sinkhorn's iterations, by majorise and minimise [1]_, or by L-BFGS-B.
+    """Solve for one plan: by Sinkhorn's iterations, by majorise and minimise [1]_, or by L-BFGS-B.
 
     References
     ----------
     .. [1] L. Chapel, R. Flamary, H. Wu, C. Fevotte, G. Gasso. Unbalanced optimal transport through
        non-negative penalized linear regression. NeurIPS 2021.
     """
+    kl, entropy = problem.divergence == "kl", problem.epsilon != 0
     # the scalings of Sinkhorn's iterations are for KL
-    if solver == "lbfgsb" or (solver.startswith("sinkhorn") and divergence == "l2" and epsilon):
-        return _by_lbfgsb(cost, weights, rho, epsilon, start, divergence, max_iter, tol), None
-    if solver == "mm" or epsilon == 0 or divergence != "kl":
-        turn = _multiplicative_kl if divergence == "kl" else _multiplicative_l2
-        return turn(cost, weights, rho, epsilon, start, max_iter, tol), None
-    return _by_sinkhorn(cost, weights, rho, epsilon, duals, max_iter, tol)
+    if solver == "lbfgsb" or (solver.startswith("sinkhorn") and not kl and entropy):
+        return _by_lbfgsb(problem, start, max_iter, tol), None
+    if solver != "mm" and kl and entropy:
+        return _by_sinkhorn(problem, duals, max_iter, tol)
+    turn, plan = (_multiplicative_kl if kl else _multiplicative_l2)(problem), start
+    for _ in range(max_iter):
+        before, plan = plan, turn(plan)
+        if np.linalg.norm(plan - before) < tol:
+            break
+    return plan, None
 
 
-def _multiplicative_kl(
-    cost: Array,
-    weights: tuple[Array, Array, Array],
-    rho: tuple[float, float],
-    epsilon: float,
-    plan: Array,
-    max_iter: int,
-    tol: float,
-) -> Array:
-    a, b, reference = weights
+def _multiplicative_kl(problem: Relaxed) -> Callable[[Array], Array]:
+    cost, (a, b, reference), rho, epsilon, _ = problem
     whole = epsilon + sum(rho)
     of_rows, of_columns, of_plan = rho[0] / whole, rho[1] / whole, epsilon / whole
     kernel = np.exp(-cost / whole) * a[:, None] ** of_rows * b**of_columns
@@ -204,19 +206,11 @@ def _multiplicative_kl(
         moved: Array = kernel * plan ** (of_rows + of_columns) / divisor
         return moved
 
-    return _repeated(turn, plan, max_iter, tol)
+    return turn
 
 
-def _multiplicative_l2(
-    cost: Array,
-    weights: tuple[Array, Array, Array],
-    rho: tuple[float, float],
-    epsilon: float,
-    plan: Array,
-    max_iter: int,
-    tol: float,
-) -> Array:
-    a, b, reference = weights
+def _multiplicative_l2(problem: Relaxed) -> Callable[[Array], Array]:
+    cost, (a, b, reference), rho, epsilon, _ = problem
     pull = np.maximum(rho[0] * a[:, None] + rho[1] * b + epsilon * reference - cost, 0)
 
     def turn(plan: Array) -> Array:
@@ -224,29 +218,14 @@ def _multiplicative_l2(
         moved: Array = pull * plan / (weight + _TINY)
         return moved
 
-    return _repeated(turn, plan, max_iter, tol)
-
-
-def _repeated(turn: Callable[[Array], Array], plan: Array, max_iter: int, tol: float) -> Array:
-    """Take turns until one changes the plan by less than the tolerance."""
-    for _ in range(max_iter):
-        before, plan = plan, turn(plan)
-        if np.linalg.norm(plan - before) < tol:
-            break
-    return plan
+    return turn
 
 
 def _by_sinkhorn(
-    cost: Array,
-    weights: tuple[Array, Array, Array],
-    rho: tuple[float, float],
-    epsilon: float,
-    duals: tuple[Array, Array] | None,
-    max_iter: int,
-    tol: float,
+    problem: Relaxed, duals: tuple[Array, Array] | None, max_iter: int, tol: float
 ) -> tuple[Array, tuple[Array, Array]]:
     """Iterate in logarithms; the duals are logarithms of scalings, as POT's are."""
-    a, b, reference = weights
+    cost, (a, b, reference), rho, epsilon, _ = problem
     powers = [r / (r + epsilon) if np.isfinite(r) else 1.0 for r in rho]
     exponent = np.log(reference) - cost / epsilon
     u, v = duals if duals is not None else (np.zeros(len(a)), np.zeros(len(b)))
@@ -259,17 +238,8 @@ def _by_sinkhorn(
     return np.exp(exponent + u[:, None] + v), (u, v)
 
 
-def _by_lbfgsb(
-    cost: Array,
-    weights: tuple[Array, Array, Array],
-    rho: tuple[float, float],
-    epsilon: float,
-    start: Array,
-    divergence: Divergence,
-    max_iter: int,
-    tol: float,
-) -> Array:
-    a, b, reference = weights
+def _by_lbfgsb(problem: Relaxed, start: Array, max_iter: int, tol: float) -> Array:
+    cost, (a, b, reference), rho, epsilon, divergence = problem
 
     def term(mu: Array, nu: Array) -> tuple[float, Array]:
         if divergence == "l2":
@@ -340,19 +310,10 @@ def across_spaces(
     ) -> tuple[Array, tuple[Array, Array] | None]:
         # squared penalties are those at the plan itself, as in POT
         seen = at if penalties.divergence == "kl" else own
-        weights, rho, epsilon = local_parameters(seen, side, penalties, epsilon)
-        solved, dual = solve_linear(
-            cost,
-            weights,
-            rho,
-            epsilon,
-            own,
-            dual,
-            divergence=penalties.divergence,
-            solver=solver,
-            max_iter=inner_max_iter,
-            tol=inner_tol,
-        )
+        parameters = local_parameters(seen, side, penalties, epsilon)
+        problem = Relaxed(cost, *parameters, penalties.divergence)
+        limits: Any = {"solver": solver, "max_iter": inner_max_iter, "tol": inner_tol}
+        solved, dual = solve_linear(problem, own, dual, **limits)
         if rescale:
             solved = solved * np.sqrt(at.sum() / solved.sum())
         return solved, dual
@@ -386,12 +347,7 @@ def cost_of(parts: Transformed, plan: Array, other: Array) -> float:
 
 
 def total_cost(
-    quadratic: float,
-    samples: Side,
-    features: Side,
-    plan: Array,
-    other: Array,
-    penalties: Penalties,
+    quadratic: float, samples: Side, features: Side, plan: Array, other: Array, penalties: Penalties
 ) -> float:
     """Compute the objective, given its quadratic term."""
     divergence = penalties.divergence
@@ -421,11 +377,7 @@ def total_cost(
 
 
 def slopes_of(
-    samples: Side,
-    features: Side,
-    plan: Array,
-    other: Array,
-    penalties: Penalties,
+    samples: Side, features: Side, plan: Array, other: Array, penalties: Penalties
 ) -> list[Array]:
     """Differentiate the objective with KL penalties by the weights, at fixed plans.
 

@@ -1,4 +1,4 @@
-"""Balanced problems without regularisation: conditional gradient from the given start."""
+"""Problems with both marginals: exact, entropic, and by single Bregman loops (BAPG)."""
 
 from __future__ import annotations
 
@@ -6,42 +6,46 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.pot._descent import Descent, descend
-from torchgw.pot._vertices import transport
-from torchgw.pot.gromov._read import (
-    Problem,
-    check_known,
-    read_problem,
-    read_start,
-    value_of,
-)
+from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
+from torchgw.pot import _mirror
+from torchgw.pot._arrays import Array
+from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._read import Problem, read_start
+from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
 __all__ = [
+    "BAPG_fused_gromov_wasserstein",
+    "BAPG_fused_gromov_wasserstein2",
+    "BAPG_gromov_wasserstein",
+    "BAPG_gromov_wasserstein2",
+    "entropic_fused_gromov_wasserstein",
+    "entropic_fused_gromov_wasserstein2",
+    "entropic_gromov_wasserstein",
+    "entropic_gromov_wasserstein2",
     "fused_gromov_wasserstein",
     "fused_gromov_wasserstein2",
     "gromov_wasserstein",
     "gromov_wasserstein2",
 ]
 
-# Further arguments of the conditional gradient steps. The linear problem has no limit of its own.
-STEPS = ("verbose", "alpha_min", "alpha_max", "numItermaxEmd")
+_EXACT = """C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, log=False,
+    armijo=False, G0=None, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, **kwargs"""
+_EXACT_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, alpha=0.5,
+    armijo=False, G0=None, log=False, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, **kwargs"""
+_ENTROPIC = """C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symmetric=None,
+    G0=None, max_iter=1000, tol=1e-9, solver="PGD", warmstart=False, verbose=False, log=False,
+    **kwargs"""
+_ENTROPIC_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1,
+    symmetric=None, alpha=0.5, G0=None, max_iter=1000, tol=1e-9, solver="PGD", warmstart=False,
+    verbose=False, log=False, **kwargs"""
+_SINGLE = """C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symmetric=None, G0=None,
+    max_iter=1000, tol=1e-9, marginal_loss=False, verbose=False, log=False"""
+_SINGLE_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symmetric=None,
+    alpha=0.5, G0=None, max_iter=1000, tol=1e-9, marginal_loss=False, verbose=False, log=False"""
 
 
-def gromov_wasserstein(
-    C1: Any,
-    C2: Any,
-    p: Any = None,
-    q: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = None,
-    log: bool = False,
-    armijo: bool = False,
-    G0: Any = None,
-    max_iter: float = 1e4,
-    tol_rel: float = 1e-9,
-    tol_abs: float = 1e-9,
-    **kwargs: Any,
-) -> Any:
+@takes(_EXACT)
+def gromov_wasserstein(call: Call) -> Any:
     """Find a Gromov-Wasserstein plan, as ``ot.gromov.gromov_wasserstein``.
 
     Returns
@@ -50,32 +54,11 @@ def gromov_wasserstein(
     log : dict, only with ``log=True``
         ``loss`` of each step, ``gw_dist``, dual potentials ``u`` and ``v``.
     """
-    problem, found = _solve(
-        "gromov_wasserstein",
-        (C1, C2, p, q, loss_fun, symmetric),
-        G0,
-        armijo,
-        (max_iter, tol_rel, tol_abs),
-        kwargs,
-    )
-    return _answer(problem, found, "gw_dist", log)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
-def gromov_wasserstein2(
-    C1: Any,
-    C2: Any,
-    p: Any = None,
-    q: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = None,
-    log: bool = False,
-    armijo: bool = False,
-    G0: Any = None,
-    max_iter: float = 1e4,
-    tol_rel: float = 1e-9,
-    tol_abs: float = 1e-9,
-    **kwargs: Any,
-) -> Any:
+@takes(_EXACT)
+def gromov_wasserstein2(call: Call) -> Any:
     """Compute a Gromov-Wasserstein discrepancy, as ``ot.gromov.gromov_wasserstein2``.
 
     Returns
@@ -84,34 +67,11 @@ def gromov_wasserstein2(
     log : dict, only with ``log=True``
         That of :func:`gromov_wasserstein`, and the plan ``T``.
     """
-    problem, found = _solve(
-        "gromov_wasserstein2",
-        (C1, C2, p, q, loss_fun, symmetric),
-        G0,
-        armijo,
-        (max_iter, tol_rel, tol_abs),
-        kwargs,
-    )
-    return _value(problem, found, loss_fun, "gw_dist", {"p": p, "q": q, "C1": C1, "C2": C2}, log)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
-def fused_gromov_wasserstein(
-    M: Any,
-    C1: Any,
-    C2: Any,
-    p: Any = None,
-    q: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = None,
-    alpha: Any = 0.5,
-    armijo: bool = False,
-    G0: Any = None,
-    log: bool = False,
-    max_iter: float = 1e4,
-    tol_rel: float = 1e-9,
-    tol_abs: float = 1e-9,
-    **kwargs: Any,
-) -> Any:
+@takes(_EXACT_FUSED)
+def fused_gromov_wasserstein(call: Call) -> Any:
     """Find a fused Gromov-Wasserstein plan, as ``ot.gromov.fused_gromov_wasserstein``.
 
     Returns
@@ -120,36 +80,11 @@ def fused_gromov_wasserstein(
     log : dict, only with ``log=True``
         ``loss`` of each step, ``fgw_dist``, dual potentials ``u`` and ``v``.
     """
-    problem, found = _solve(
-        "fused_gromov_wasserstein",
-        (C1, C2, p, q, loss_fun, symmetric),
-        G0,
-        armijo,
-        (max_iter, tol_rel, tol_abs),
-        kwargs,
-        M,
-        alpha,
-    )
-    return _answer(problem, found, "fgw_dist", log)
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
-def fused_gromov_wasserstein2(
-    M: Any,
-    C1: Any,
-    C2: Any,
-    p: Any = None,
-    q: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = None,
-    alpha: Any = 0.5,
-    armijo: bool = False,
-    G0: Any = None,
-    log: bool = False,
-    max_iter: float = 1e4,
-    tol_rel: float = 1e-9,
-    tol_abs: float = 1e-9,
-    **kwargs: Any,
-) -> Any:
+@takes(_EXACT_FUSED)
+def fused_gromov_wasserstein2(call: Call) -> Any:
     """Compute a fused discrepancy, as ``ot.gromov.fused_gromov_wasserstein2``.
 
     Returns
@@ -158,73 +93,168 @@ def fused_gromov_wasserstein2(
     log : dict, only with ``log=True``
         That of :func:`fused_gromov_wasserstein`, the plan ``T``, ``lin_loss`` and ``quad_loss``.
     """
-    problem, found = _solve(
-        "fused_gromov_wasserstein2",
-        (C1, C2, p, q, loss_fun, symmetric),
-        G0,
-        armijo,
-        (max_iter, tol_rel, tol_abs),
-        kwargs,
-        M,
-        alpha,
+    return exact_answer(call, "balanced", "gw_dist", warning=None)
+
+
+@takes(_ENTROPIC)
+def entropic_gromov_wasserstein(call: Call) -> Any:
+    """Find an entropic plan, as ``ot.gromov.entropic_gromov_wasserstein``.
+
+    Sinkhorn's iterations begin at the last potentials whatever ``warmstart`` says, and are stable
+    at any ``epsilon``, so that ``method`` makes no difference.
+
+    Returns
+    -------
+    T : array of shape (n, m)
+    log : dict, only with ``log=True``
+        ``err`` of each step and ``gw_dist``, without entropy.
+    """
+    return _entropic(call)
+
+
+@takes(_ENTROPIC)
+def entropic_gromov_wasserstein2(call: Call) -> Any:
+    """Compute the value there, as ``ot.gromov.entropic_gromov_wasserstein2``.
+
+    Returns
+    -------
+    gw : float, without entropy
+    log : dict, only with ``log=True``
+        ``err``, ``gw_dist`` and the plan ``T``.
+    """
+    return _entropic(call)
+
+
+@takes(_ENTROPIC_FUSED)
+def entropic_fused_gromov_wasserstein(call: Call) -> Any:
+    """Find a fused entropic plan, as ``ot.gromov.entropic_fused_gromov_wasserstein``.
+
+    Returns
+    -------
+    T : array of shape (n, m)
+    log : dict, only with ``log=True``
+        ``err`` of each step and ``fgw_dist``, without entropy.
+    """
+    return _entropic(call)
+
+
+@takes(_ENTROPIC_FUSED)
+def entropic_fused_gromov_wasserstein2(call: Call) -> Any:
+    """Compute the value there, as ``ot.gromov.entropic_fused_gromov_wasserstein2``.
+
+    Returns
+    -------
+    fgw : float, without entropy
+    log : dict, only with ``log=True``
+        ``err``, ``fgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
+    """
+    return _entropic(call)
+
+
+@takes(_SINGLE)
+def BAPG_gromov_wasserstein(call: Call) -> Any:
+    """Find a plan by single Bregman steps, as ``ot.gromov.BAPG_gromov_wasserstein``.
+
+    Returns
+    -------
+    T : array of shape (n, m)
+    log : dict, only with ``log=True``
+        ``err`` of each step, ``gw_dist``; without ``marginal_loss`` ``loss``, the term that counts.
+    """
+    return _single_loop(call)
+
+
+@takes(_SINGLE)
+def BAPG_gromov_wasserstein2(call: Call) -> Any:
+    """Compute the value there, as ``ot.gromov.BAPG_gromov_wasserstein2``.
+
+    Returns
+    -------
+    gw : float
+    log : dict, only with ``log=True``
+        That of :func:`BAPG_gromov_wasserstein`, and the plan ``T``.
+    """
+    return _single_loop(call)
+
+
+@takes(_SINGLE_FUSED)
+def BAPG_fused_gromov_wasserstein(call: Call) -> Any:
+    """Find a fused plan by single steps, as ``ot.gromov.BAPG_fused_gromov_wasserstein``.
+
+    Returns
+    -------
+    T : array of shape (n, m)
+    log : dict, only with ``log=True``
+        That of :func:`BAPG_gromov_wasserstein`, with ``fgw_dist``.
+    """
+    return _single_loop(call)
+
+
+@takes(_SINGLE_FUSED)
+def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:
+    """Compute the value there, as ``ot.gromov.BAPG_fused_gromov_wasserstein2``.
+
+    Returns
+    -------
+    fgw : float
+    log : dict, only with ``log=True``
+        That of :func:`BAPG_fused_gromov_wasserstein`, ``T``, ``lin_loss`` and ``quad_loss``.
+    """
+    return _single_loop(call)
+
+
+def _entropic(call: Call) -> Any:
+    if call.solver not in ("PGD", "PPA"):
+        raise InvalidInputError(f"`solver` must be 'PGD' or 'PPA'; got {call.solver!r}.")
+    call.check_known("numItermax", "stopThr", "method", "warn")
+    _check_epsilon(call.epsilon)
+    problem = call.problem(differentiable=False)
+    plan, found = entropic(
+        problem,
+        "balanced",
+        call.G0,
+        float(call.epsilon),
+        _mirror.Stop(int(call.max_iter), call.tol, call.verbose),
+        proximal=call.solver == "PPA",
+        inner_max_iter=int(call.kwargs.get("numItermax", 1000)),
+        inner_tol=float(call.kwargs.get("stopThr", 1e-9)),
     )
-    given = {"p": p, "q": q, "C1": C1, "C2": C2, "M": M, "alpha": alpha}
-    return _value(problem, found, loss_fun, "fgw_dist", given, log)
+    return call.answer(problem, plan, "gw_dist", {"err": found.errors})
 
 
-def _solve(
-    function: str,
-    given: tuple[Any, ...],
-    start: Any,
-    armijo: bool,
-    stop: tuple[float, float, float],
-    kwargs: dict[str, Any],
-    M: Any = None,
-    alpha: Any = 1.0,
-) -> tuple[Problem, Descent]:
-    check_known(function, kwargs, STEPS)
-    problem = read_problem(*given, M=M, alpha=alpha, also=(start,))
-    max_iter, tol_rel, tol_abs = stop
-    found = descend(
-        problem.term,
-        problem.alpha,
-        problem.linear,
-        read_start(problem, start),
-        transport(problem.p, problem.q),
-        max_iter=int(max_iter),
-        tol_rel=tol_rel,
-        tol_abs=tol_abs,
-        armijo=armijo,
-        limits=(kwargs.get("alpha_min"), kwargs.get("alpha_max")),
-        verbose=kwargs.get("verbose", False),
-    )
-    return problem, found
+def _single_loop(call: Call) -> Any:
+    _check_epsilon(call.epsilon)
+    problem = call.problem(differentiable=False)
+    stop = _mirror.Stop(int(call.max_iter), call.tol, call.verbose)
+
+    def solve(part: Problem, first: Array) -> _mirror.Mirrored:
+        term, linear = part.term, part.linear
+
+        def slope(plan: Array) -> Array:
+            if call.marginal_loss:
+                return part.slope(plan)
+            cross = term.cross(plan)
+            other = cross if term.symmetric else term.cross_transposed(plan)
+            result: Array = linear - part.alpha * (cross + other)
+            return result
+
+        return _mirror.alternate(slope, first, part.p, part.q, float(call.epsilon), stop)
+
+    plan, found = on_positive(problem, read_start(problem, call.G0, exact=False), solve)
+    if not np.isfinite(plan).all():
+        warn_user("The plan is not finite. Pass a larger `epsilon`.", TorchGWWarning)
+    # the columns are exact and the rows are not: as in POT values have the weights, not these
+    f1, f2, _, _ = problem.term.parts
+    own = (f1 @ problem.p)[:, None] + f2 @ problem.q
+    linear, _ = problem.parts(plan)
+    counted = linear - problem.alpha * float(np.vdot(problem.term.cross(plan), plan))
+    log: dict[str, Any] = {"err": found.errors}
+    if not call.marginal_loss:
+        log["loss"] = np.float64(counted)
+    value = counted + problem.alpha * float(np.vdot(own, plan))
+    return call.answer(problem, plan, "gw_dist", log, value=value)
 
 
-def _log(problem: Problem, found: Descent, name: str) -> dict[str, Any]:
-    log = {"loss": found.losses, name: np.float64(found.value), "warning": None}
-    if found.potentials is not None:
-        log["u"], log["v"] = found.potentials
-    return problem.arrays.give_all(log)
-
-
-def _answer(problem: Problem, found: Descent, name: str, log: bool) -> Any:
-    """Hand out the plan, with what else is known if asked for."""
-    plan = problem.arrays.give(found.plan)
-    return (plan, _log(problem, found, name)) if log else plan
-
-
-def _value(
-    problem: Problem, found: Descent, loss: str, name: str, given: dict[str, Any], log: bool
-) -> Any:
-    """Hand out the value with its derivatives, with what else is known if asked for."""
-    value = value_of(problem, loss, found.plan, found.value, given, found.potentials)
-    if not log:
-        return value
-    more = _log(problem, found, name)
-    more["T"] = problem.arrays.give(found.plan)
-    if problem.M is not None:
-        linear = (1 - problem.alpha) * np.vdot(problem.M, found.plan)
-        more["lin_loss"] = problem.arrays.give(linear)
-        more["quad_loss"] = problem.arrays.give(found.value - linear)
-    return value, more
+def _check_epsilon(epsilon: Any) -> None:
+    if not float(epsilon) > 0:
+        raise InvalidInputError(f"`epsilon` must be positive; got {epsilon!r}.")

@@ -11,11 +11,13 @@ from scipy.spatial.distance import cdist
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot._quadratic import LOSSES
-from torchgw.pot.gromov._balanced import fused_gromov_wasserstein, gromov_wasserstein
-from torchgw.pot.gromov._entropic import (
+from torchgw.pot.gromov._balanced import (
     entropic_fused_gromov_wasserstein,
     entropic_gromov_wasserstein,
+    fused_gromov_wasserstein,
+    gromov_wasserstein,
 )
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import without_gradients
 from torchgw.pot.gromov._semirelaxed import (
@@ -35,76 +37,56 @@ __all__ = [
 ]
 
 _CRITERIA = ("barycenter", "loss")
+_SIMPLE = ("product", "random_product", "random")
 
 
-def update_barycenter_structure(
-    Ts: Any,
-    Cs: Any,
-    lambdas: Any,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    target: bool = True,
-    check_zeros: bool = True,
-    nx: Any = None,
-) -> Any:
+@takes(
+    """Ts, Cs, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
+)
+def update_barycenter_structure(call: Call) -> Any:
     """Compute the best structure at given plans, as ``ot.gromov.update_barycenter_structure``.
 
     Returns
     -------
     C : array of shape (N, N)
     """
-    arrays = Arrays(*Ts, *Cs, p)
-    plans = [arrays.read("Ts", plan) for plan in Ts]
-    structures = [arrays.read("Cs", table) for table in Cs]
-    weights = None if p is None else arrays.read("p", p)
-    shares = _shares(lambdas, len(plans))
-    return arrays.give(_structure(plans, structures, shares, weights, loss_fun, target))
+    arrays, plans, structures, weights = _read_update(call, "Cs")
+    shares = _shares(call.lambdas, len(plans))
+    new = _structure(plans, structures, shares, weights, call.loss_fun, call.target)
+    return arrays.give(new)
 
 
-def update_barycenter_feature(
-    Ts: Any,
-    Ys: Any,
-    lambdas: Any,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    target: bool = True,
-    check_zeros: bool = True,
-    nx: Any = None,
-) -> Any:
+@takes(
+    """Ts, Ys, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
+)
+def update_barycenter_feature(call: Call) -> Any:
     """Compute the best features at given plans, as ``ot.gromov.update_barycenter_feature``.
 
     Returns
     -------
     X : array of shape (N, d)
     """
-    if loss_fun != "square_loss":
-        raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {loss_fun!r}.")
-    arrays = Arrays(*Ts, *Ys, p)
-    plans = [arrays.read("Ts", plan) for plan in Ts]
-    features = [arrays.read("Ys", table) for table in Ys]
-    weights = None if p is None else arrays.read("p", p)
-    return arrays.give(_features(plans, features, _shares(lambdas, len(plans)), weights, target))
+    if call.loss_fun != "square_loss":
+        raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {call.loss_fun!r}.")
+    arrays, plans, features, weights = _read_update(call, "Ys")
+    shares = _shares(call.lambdas, len(plans))
+    return arrays.give(_features(plans, features, shares, weights, call.target))
 
 
-def gromov_barycenters(
-    N: int,
-    Cs: Any,
-    ps: Any = None,
-    p: Any = None,
-    lambdas: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = True,
-    armijo: bool = False,
-    max_iter: float = 1000,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+def _read_update(call: Call, name: str) -> tuple[Arrays, list[Array], list[Array], Array | None]:
+    tables = call.get(name)
+    arrays = Arrays(*call.Ts, *tables, call.p)
+    plans = [arrays.read("Ts", plan) for plan in call.Ts]
+    weights = None if call.p is None else arrays.read("p", call.p)
+    return arrays, plans, [arrays.read(name, table) for table in tables], weights
+
+
+@takes(
+    """N, Cs, ps=None, p=None, lambdas=None, loss_fun="square_loss", symmetric=True, armijo=False,
+    max_iter=1000, tol=1e-9, stop_criterion="barycenter", warmstartT=False, verbose=False,
+    log=False, init_C=None, random_state=None, **kwargs"""
+)
+def gromov_barycenters(call: Call) -> Any:
     """Compute a structure between several, as ``ot.gromov.gromov_barycenters``.
 
     Returns
@@ -113,56 +95,18 @@ def gromov_barycenters(
     log : dict, only with ``log=True``
         Plans ``T``, ``p``, ``err`` of each turn, and ``loss`` with ``stop_criterion="loss"``.
     """
-    asked = _Asked(N, Cs, None, ps, p, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return gromov_wasserstein(
-            C,
-            other,
-            known.p,
-            weights,
-            loss_fun,
-            symmetric,
-            True,
-            armijo,
-            start,
-            max_iter,
-            1e-5,
-            0.0,
-            verbose=verbose,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    C = _first_structure(known, init_C, random_state, scaled=True)
-    found = _turns(known, asked, C, None, solve, warmstartT)
-    return _answer(known, found, asked, log)
+    known = _read(call)
+    C = _first_structure(known, call.init_C, call.random_state, scaled=True)
+    return _turns(call, known, C, None, _exact(call, gromov_wasserstein))
 
 
-def fgw_barycenters(
-    N: int,
-    Ys: Any,
-    Cs: Any,
-    ps: Any = None,
-    lambdas: Any = None,
-    alpha: float = 0.5,
-    fixed_structure: bool = False,
-    fixed_features: bool = False,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    armijo: bool = False,
-    symmetric: bool | None = True,
-    max_iter: float = 100,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    init_X: Any = None,
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+@takes(
+    """N, Ys, Cs, ps=None, lambdas=None, alpha=0.5, fixed_structure=False, fixed_features=False,
+    p=None, loss_fun="square_loss", armijo=False, symmetric=True, max_iter=100, tol=1e-9,
+    stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
+    init_X=None, random_state=None, **kwargs"""
+)
+def fgw_barycenters(call: Call) -> Any:
     """Compute a structure with features between several, as ``ot.gromov.fgw_barycenters``.
 
     Returns
@@ -172,54 +116,16 @@ def fgw_barycenters(
         Plans ``T``, costs ``Ms``, ``p``, and ``err_feature``, ``err_structure`` and ``Ts_iter``, or
         ``loss`` and ``err_rel_loss`` with ``stop_criterion="loss"``.
     """
-    asked = _Asked(N, Cs, Ys, ps, p, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return fused_gromov_wasserstein(
-            M,
-            C,
-            other,
-            known.p,
-            weights,
-            loss_fun,
-            symmetric,
-            alpha,
-            armijo,
-            start,
-            True,
-            max_iter,
-            1e-5,
-            0.0,
-            verbose=verbose,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    fixed = fixed_structure, fixed_features
-    C, X = _first_pair(known, fixed, init_C, init_X, "init_X", random_state)
-    found = _turns(known, asked, C, X, solve, warmstartT, fixed)
-    return _answer(known, found, asked, log)
+    known = _read(call)
+    return _turns(call, known, *_first_pair(call, known), _exact(call, fused_gromov_wasserstein))
 
 
-def entropic_gromov_barycenters(
-    N: int,
-    Cs: Any,
-    ps: Any = None,
-    p: Any = None,
-    lambdas: Any = None,
-    loss_fun: str = "square_loss",
-    epsilon: float = 0.1,
-    symmetric: bool | None = True,
-    max_iter: float = 1000,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+@takes(
+    """N, Cs, ps=None, p=None, lambdas=None, loss_fun="square_loss", epsilon=0.1, symmetric=True,
+    max_iter=1000, tol=1e-9, stop_criterion="barycenter", warmstartT=False, verbose=False,
+    log=False, init_C=None, random_state=None, **kwargs"""
+)
+def entropic_gromov_barycenters(call: Call) -> Any:
     """Compute a structure with entropic plans, as ``ot.gromov.entropic_gromov_barycenters``.
 
     Returns
@@ -228,55 +134,18 @@ def entropic_gromov_barycenters(
     log : dict, only with ``log=True``
         That of :func:`gromov_barycenters`.
     """
-    asked = _Asked(N, Cs, None, ps, p, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return entropic_gromov_wasserstein(
-            C,
-            other,
-            known.p,
-            weights,
-            loss_fun,
-            epsilon,
-            symmetric,
-            start,
-            max_iter,
-            1e-4,
-            verbose=verbose,
-            log=True,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    C = _first_structure(known, init_C, random_state, scaled=True)
-    found = _turns(known, asked, C, None, solve, warmstartT)
-    return _answer(known, found, asked, log)
+    known = _read(call)
+    C = _first_structure(known, call.init_C, call.random_state, scaled=True)
+    return _turns(call, known, C, None, _entropic(call, entropic_gromov_wasserstein))
 
 
-def entropic_fused_gromov_barycenters(
-    N: int,
-    Ys: Any,
-    Cs: Any,
-    ps: Any = None,
-    p: Any = None,
-    lambdas: Any = None,
-    loss_fun: str = "square_loss",
-    epsilon: float = 0.1,
-    symmetric: bool | None = True,
-    alpha: float = 0.5,
-    max_iter: float = 1000,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    init_Y: Any = None,
-    fixed_structure: bool = False,
-    fixed_features: bool = False,
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+@takes(
+    """N, Ys, Cs, ps=None, p=None, lambdas=None, loss_fun="square_loss", epsilon=0.1,
+    symmetric=True, alpha=0.5, max_iter=1000, tol=1e-9, stop_criterion="barycenter",
+    warmstartT=False, verbose=False, log=False, init_C=None, init_Y=None, fixed_structure=False,
+    fixed_features=False, random_state=None, **kwargs"""
+)
+def entropic_fused_gromov_barycenters(call: Call) -> Any:
     """Compute both with entropic plans, as ``ot.gromov.entropic_fused_gromov_barycenters``.
 
     POT 0.9.7 returns the features that it began with; here they are those of the last turn.
@@ -287,52 +156,17 @@ def entropic_fused_gromov_barycenters(
     log : dict, only with ``log=True``
         That of :func:`fgw_barycenters`.
     """
-    asked = _Asked(N, Cs, Ys, ps, p, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return entropic_fused_gromov_wasserstein(
-            M,
-            C,
-            other,
-            known.p,
-            weights,
-            loss_fun,
-            epsilon,
-            symmetric,
-            alpha,
-            start,
-            max_iter,
-            1e-4,
-            verbose=verbose,
-            log=True,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    fixed = fixed_structure, fixed_features
-    C, Y = _first_pair(known, fixed, init_C, init_Y, "init_Y", random_state)
-    found = _turns(known, asked, C, Y, solve, warmstartT, fixed)
-    return _answer(known, found, asked, log)
+    known = _read(call)
+    solve = _entropic(call, entropic_fused_gromov_wasserstein)
+    return _turns(call, known, *_first_pair(call, known), solve)
 
 
-def semirelaxed_gromov_barycenters(
-    N: int,
-    Cs: Any,
-    ps: Any = None,
-    lambdas: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = True,
-    max_iter: float = 1000,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    G0: str = "product",
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+@takes(
+    """N, Cs, ps=None, lambdas=None, loss_fun="square_loss", symmetric=True, max_iter=1000,
+    tol=1e-9, stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
+    G0="product", random_state=None, **kwargs"""
+)
+def semirelaxed_gromov_barycenters(call: Call) -> Any:
     """Compute a structure with free weights, as ``ot.gromov.semirelaxed_gromov_barycenters``.
 
     Returns
@@ -341,54 +175,18 @@ def semirelaxed_gromov_barycenters(
     log : dict, only with ``log=True``
         Plans ``T``, weights ``p`` of shape (S, N), ``err`` of each turn, and ``loss``.
     """
-    asked = _Asked(N, Cs, None, ps, None, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return semirelaxed_gromov_wasserstein(
-            other,
-            C,
-            weights,
-            loss_fun,
-            symmetric,
-            True,
-            G0 if start is None else start,
-            max_iter,
-            tol,
-            0.0,
-            verbose=verbose,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    C, plans = _free_structure(known, asked, init_C, G0, random_state, symmetric)
-    found = _turns(known, asked, C, None, solve, warmstartT, free=True, plans=plans)
-    return _answer(known, found, asked, log)
+    known = _read(call)
+    C, plans = _free_structure(call, known)
+    return _turns(call, known, C, None, _free(call, semirelaxed_gromov_wasserstein), plans)
 
 
-def semirelaxed_fgw_barycenters(
-    N: int,
-    Ys: Any,
-    Cs: Any,
-    ps: Any = None,
-    lambdas: Any = None,
-    alpha: float = 0.5,
-    fixed_structure: bool = False,
-    fixed_features: bool = False,
-    p: Any = None,
-    loss_fun: str = "square_loss",
-    symmetric: bool | None = True,
-    max_iter: float = 100,
-    tol: float = 1e-9,
-    stop_criterion: str = "barycenter",
-    warmstartT: bool = False,
-    verbose: bool = False,
-    log: bool = False,
-    init_C: Any = None,
-    init_X: Any = None,
-    G0: str = "product",
-    random_state: Any = None,
-    **kwargs: Any,
-) -> Any:
+@takes(
+    """N, Ys, Cs, ps=None, lambdas=None, alpha=0.5, fixed_structure=False, fixed_features=False,
+    p=None, loss_fun="square_loss", symmetric=True, max_iter=100, tol=1e-9,
+    stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
+    init_X=None, G0="product", random_state=None, **kwargs"""
+)
+def semirelaxed_fgw_barycenters(call: Call) -> Any:
     """Compute both with free weights, as ``ot.gromov.semirelaxed_fgw_barycenters``.
 
     Returns
@@ -398,60 +196,60 @@ def semirelaxed_fgw_barycenters(
         Plans ``T``, costs ``Ms``, weights ``p`` of shape (S, N), ``err_feature`` and
         ``err_structure``, or ``loss`` and ``err_rel_loss``.
     """
-    asked = _Asked(N, Cs, Ys, ps, None, lambdas, loss_fun, stop_criterion, max_iter, tol)
-
-    def solve(C: Array, other: Array, weights: Array, start: Any, M: Array | None) -> Any:
-        return semirelaxed_fused_gromov_wasserstein(
-            None if M is None else M.T,
-            other,
-            C,
-            weights,
-            loss_fun,
-            symmetric,
-            alpha,
-            G0 if start is None else start,
-            True,
-            max_iter,
-            tol,
-            0.0,
-            verbose=verbose,
-            **kwargs,
-        )
-
-    known = _read(asked)
-    _check_fixed(fixed_structure, init_C, "init_C")
-    _check_fixed(fixed_features, init_X, "init_X")
+    call.p = None
+    known = _read(call)
+    _check_fixed(call)
     assert known.features is not None
     X = None
-    if init_X is not None:
-        X = known.arrays.read("init_X", init_X)
-    elif G0 not in ("product", "random_product", "random"):
-        X = _centres(np.concatenate(known.features), N, random_state)
-    C, plans = _free_structure(known, asked, init_C, G0, random_state, symmetric, X, alpha)
+    if call.init_X is not None:
+        X = known.arrays.read("init_X", call.init_X)
+    elif call.G0 not in _SIMPLE:
+        X = _centres(np.concatenate(known.features), call.N, call.random_state)
+    C, plans = _free_structure(call, known, X)
     if X is None:
         X = _features(plans, known.features, known.shares, None, True)
-    fixed = fixed_structure, fixed_features
-    found = _turns(known, asked, C, X, solve, warmstartT, fixed, free=True, plans=plans)
-    return _answer(known, found, asked, log)
+    return _turns(call, known, C, X, _free(call, semirelaxed_fused_gromov_wasserstein), plans)
 
 
-class _Asked(NamedTuple):
-    """What the six functions share."""
+# Solves a space, with its weights, start and costs of features beside the barycenter.
+_Solve = Callable[[Array, Array, Array, Array, Any, "Array | None"], Any]
 
-    N: int
-    Cs: Any
-    Ys: Any
-    ps: Any
-    p: Any
-    lambdas: Any
-    loss: str
-    criterion: str
-    max_iter: float
-    tol: float
+
+def _solver(call: Call, function: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    """Fix what all solves of a call share."""
+    names = ("loss_fun", "symmetric", "max_iter", "verbose", "alpha")
+    shared = {name: call.get(name) for name in names if name in vars(call)}
+    # a name that is given twice is an error, as in POT
+    return lambda **given: function(**given, log=True, **shared, **more, **call.kwargs)
+
+
+def _costs(M: Array | None) -> dict[str, Array]:
+    return {} if M is None else {"M": M}
+
+
+def _exact(call: Call, function: Callable[..., Any]) -> _Solve:
+    solve = _solver(call, function, armijo=call.armijo, tol_rel=1e-5, tol_abs=0.0)
+    return lambda C, p, other, q, G0, M: solve(C1=C, C2=other, p=p, q=q, G0=G0, **_costs(M))
+
+
+def _entropic(call: Call, function: Callable[..., Any]) -> _Solve:
+    solve = _solver(call, function, epsilon=call.epsilon, tol=1e-4)
+    return lambda C, p, other, q, G0, M: solve(C1=C, C2=other, p=p, q=q, G0=G0, **_costs(M))
+
+
+def _free(call: Call, function: Callable[..., Any]) -> _Solve:
+    solve = _solver(call, function, tol_rel=call.tol, tol_abs=0.0)
+
+    def solved(C: Array, _: Array, other: Array, q: Array, start: Any, M: Array | None) -> Any:
+        first = call.G0 if start is None else start
+        more = _costs(None if M is None else M.T)
+        return solve(C1=other, C2=C, p=q, G0=first, **more)
+
+    return solved
 
 
 class _Known(NamedTuple):
-    """The same, read."""
+    """The arguments of a call, read."""
 
     arrays: Arrays
     structures: list[Array]
@@ -461,41 +259,31 @@ class _Known(NamedTuple):
     shares: list[float]
 
 
-class _Found(NamedTuple):
-    """Where the turns ended."""
-
-    C: Array
-    X: Array | None
-    plans: list[Array]
-    p: Array
-    costs: list[Array] | None
-    log: dict[str, Any]
-
-
-def _read(asked: _Asked) -> _Known:
-    if asked.criterion not in _CRITERIA:
+def _read(call: Call) -> _Known:
+    Cs, Ys, ps, p = call.Cs, call.get("Ys"), call.ps, call.get("p")
+    if call.stop_criterion not in _CRITERIA:
         raise InvalidInputError(
-            f"Unknown `stop_criterion='{asked.criterion}'`. Use one of: {_CRITERIA}."
+            f"Unknown `stop_criterion='{call.stop_criterion}'`. Use one of: {_CRITERIA}."
         )
-    if asked.loss not in LOSSES:
-        raise InvalidInputError(f"Unknown `loss_fun='{asked.loss}'`. Use one of: {LOSSES}.")
-    for name, tables in (("Cs", asked.Cs), ("Ys", asked.Ys), ("ps", asked.ps)):
+    if call.loss_fun not in LOSSES:
+        raise InvalidInputError(f"Unknown `loss_fun='{call.loss_fun}'`. Use one of: {LOSSES}.")
+    for name, tables in (("Cs", Cs), ("Ys", Ys), ("ps", ps)):
         if tables is not None and isinstance(tables[0], list):
             raise InvalidInputError(f"`{name}` must be a list of arrays; got lists.")
-    without_gradients("gromov_barycenters", asked.Cs, asked.Ys or (), asked.ps or ())
-    arrays = Arrays(*asked.Cs, *(asked.Ys or ()), *(asked.ps or ()), asked.p)
-    structures = [arrays.table(f"Cs[{k}]", table) for k, table in enumerate(asked.Cs)]
-    given = asked.ps if asked.ps is not None else [None] * len(structures)
+    without_gradients("gromov_barycenters", Cs, Ys or (), ps or ())
+    arrays = Arrays(*Cs, *(Ys or ()), *(ps or ()), p)
+    structures = [arrays.table(f"Cs[{k}]", table) for k, table in enumerate(Cs)]
+    given = ps if ps is not None else [None] * len(structures)
     return _Known(
         arrays,
         structures,
-        None if asked.Ys is None else [arrays.read("Ys", table) for table in asked.Ys],
+        None if Ys is None else [arrays.read("Ys", table) for table in Ys],
         [
             arrays.weights(f"ps[{k}]", weight, len(table))
             for k, (weight, table) in enumerate(zip(given, structures, strict=True))
         ],
-        arrays.weights("p", asked.p, asked.N),
-        _shares(asked.lambdas, len(structures)),
+        arrays.weights("p", p, call.N),
+        _shares(call.lambdas, len(structures)),
     )
 
 
@@ -537,11 +325,7 @@ def _structure(
 
 
 def _features(
-    plans: list[Array],
-    features: list[Array],
-    shares: list[float],
-    p: Array | None,
-    target: bool,
+    plans: list[Array], features: list[Array], shares: list[float], p: Array | None, target: bool
 ) -> Array:
     """Compute the mean features."""
     seen = [plan.T if target else plan for plan in plans]
@@ -574,26 +358,23 @@ def _first_structure(known: _Known, given: Any, random_state: Any, *, scaled: bo
     return distances / distances.max() if scaled else distances
 
 
-def _first_pair(
-    known: _Known,
-    fixed: tuple[bool, bool],
-    init_C: Any,
-    init_X: Any,
-    name: str,
-    random_state: Any,
-) -> tuple[Array, Array]:
-    _check_fixed(fixed[0], init_C, "init_C")
-    _check_fixed(fixed[1], init_X, name)
+def _first_pair(call: Call, known: _Known) -> tuple[Array, Array]:
+    _check_fixed(call)
     assert known.features is not None
-    C = _first_structure(known, init_C, random_state, scaled=False)
-    if init_X is not None:
-        return C, known.arrays.read(name, init_X)
+    C = _first_structure(known, call.init_C, call.random_state, scaled=False)
+    name = "init_X" if "init_X" in vars(call) else "init_Y"
+    if call.get(name) is not None:
+        return C, known.arrays.read(name, call.get(name))
     return C, np.zeros((len(known.p), known.features[0].shape[1]))
 
 
-def _check_fixed(fixed: bool, given: Any, name: str) -> None:
-    if fixed and given is None:
-        message = f"What is fixed must be given: pass `{name}`."
+def _check_fixed(call: Call) -> None:
+    """Refuse to fix what is not given."""
+    name = "init_X" if "init_X" in vars(call) else "init_Y"
+    for fixed, start in ((call.fixed_structure, "init_C"), (call.fixed_features, name)):
+        if not fixed or call.get(start) is not None:
+            continue
+        message = f"What is fixed must be given: pass `{start}`."
         try:
             from ot.utils import UndefinedParameter
         except ImportError:
@@ -606,23 +387,15 @@ def _check_fixed(fixed: bool, given: Any, name: str) -> None:
         raise MissingStartError(message)
 
 
-def _free_structure(
-    known: _Known,
-    asked: _Asked,
-    init_C: Any,
-    method: str,
-    random_state: Any,
-    symmetric: bool | None,
-    X: Array | None = None,
-    alpha: float = 1.0,
-) -> tuple[Array, list[Array]]:
+def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[Array, list[Array]]:
     """Begin a barycenter with free weights: plans by name, and the structure that they give."""
-    given = None if init_C is None else known.arrays.table("init_C", init_C)
-    simple = method in ("product", "random_product", "random")
+    given = None if call.init_C is None else known.arrays.table("init_C", call.init_C)
+    method, alpha, random_state = call.G0, call.get("alpha", 1.0), call.random_state
+    simple = method in _SIMPLE
     costs: list[Array | None] = [None] * len(known.structures)
     if X is not None and known.features is not None and not simple:
         costs = [cdist(table, X, "sqeuclidean") for table in known.features]
-    blank = np.zeros((asked.N, asked.N))
+    blank = np.zeros((call.N, call.N))
 
     def start(k: int, C: Array, use_target: bool) -> Array:
         return semirelaxed_start(
@@ -640,21 +413,21 @@ def _free_structure(
     if given is not None:
         return given, [start(k, given, not simple) for k in count]
     # larger graphs are partitioned, and smaller ones then fitted to what that gives
-    larger = [k for k in count if simple or len(known.structures[k]) > asked.N]
+    larger = [k for k in count if simple or len(known.structures[k]) > call.N]
     plans = {k: start(k, blank, False) for k in larger}
     if larger:
         kept = [known.shares[k] / sum(known.shares[j] for j in larger) for k in larger]
         tables = [known.structures[k] for k in larger]
-        blank = _structure([plans[k] for k in larger], tables, kept, None, asked.loss, True)
+        blank = _structure([plans[k] for k in larger], tables, kept, None, call.loss_fun, True)
     plans |= {k: start(k, blank, False) for k in count if k not in plans}
     ordered = [plans[k] for k in count]
-    C = _structure(ordered, known.structures, known.shares, None, asked.loss, True)
+    C = _structure(ordered, known.structures, known.shares, None, call.loss_fun, True)
     if method in ("product", "random_product"):
         # all parts are alike otherwise
         random = np.random.RandomState(random_state)  # noqa: NPY002
         noise = random.uniform(-0.01, 0.01, size=C.shape)
-        C = C + ((noise + noise.T) / 2 if symmetric else noise)
-        if asked.loss == "kl_loss":
+        C = C + ((noise + noise.T) / 2 if call.symmetric else noise)
+        if call.loss_fun == "kl_loss":
             C = np.maximum(C, 0)
     return C, ordered
 
@@ -668,33 +441,29 @@ def _centres(features: Array, count: int, random_state: Any) -> Array:
 
 
 def _turns(
+    call: Call,
     known: _Known,
-    asked: _Asked,
     C: Array,
     X: Array | None,
-    solve: Callable[[Array, Array, Array, Any, Array | None], Any],
-    warm: bool,
-    fixed: tuple[bool, bool] = (False, False),
-    *,
-    free: bool = False,
+    solve: _Solve,
     plans: list[Array] | None = None,
-) -> _Found:
-    """Update plans, then structure and features, until these or the loss stay."""
-    count = len(known.structures)
+) -> Any:
+    """Update plans, then structure and features, until these or the loss stay; hand them out.
+
+    Given plans are those of free weights.
+    """
+    count, warm, free = len(known.structures), call.warmstartT, plans is not None
     starts: list[Any] = list(plans) if plans is not None and warm else [None] * count
-    by_loss, p, loss = asked.criterion == "loss", known.p, 1e15
+    by_loss, p, loss = call.stop_criterion == "loss", known.p, 1e15
+    fixed = call.get("fixed_structure", False), call.get("fixed_features", False)
     log: dict[str, list[Any]] = {"err": [], "loss": [], "err_rel_loss": []}
     log |= {"err_feature": [], "err_structure": [], "Ts_iter": []}
-    costs = None
-    for _ in range(int(asked.max_iter)):
+    costs: list[Any] = [None] * count
+    for _ in range(int(call.max_iter)):
         if X is not None and known.features is not None:
             costs = [cdist(X, table, "sqeuclidean") for table in known.features]
-        solved = [
-            solve(C, table, weight, start, None if costs is None else costs[k])
-            for k, (table, weight, start) in enumerate(
-                zip(known.structures, known.weights, starts, strict=True)
-            )
-        ]
+        sides = zip(known.structures, known.weights, starts, costs, strict=True)
+        solved = [solve(C, p, *side) for side in sides]
         plans = [plan for plan, _ in solved]
         starts = list(plans) if warm else starts
         if free:
@@ -704,7 +473,7 @@ def _turns(
         if X is not None and known.features is not None and not fixed[1]:
             X = _features(plans, known.features, known.shares, p, free)
         if not fixed[0]:
-            C = _structure(plans, known.structures, known.shares, p, asked.loss, free)
+            C = _structure(plans, known.structures, known.shares, p, call.loss_fun, free)
         of_features = 0.0 if X is None or old_X is None else float(np.linalg.norm(X - old_X))
         of_structure = float(np.linalg.norm(C - old_C))
         relative = abs(loss - old_loss) / old_loss if old_loss != 0 else np.nan
@@ -715,46 +484,32 @@ def _turns(
         log["err"].append(relative if by_loss else of_structure)
         log["Ts_iter"].append(plans)
         if by_loss:
-            done = relative <= asked.tol
+            done = relative <= call.tol
         elif X is None:
-            done = of_structure <= asked.tol
+            done = of_structure <= call.tol
         else:
             # what is fixed does not count
             moved = [of_structure] * (not fixed[0]) + [of_features] * (not fixed[1])
-            done = not moved or min(moved) <= asked.tol
+            done = not moved or min(moved) <= call.tol
         if done or all(fixed):
             break
     assert plans is not None
-    if X is not None and known.features is not None:
-        costs = [cdist(X, table, "sqeuclidean") for table in known.features]
-    return _Found(C, X, plans, p, costs, log)
+    give = known.arrays.give
+    more: dict[str, Any] = {"T": [give(plan) for plan in plans], "p": give(p)}
+    if X is None or known.features is None:
+        more["err"] = [give(error) for error in log["err"]]
+        if by_loss:
+            more["loss"] = log["loss"]
+        return (give(C), more) if call.log else give(C)
+    more["Ms"] = [give(cdist(X, table, "sqeuclidean")) for table in known.features]
+    names = ("loss", "err_rel_loss") if by_loss else ("err_feature", "err_structure")
+    more |= {name: log[name] for name in names}
+    if not by_loss:
+        more["Ts_iter"] = [[give(plan) for plan in turn] for turn in log["Ts_iter"]]
+    return (give(X), give(C), more) if call.log else (give(X), give(C))
 
 
 def _distance(log: dict[str, Any]) -> Any:
     """Find the value in the log of a solve."""
     names = ("gw_dist", "fgw_dist", "srgw_dist", "srfgw_dist")
     return next(log[name] for name in names if name in log)
-
-
-def _answer(known: _Known, found: _Found, asked: _Asked, log: bool) -> Any:
-    """Hand out the barycenter, with what else is known if asked for."""
-    give = known.arrays.give
-    C = give(found.C)
-    result = (C,) if found.X is None else (give(found.X), C)
-    if not log:
-        return C if found.X is None else result
-    by_loss = asked.criterion == "loss"
-    more: dict[str, Any] = {"T": [give(plan) for plan in found.plans], "p": give(found.p)}
-    if found.X is None:
-        more["err"] = [give(error) for error in found.log["err"]]
-        if by_loss:
-            more["loss"] = found.log["loss"]
-    else:
-        assert found.costs is not None
-        more["Ms"] = [give(cost) for cost in found.costs]
-        if by_loss:
-            more |= {name: found.log[name] for name in ("loss", "err_rel_loss")}
-        else:
-            more |= {name: found.log[name] for name in ("err_feature", "err_structure")}
-            more["Ts_iter"] = [[give(plan) for plan in turn] for turn in found.log["Ts_iter"]]
-    return (*result, more)

@@ -12,30 +12,20 @@ import scipy
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot._scaling import scale
 from torchgw.pot._vertices import transport
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = [
-    "GW_distance_estimation",
-    "pointwise_gromov_wasserstein",
-    "sampled_gromov_wasserstein",
-]
+__all__ = ["GW_distance_estimation", "pointwise_gromov_wasserstein", "sampled_gromov_wasserstein"]
 
 # How many steps without a change end the sampled solver, and what counts as one: as in POT. [L389]
 _QUIET, _CHANGE = 100, 1e-19
 
 
-def GW_distance_estimation(  # noqa: N802 - the name of POT
-    C1: Any,
-    C2: Any,
-    p: Any,
-    q: Any,
-    loss_fun: Callable[[Any, Any], Any],
-    T: Any,
-    nb_samples_p: int | None = None,
-    nb_samples_q: int | None = None,
-    std: bool = True,
-    random_state: Any = None,
-) -> Any:
+@takes(
+    """C1, C2, p, q, loss_fun, T, nb_samples_p=None, nb_samples_q=None, std=True,
+    random_state=None"""
+)
+def GW_distance_estimation(call: Call) -> Any:
     """Estimate the loss of a plan, as ``ot.gromov.GW_distance_estimation``.
 
     Returns
@@ -44,28 +34,20 @@ def GW_distance_estimation(  # noqa: N802 - the name of POT
     std : float, only with ``std=True``
         Standard deviation of the estimate.
     """
-    spaces = _read(C1, C2, p, q, loss_fun)
-    plan = T if scipy.sparse.issparse(T) else spaces.arrays.read("T", T)
+    spaces = _read(call)
+    plan = call.T if scipy.sparse.issparse(call.T) else spaces.arrays.read("T", call.T)
     mean, deviation = _estimate(
-        spaces, plan, nb_samples_p, nb_samples_q, std, _generator(random_state)
+        spaces, plan, call.nb_samples_p, call.nb_samples_q, call.std, _generator(call.random_state)
     )
     give = spaces.arrays.give
-    return (give(mean), give(deviation)) if std else give(mean)
+    return (give(mean), give(deviation)) if call.std else give(mean)
 
 
-def pointwise_gromov_wasserstein(
-    C1: Any,
-    C2: Any,
-    p: Any,
-    q: Any,
-    loss_fun: Callable[[Any, Any], Any],
-    alpha: float = 1,
-    max_iter: int = 100,
-    threshold_plan: float = 0,
-    log: bool = False,
-    verbose: bool = False,
-    random_state: Any = None,
-) -> Any:
+@takes(
+    """C1, C2, p, q, loss_fun, alpha=1, max_iter=100, threshold_plan=0, log=False, verbose=False,
+    random_state=None"""
+)
+def pointwise_gromov_wasserstein(call: Call) -> Any:
     """Match the distances of drawn pairs, as ``ot.gromov.pointwise_gromov_wasserstein``.
 
     Returns
@@ -74,8 +56,8 @@ def pointwise_gromov_wasserstein(
     log : dict, only with ``log=True``
         ``gw_dist_estimated`` and ``gw_dist_std``.
     """
-    spaces = _read(C1, C2, p, q, loss_fun)
-    random = _generator(random_state)
+    spaces = _read(call)
+    random = _generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
 
     def matched(i: int, j: int) -> Any:
@@ -83,38 +65,30 @@ def pointwise_gromov_wasserstein(
 
     plan = matched(int(random.choice(n, p=spaces.p)), int(random.choice(m, p=spaces.q)))
     best, least = plan, np.inf
-    for turn in range(max_iter):
+    for turn in range(call.max_iter):
         i = int(random.choice(n, p=spaces.p))
         row = plan[[i], :].toarray().ravel()
         new = matched(i, int(random.choice(m, p=row / row.sum())))
-        if alpha == 1:
+        if call.alpha == 1:
             plan = new
         else:
-            plan = ((1 - alpha) * plan + alpha * new).tocsr()
-            plan.data[plan.data <= threshold_plan] = 0
+            plan = ((1 - call.alpha) * plan + call.alpha * new).tocsr()
+            plan.data[plan.data <= call.threshold_plan] = 0
             plan.eliminate_zeros()
-        if turn % 10 == 0 or turn == max_iter - 1:
+        if turn % 10 == 0 or turn == call.max_iter - 1:
             value, _ = _estimate(spaces, plan, None, None, False, random)
             if value < least:
                 best, least = plan, value
-            if verbose:
+            if call.verbose:
                 sys.stderr.write(f"{turn:5d}|{least:8e}|\n")
-    return _answer(spaces, best, log, random)
+    return _answer(spaces, best, call.log, random)
 
 
-def sampled_gromov_wasserstein(
-    C1: Any,
-    C2: Any,
-    p: Any,
-    q: Any,
-    loss_fun: Callable[[Any, Any], Any],
-    nb_samples_grad: Any = 100,
-    epsilon: float = 1,
-    max_iter: int = 500,
-    log: bool = False,
-    verbose: bool = False,
-    random_state: Any = None,
-) -> Any:
+@takes(
+    """C1, C2, p, q, loss_fun, nb_samples_grad=100, epsilon=1, max_iter=500, log=False,
+    verbose=False, random_state=None"""
+)
+def sampled_gromov_wasserstein(call: Call) -> Any:
     """Follow sampled gradients, as ``ot.gromov.sampled_gromov_wasserstein``.
 
     Returns
@@ -123,17 +97,17 @@ def sampled_gromov_wasserstein(
     log : dict, only with ``log=True``
         ``gw_dist_estimated`` and ``gw_dist_std``.
     """
-    spaces = _read(C1, C2, p, q, loss_fun)
-    random = _generator(random_state)
+    spaces = _read(call)
+    random = _generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
-    if isinstance(nb_samples_grad, int):
-        rows = min(nb_samples_grad, n)
-        columns = max(nb_samples_grad // n, 1) if nb_samples_grad > n else 1
+    if isinstance(call.nb_samples_grad, int):
+        rows = min(call.nb_samples_grad, n)
+        columns = max(call.nb_samples_grad // n, 1) if call.nb_samples_grad > n else 1
     else:
-        rows, columns = nb_samples_grad
+        rows, columns = call.nb_samples_grad
     symmetric = all(np.allclose(C, C.T, rtol=1e-10, atol=1e-10) for C in (spaces.C1, spaces.C2))
     plan, solver, quiet = np.outer(spaces.p, spaces.q), transport(spaces.p, spaces.q), 0
-    for turn in range(max_iter):
+    for turn in range(call.max_iter):
         cost = np.zeros((n, m))
         for i in random.choice(n, size=rows, p=spaces.p, replace=False):
             drawn = random.choice(m, size=columns, p=plan[i] / plan[i].sum(), replace=False)
@@ -146,21 +120,21 @@ def sampled_gromov_wasserstein(
         if largest == 0:
             continue
         cost /= largest
-        if epsilon > 0:
-            cost -= epsilon * np.log(np.clip(plan, 1e-87, 1))
+        if call.epsilon > 0:
+            cost -= call.epsilon * np.log(np.clip(plan, 1e-87, 1))
             zeros = np.zeros(n), np.zeros(m)
             limits: dict[str, Any] = {"max_iter": 1000, "tol": 1e-9}
-            new = scale(cost, epsilon, spaces.p, spaces.q, zeros, **limits).plan
+            new = scale(cost, call.epsilon, spaces.p, spaces.q, zeros, **limits).plan
         else:
             new = solver(cost).plan
         change = float(((plan - new) ** 2).mean())
         quiet = quiet + 1 if change <= _CHANGE else 0
-        if verbose and turn % 10 == 0:
+        if call.verbose and turn % 10 == 0:
             sys.stderr.write(f"{turn:5d}|{change:8e}|\n")
         plan = new
         if quiet > _QUIET:
             break
-    return _answer(spaces, plan, log, random)
+    return _answer(spaces, plan, call.log, random)
 
 
 class _Spaces(NamedTuple):
@@ -178,12 +152,13 @@ class _Spaces(NamedTuple):
         return np.asarray(self.arrays.read("loss_fun", self.given(*map(self.arrays.give, (x, y)))))
 
 
-def _read(C1: Any, C2: Any, p: Any, q: Any, loss: Callable[[Any, Any], Any]) -> _Spaces:
-    without_gradients("sampled_gromov_wasserstein", C1, C2, p, q)
-    arrays = Arrays(C1, C2, p, q)
-    first, second = arrays.table("C1", C1), arrays.table("C2", C2)
-    weights = arrays.weights("p", p, len(first)), arrays.weights("q", q, len(second))
-    return _Spaces(arrays, first, second, *weights, loss)
+def _read(call: Call) -> _Spaces:
+    given = call.C1, call.C2, call.p, call.q
+    without_gradients(call.function, *given)
+    arrays = Arrays(*given)
+    first, second = arrays.table("C1", call.C1), arrays.table("C2", call.C2)
+    weights = arrays.weights("p", call.p, len(first)), arrays.weights("q", call.q, len(second))
+    return _Spaces(arrays, first, second, *weights, call.loss_fun)
 
 
 def _generator(random_state: Any) -> Any:

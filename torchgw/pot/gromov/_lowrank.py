@@ -17,11 +17,11 @@ from torchgw._errors import (
 )
 from torchgw._variants.solve_low_rank import solve_low_rank
 from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = ["LazyPlan", "lowrank_gromov_wasserstein_samples"]
+__all__ = ["lowrank_gromov_wasserstein_samples"]
 
-_NAME = "lowrank_gromov_wasserstein_samples"
 # What POT takes by default for arguments that nothing here reads.
 _UNREAD = {"stopThr_dykstra": 1e-3, "numItermax_dykstra": 10_000, "warn_dykstra": False}
 
@@ -29,7 +29,7 @@ _UNREAD = {"stopThr_dykstra": 1e-3, "numItermax_dykstra": 10_000, "warn_dykstra"
 class LazyPlan:
     """Q diag(1/g) R', (n, m), whose rows are computed when they are asked for, as in POT."""
 
-    def __init__(self, Q: Any, R: Any, g: Any) -> None:  # noqa: N803 - the names of POT
+    def __init__(self, Q: Any, R: Any, g: Any) -> None:
         self.Q, self.R, self.g = Q, R, g
 
     @property
@@ -43,27 +43,13 @@ class LazyPlan:
         return (self.Q[rows] / self.g) @ self.R[columns].T
 
 
-def lowrank_gromov_wasserstein_samples(
-    X_s: Any,  # noqa: N803 - the names of POT
-    X_t: Any,  # noqa: N803
-    a: Any = None,
-    b: Any = None,
-    reg: float = 0,
-    rank: int | None = None,
-    alpha: float = 1e-10,
-    gamma_init: str = "rescale",
-    rescale_cost: bool = True,
-    cost_factorized_Xs: Any = None,  # noqa: N803
-    cost_factorized_Xt: Any = None,  # noqa: N803
-    stopThr: float = 1e-4,  # noqa: N803
-    numItermax: int = 1000,  # noqa: N803
-    stopThr_dykstra: float = 1e-3,  # noqa: N803
-    numItermax_dykstra: int = 10_000,  # noqa: N803
-    seed_init: int = 49,
-    warn: bool = True,
-    warn_dykstra: bool = False,
-    log: bool = False,
-) -> Any:
+@takes(
+    """X_s, X_t, a=None, b=None, reg=0, rank=None, alpha=1e-10, gamma_init="rescale",
+    rescale_cost=True, cost_factorized_Xs=None, cost_factorized_Xt=None, stopThr=1e-4,
+    numItermax=1000, stopThr_dykstra=1e-3, numItermax_dykstra=10_000, seed_init=49, warn=True,
+    warn_dykstra=False, log=False"""
+)
+def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
     """Find a plan of low rank, as ``ot.gromov.lowrank_gromov_wasserstein_samples``.
 
     The problem is POT's, squared Euclidean costs and ``reg`` times the entropy of Q, R and g; the
@@ -87,9 +73,10 @@ def lowrank_gromov_wasserstein_samples(
     UnsupportedError
         For factors of other costs, a lower bound ``alpha`` of g, and gradients.
     """
-    without_gradients(_NAME, X_s, X_t, a, b)
-    arrays = Arrays(X_s, X_t, a, b)
-    points, others = arrays.read("X_s", X_s), arrays.read("X_t", X_t)
+    a, b, rank, alpha = call.a, call.b, call.rank, call.alpha
+    without_gradients(call.function, call.X_s, call.X_t, a, b)
+    arrays = Arrays(call.X_s, call.X_t, a, b)
+    points, others = arrays.read("X_s", call.X_s), arrays.read("X_t", call.X_t)
     p, q = arrays.weights("a", a, len(points)), arrays.weights("b", b, len(others))
     count = min(len(points), len(others)) if rank is None else int(rank)
     if not 0 < count <= min(len(points), len(others)):
@@ -99,22 +86,25 @@ def lowrank_gromov_wasserstein_samples(
     if not 0 <= alpha <= 1 / count:
         raise InvalidInputError(f"`alpha` must be between 0 and 1 / rank; got {alpha}.")
     if alpha > 1e-10:
-        raise UnsupportedError(f"`alpha={alpha}`: g has no lower bound here. Use POT's {_NAME}.")
-    if gamma_init not in ("rescale", "theory"):
-        raise UnsupportedError(f"`gamma_init` must be 'rescale' or 'theory'; got {gamma_init!r}.")
-    if cost_factorized_Xs is not None or cost_factorized_Xt is not None:
+        raise UnsupportedError(
+            f"`alpha={alpha}`: g has no lower bound here. Use POT's {call.function}."
+        )
+    if call.gamma_init not in ("rescale", "theory"):
+        raise UnsupportedError(
+            f"`gamma_init` must be 'rescale' or 'theory'; got {call.gamma_init!r}."
+        )
+    if call.cost_factorized_Xs is not None or call.cost_factorized_Xt is not None:
         raise UnsupportedError(
             "`cost_factorized_Xs` and `cost_factorized_Xt` are not read: pass such costs as "
-            f"providers to torchgw.solve_low_rank, or use POT's {_NAME}."
+            f"providers to torchgw.solve_low_rank, or use POT's {call.function}."
         )
-    given = (stopThr_dykstra, numItermax_dykstra, warn_dykstra)
-    for (name, default), value in zip(_UNREAD.items(), given, strict=True):
-        if value != default:
+    for name, default in _UNREAD.items():
+        if call.get(name) != default:
             warn_user(f"`{name}` is not read: projections are exact here.", TorchGWWarning)
-    if rescale_cost:
+    if call.rescale_cost:
         points, others = _rescaled(points), _rescaled(others)
     with warnings.catch_warnings():
-        if not warn:
+        if not call.warn:
             warnings.simplefilter("ignore", ConvergenceWarning)
         found = solve_low_rank(
             points,
@@ -124,20 +114,20 @@ def lowrank_gromov_wasserstein_samples(
             rank=count,
             distances="sqeuclidean",
             scale=None,
-            epsilon=reg,
-            max_iter=int(numItermax),
+            epsilon=call.reg,
+            max_iter=int(call.numItermax),
             # zero is for ever in POT
-            tol=max(stopThr, np.finfo(float).tiny),
+            tol=max(call.stopThr, np.finfo(float).tiny),
             device="cpu",
-            random_state=seed_init,
+            random_state=call.seed_init,
         )
     factors = found.lazy_plan.Q, found.lazy_plan.R, found.lazy_plan.g
-    Q, R, g = (arrays.give(factor.numpy()) for factor in factors)  # noqa: N806
-    if not log:
+    Q, R, g = (arrays.give(factor.numpy()) for factor in factors)
+    if not call.log:
         return Q, R, g
     entropy = sum(float(torch.special.entr(factor).sum()) for factor in factors)
     more = {
-        "value": arrays.give(np.float64(found.value - reg * entropy)),
+        "value": arrays.give(np.float64(found.value - call.reg * entropy)),
         "value_quad": arrays.give(np.float64(found.value_quad)),
         "lazy_plan": LazyPlan(Q, R, g),
     }

@@ -8,9 +8,11 @@ import numpy as np
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.pot._arrays import Array, Arrays, product
+from torchgw.pot._descent import best_step
 from torchgw.pot._quadratic import transform
 from torchgw.pot._unbalanced import between_products, to_product
 from torchgw.pot._vertices import transport
+from torchgw.pot.gromov._call import Call, takes
 
 __all__ = [
     "div_between_product",
@@ -20,7 +22,6 @@ __all__ = [
     "init_matrix",
     "init_matrix_semirelaxed",
     "semirelaxed_init_plan",
-    "semirelaxed_start",
     "solve_gromov_linesearch",
     "solve_partial_gromov_linesearch",
     "solve_semirelaxed_gromov_linesearch",
@@ -77,115 +78,81 @@ def init_matrix_semirelaxed(
     return arrays.give(constant), arrays.give(h1), arrays.give(h2), arrays.give(f2.T)
 
 
-def solve_gromov_linesearch(
-    G: Any,
-    deltaG: Any,
-    cost_G: Any,
-    C1: Any,
-    C2: Any,
-    M: Any,
-    reg: float,
-    alpha_min: float | None = None,
-    alpha_max: float | None = None,
-    nx: Any = None,
-    symmetric: bool = False,
-    **kwargs: Any,
-) -> tuple[Any, int, Any]:
+@takes(
+    """G, deltaG, cost_G, C1, C2, M, reg, alpha_min=None, alpha_max=None, nx=None,
+    symmetric=False, **kwargs"""
+)
+def solve_gromov_linesearch(call: Call) -> tuple[Any, int, Any]:
     """Find the best step on a line, as ``ot.gromov.solve_gromov_linesearch``.
 
     Returns
     -------
     alpha, calls, cost : float, int, float
     """
-    cross = C1 @ deltaG @ C2.T
-    bend = -reg * (cross * deltaG).sum()
-    mixed = 2 * (cross * G).sum()
-    if not symmetric:
-        mixed = (cross * G).sum() + (C1 @ G @ C2.T * deltaG).sum()
-    slope = (M * deltaG).sum() - reg * mixed
-    alpha = _step(bend, slope, alpha_min, alpha_max)
-    return alpha, 1, cost_G + bend * alpha**2 + slope * alpha
+    plan, direction, C1, C2 = call.G, call.deltaG, call.C1, call.C2
+    cross = C1 @ direction @ C2.T
+    mixed = 2 * (cross * plan).sum()
+    if not call.symmetric:
+        mixed = (cross * plan).sum() + (C1 @ plan @ C2.T * direction).sum()
+    slope = (call.M * direction).sum() - call.reg * mixed
+    return _line(call, -call.reg * (cross * direction).sum(), slope)
 
 
-def solve_semirelaxed_gromov_linesearch(
-    G: Any,
-    deltaG: Any,
-    cost_G: Any,
-    C1: Any,
-    C2: Any,
-    ones_p: Any,
-    M: Any,
-    reg: float,
-    fC2t: Any = None,
-    alpha_min: float | None = None,
-    alpha_max: float | None = None,
-    nx: Any = None,
-    **kwargs: Any,
-) -> tuple[Any, int, Any]:
+@takes(
+    """G, deltaG, cost_G, C1, C2, ones_p, M, reg, fC2t=None, alpha_min=None, alpha_max=None,
+    nx=None, **kwargs"""
+)
+def solve_semirelaxed_gromov_linesearch(call: Call) -> tuple[Any, int, Any]:
     """Find the best step, as ``ot.gromov.solve_semirelaxed_gromov_linesearch``.
 
     Returns
     -------
     alpha, calls, cost : float, int, float
     """
-    squares = C2.T**2 if fC2t is None else fC2t
-    at_direction = (deltaG.sum(0) @ squares)[None, :] - C1 @ deltaG @ C2.T
-    at_plan = (G.sum(0) @ squares)[None, :] - C1 @ G @ C2.T
-    bend = reg * (at_direction * deltaG).sum()
-    slope = (M * deltaG).sum() + reg * ((at_direction * G).sum() + (at_plan * deltaG).sum())
-    alpha = _step(bend, slope, alpha_min, alpha_max)
-    return alpha, 1, cost_G + bend * alpha**2 + slope * alpha
+    plan, direction, C1, C2 = call.G, call.deltaG, call.C1, call.C2
+    squares = C2.T**2 if call.fC2t is None else call.fC2t
+    at_direction = (direction.sum(0) @ squares)[None, :] - C1 @ direction @ C2.T
+    at_plan = (plan.sum(0) @ squares)[None, :] - C1 @ plan @ C2.T
+    mixed = (at_direction * plan).sum() + (at_plan * direction).sum()
+    slope = (call.M * direction).sum() + call.reg * mixed
+    return _line(call, call.reg * (at_direction * direction).sum(), slope)
 
 
-def solve_partial_gromov_linesearch(
-    G: Any,
-    deltaG: Any,
-    cost_G: Any,
-    df_G: Any,
-    df_Gc: Any,
-    M: Any,
-    reg: float,
-    alpha_min: float | None = None,
-    alpha_max: float | None = None,
-    nx: Any = None,
-    **kwargs: Any,
-) -> tuple[Any, int, Any, Any]:
+@takes(
+    """G, deltaG, cost_G, df_G, df_Gc, M, reg, alpha_min=None, alpha_max=None, nx=None,
+    **kwargs"""
+)
+def solve_partial_gromov_linesearch(call: Call) -> tuple[Any, int, Any, Any]:
     """Find the best step, as ``ot.gromov.solve_partial_gromov_linesearch``.
 
     Returns
     -------
     alpha, calls, cost, gradient : float, int, float, array of shape (n, m)
     """
-    change = df_Gc - df_G
-    bend = 0.5 * reg * (change * deltaG).sum()
-    slope = (M * deltaG).sum() + reg * (df_G * deltaG).sum()
-    alpha = _step(bend, slope, alpha_min, alpha_max)
-    return alpha, 1, cost_G + bend * alpha**2 + slope * alpha, df_G + alpha * change
+    change, direction = call.df_Gc - call.df_G, call.deltaG
+    slope = (call.M * direction).sum() + call.reg * (call.df_G * direction).sum()
+    alpha, calls, cost = _line(call, 0.5 * call.reg * (change * direction).sum(), slope)
+    return alpha, calls, cost, call.df_G + alpha * change
 
 
-def _step(bend: Any, slope: Any, low: float | None, high: float | None) -> float:
-    a, b = float(bend), float(slope)
-    step = min(1.0, max(0.0, -b / (2 * a))) if a > 0 else float(a + b < 0)
-    return step if low is None and high is None else float(np.clip(step, low, high))
+def _line(call: Call, bend: Any, slope: Any) -> tuple[Any, int, Any]:
+    """Minimise bend s^2 + slope s over [0, 1], and between the limits if there are any."""
+    step = best_step(float(bend), float(slope))
+    if call.alpha_min is not None or call.alpha_max is not None:
+        step = float(np.clip(step, call.alpha_min, call.alpha_max))
+    return step, 1, call.cost_G + bend * step**2 + slope * step
 
 
-def div_to_product(
-    pi: Any,
-    a: Any,
-    b: Any,
-    pi1: Any = None,
-    pi2: Any = None,
-    divergence: str = "kl",
-    mass: bool = True,
-    nx: Any = None,
-) -> Any:
+@takes('pi, a, b, pi1=None, pi2=None, divergence="kl", mass=True, nx=None')
+def div_to_product(call: Call) -> Any:
     """Compute the divergence of a plan from a x b, as ``ot.gromov.div_to_product``."""
-    arrays = Arrays(pi, a, b)
-    plan = arrays.read("pi", pi)
-    rows = plan.sum(1) if pi1 is None else arrays.read("pi1", pi1)
-    columns = plan.sum(0) if pi2 is None else arrays.read("pi2", pi2)
-    weights = arrays.read("a", a), arrays.read("b", b)
-    return arrays.give(to_product(plan, *weights, rows, columns, divergence, mass=mass))
+    arrays = Arrays(call.pi, call.a, call.b)
+    plan = arrays.read("pi", call.pi)
+    rows = plan.sum(1) if call.pi1 is None else arrays.read("pi1", call.pi1)
+    columns = plan.sum(0) if call.pi2 is None else arrays.read("pi2", call.pi2)
+    weights = arrays.read("a", call.a), arrays.read("b", call.b)
+    mass = call.mass
+    return arrays.give(to_product(plan, *weights, rows, columns, call.divergence, mass=mass))
 
 
 def div_between_product(
@@ -198,30 +165,22 @@ def div_between_product(
     return arrays.give(between_products(first, second, alone, beside, divergence))
 
 
-def semirelaxed_init_plan(
-    C1: Any,
-    C2: Any,
-    p: Any,
-    M: Any = None,
-    alpha: float = 1.0,
-    method: str = "product",
-    use_target: bool = True,
-    random_state: Any = 0,
-    nx: Any = None,
-) -> Any:
+@takes(
+    """C1, C2, p, M=None, alpha=1.0, method="product", use_target=True, random_state=0, nx=None"""
+)
+def semirelaxed_init_plan(call: Call) -> Any:
     """Compute a start of a semi-relaxed problem, as ``ot.gromov.semirelaxed_init_plan``.
 
     Returns
     -------
     T : array of shape (n, m), with first marginal p
     """
-    arrays = Arrays(C1, C2, p)
-    first, second = arrays.table("C1", C1), arrays.table("C2", C2)
-    weights = arrays.weights("p", p, len(first))
-    linear = None if M is None else arrays.read("M", M)
-    plan = semirelaxed_start(
-        first, second, weights, linear, alpha, method, random_state, use_target=use_target
-    )
+    arrays = Arrays(call.C1, call.C2, call.p)
+    tables = arrays.table("C1", call.C1), arrays.table("C2", call.C2)
+    weights = arrays.weights("p", call.p, len(tables[0]))
+    linear = None if call.M is None else arrays.read("M", call.M)
+    named = call.alpha, call.method, call.random_state
+    plan = semirelaxed_start(*tables, weights, linear, *named, use_target=call.use_target)
     return arrays.give(plan)
 
 

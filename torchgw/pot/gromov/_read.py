@@ -45,6 +45,10 @@ class Problem(NamedTuple):
         """The linear cost with its weight."""
         return 0.0 if self.M is None else (1 - self.alpha) * self.M
 
+    def slope(self, plan: Array) -> Array:
+        """Compute the derivative of the objective by the plan."""
+        return self.linear + self.alpha * self.term.gradient(plan)
+
     def parts(self, plan: Array) -> tuple[float, float]:
         """Compute the linear and the quadratic part of the objective, with their weights."""
         linear = 0.0 if self.M is None else (1 - self.alpha) * float(np.vdot(self.M, plan))
@@ -70,14 +74,14 @@ class Problem(NamedTuple):
 
 
 def read_problem(
-    C1: Any,  # noqa: N803 - the names of POT
-    C2: Any,  # noqa: N803
+    C1: Any,
+    C2: Any,
     p: Any,
     q: Any,
     loss: str,
     symmetric: bool | None,
     *,
-    M: Any = None,  # noqa: N803
+    M: Any = None,
     alpha: Any = 1.0,
     also: tuple[Any, ...] = (),
     names: dict[str, str] | None = None,

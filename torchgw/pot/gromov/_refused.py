@@ -9,15 +9,10 @@ from torchgw._errors import UnsupportedError
 
 __all__ = ["REFUSED"]
 
-_DICTIONARY = "Dictionaries of graphs are not solved here."
 _QUANTIZED = "torchgw.solve aligns large graphs and clouds without a partition."
 
 # Names, and what there is instead.
 _INSTEAD = {
-    "gromov_wasserstein_dictionary_learning": _DICTIONARY,
-    "gromov_wasserstein_linear_unmixing": _DICTIONARY,
-    "fused_gromov_wasserstein_dictionary_learning": _DICTIONARY,
-    "fused_gromov_wasserstein_linear_unmixing": _DICTIONARY,
     "quantized_fused_gromov_wasserstein_partitioned": _QUANTIZED,
     "get_graph_partition": _QUANTIZED,
     "get_graph_representants": _QUANTIZED,

@@ -22,50 +22,36 @@ from torchgw.pot._unbalanced import (
     slopes_of,
     total_cost,
 )
+from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import check_known
 
 __all__ = [
-    "Across",
     "fused_unbalanced_across_spaces_cost",
     "fused_unbalanced_across_spaces_divergence",
     "fused_unbalanced_gromov_wasserstein",
     "fused_unbalanced_gromov_wasserstein2",
-    "pots_backend",
     "unbalanced_co_optimal_transport",
     "unbalanced_co_optimal_transport2",
     "uot_cost_matrix",
     "uot_parameters_and_measures",
 ]
 
+_WEIGHTS = ("wx_samp", "wx_feat", "wy_samp", "wy_feat")
 _SOLVERS = ("sinkhorn", "sinkhorn_log", "mm", "lbfgsb")
 
 
-def fused_unbalanced_across_spaces_divergence(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    reg_type: str = "joint",
-    divergence: str = "kl",
-    unbalanced_solver: str = "sinkhorn",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solver: Any,
-) -> Any:
+_ACROSS = """X, Y, wx_samp=None, wx_feat=None, wy_samp=None, wy_feat=None, reg_marginals=10,
+    epsilon=0, {} alpha=0, M_samp=None, M_feat=None, rescale_plan=True, init_pi=None,
+    init_duals=None, max_iter=100, tol=1e-7, max_iter_ot=500, tol_ot=1e-7, log=False,
+    verbose=False, **{}"""
+_UCOOT = 'divergence="kl", unbalanced_solver="{}",'
+_FUGW = """Cx, Cy, wx=None, wy=None, reg_marginals=10, epsilon=0, divergence="kl",
+    unbalanced_solver="mm", alpha=0, M=None, init_duals=None, init_pi=None, max_iter=100, tol=1e-7,
+    max_iter_ot=500, tol_ot=1e-7, log=False, verbose=False, **kwargs_solve"""
+
+
+@takes(_ACROSS.format('reg_type="joint", ' + _UCOOT.format("sinkhorn"), "kwargs_solver"))
+def fused_unbalanced_across_spaces_divergence(call: Call) -> Any:
     """Find two plans, as ``ot.gromov.fused_unbalanced_across_spaces_divergence``.
 
     With two entropies that differ each plan has its own; POT 0.9.7 gives both that of the features.
@@ -77,54 +63,11 @@ def fused_unbalanced_across_spaces_divergence(
         ``error`` of each turn, ``duals_sample``, ``duals_feature``, ``linear_cost``,
         ``ucoot_cost``, and ``backend``, POT's if it is installed.
     """
-    problem = Across(
-        "fused_unbalanced_across_spaces_divergence",
-        (X, Y),
-        (wx_samp, wx_feat, wy_samp, wy_feat),
-        reg_marginals,
-        epsilon,
-        reg_type,
-        divergence,
-        alpha,
-        (M_samp, M_feat),
-        kwargs_solver,
-    )
-    found = problem.solve(
-        unbalanced_solver,
-        rescale_plan,
-        init_pi,
-        init_duals,
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-    )
-    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
-    return (*plans, problem.log(found)) if log else plans
+    return _across(call)
 
 
-def unbalanced_co_optimal_transport(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_ACROSS.format(_UCOOT.format("mm"), "kwargs_solve"))
+def unbalanced_co_optimal_transport(call: Call) -> Any:
     """Align samples and features of two tables, as ``ot.gromov.unbalanced_co_optimal_transport``.
 
     Returns
@@ -133,59 +76,11 @@ def unbalanced_co_optimal_transport(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_across_spaces_divergence`.
     """
-    return fused_unbalanced_across_spaces_divergence(
-        X,
-        Y,
-        wx_samp,
-        wx_feat,
-        wy_samp,
-        wy_feat,
-        reg_marginals,
-        epsilon,
-        "independent",
-        divergence,
-        unbalanced_solver,
-        alpha,
-        M_samp,
-        M_feat,
-        rescale_plan,
-        init_pi,
-        init_duals,
-        max_iter,
-        tol,
-        max_iter_ot,
-        tol_ot,
-        log,
-        verbose,
-        **kwargs_solve,
-    )
+    return _across(call)
 
 
-def unbalanced_co_optimal_transport2(
-    X: Any,
-    Y: Any,
-    wx_samp: Any = None,
-    wx_feat: Any = None,
-    wy_samp: Any = None,
-    wy_feat: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: Any = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "sinkhorn",
-    alpha: Any = 0,
-    M_samp: Any = None,
-    M_feat: Any = None,
-    rescale_plan: bool = True,
-    init_pi: Any = None,
-    init_duals: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_ACROSS.format(_UCOOT.format("sinkhorn"), "kwargs_solve"))
+def unbalanced_co_optimal_transport2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.unbalanced_co_optimal_transport2``.
 
     Returns
@@ -194,46 +89,11 @@ def unbalanced_co_optimal_transport2(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_across_spaces_divergence`.
     """
-    weights = (wx_samp, wx_feat, wy_samp, wy_feat)
-    problem = Across(
-        "unbalanced_co_optimal_transport2",
-        (X, Y),
-        weights,
-        reg_marginals,
-        epsilon,
-        "independent",
-        divergence,
-        alpha,
-        (M_samp, M_feat),
-        kwargs_solve,
-    )
-    stop = (max_iter, tol, max_iter_ot, tol_ot, verbose)
-    found = problem.solve(unbalanced_solver, rescale_plan, init_pi, init_duals, stop)
-    value = problem.value(found, (X, Y, *weights))
-    return (value, problem.log(found)) if log else value
+    return _across(call)
 
 
-def fused_unbalanced_gromov_wasserstein(
-    Cx: Any,
-    Cy: Any,
-    wx: Any = None,
-    wy: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: float = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: float = 0,
-    M: Any = None,
-    init_duals: Any = None,
-    init_pi: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_FUGW)
+def fused_unbalanced_gromov_wasserstein(call: Call) -> Any:
     """Align with penalised weights, as ``ot.gromov.fused_unbalanced_gromov_wasserstein``.
 
     Returns
@@ -242,39 +102,11 @@ def fused_unbalanced_gromov_wasserstein(
     log : dict, only with ``log=True``
         ``error``, ``duals``, ``linear_cost``, ``fugw_cost`` and ``backend``.
     """
-    problem, found = _fugw(
-        (Cx, Cy, wx, wy, M),
-        (reg_marginals, epsilon, divergence, alpha),
-        unbalanced_solver,
-        (init_pi, init_duals),
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-        kwargs_solve,
-    )
-    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
-    return (*plans, _fugw_log(problem, found)) if log else plans
+    return _fugw(call)
 
 
-def fused_unbalanced_gromov_wasserstein2(
-    Cx: Any,
-    Cy: Any,
-    wx: Any = None,
-    wy: Any = None,
-    reg_marginals: Any = 10,
-    epsilon: float = 0,
-    divergence: str = "kl",
-    unbalanced_solver: str = "mm",
-    alpha: float = 0,
-    M: Any = None,
-    init_duals: Any = None,
-    init_pi: Any = None,
-    max_iter: int = 100,
-    tol: float = 1e-7,
-    max_iter_ot: int = 500,
-    tol_ot: float = 1e-7,
-    log: bool = False,
-    verbose: bool = False,
-    **kwargs_solve: Any,
-) -> Any:
+@takes(_FUGW)
+def fused_unbalanced_gromov_wasserstein2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.fused_unbalanced_gromov_wasserstein2``.
 
     Returns
@@ -283,58 +115,77 @@ def fused_unbalanced_gromov_wasserstein2(
     log : dict, only with ``log=True``
         That of :func:`fused_unbalanced_gromov_wasserstein`.
     """
-    problem, found = _fugw(
-        (Cx, Cy, wx, wy, M),
-        (reg_marginals, epsilon, divergence, alpha),
-        unbalanced_solver,
-        (init_pi, init_duals),
-        (max_iter, tol, max_iter_ot, tol_ot, verbose),
-        kwargs_solve,
-    )
-    value = problem.value(found, (Cx, Cy, wx, wx, wy, wy), M=M)
-    return (value, _fugw_log(problem, found)) if log else value
+    return _fugw(call)
+
+
+def _across(call: Call) -> Any:
+    problem = Across(call)
+    found = problem.solve()
+    return _answer(call, problem, found, problem.log(found) if call.log else {})
+
+
+def _fugw(call: Call) -> Any:
+    """Solve with both sides of one kind: the two plans are one up to the tolerance."""
+    problem = Across(both_sides(call))
+    found = problem.solve()
+    log = problem.log(found) if call.log else {}
+    names = {"duals_sample": "duals", "ucoot_cost": "fugw_cost", "duals_feature": None}
+    renamed = {name: log[key] for key in log if (name := names.get(key, key))}
+    return _answer(call, problem, found, renamed, M=call.M)
+
+
+def both_sides(call: Call) -> Call:
+    """Say a problem of one plan as one of two equal plans, of samples and of features."""
+    pairs: dict[str, Any] = {"reg_type": "joint", "rescale_plan": True}
+    pairs |= {"X": call.Cx, "Y": call.Cy, "alpha": (call.alpha / 2, call.alpha / 2)}
+    for name in ("wx", "wy", "M"):
+        pairs |= {f"{name}_{side}": call.get(name) for side in ("samp", "feat")}
+    pairs |= {name: (call.get(name), call.get(name)) for name in ("init_pi", "init_duals")}
+    return Call(**{**vars(call), **pairs})
+
+
+def _answer(
+    call: Call, problem: Across, found: Unbalanced, log: dict[Any, Any], M: Any = None
+) -> Any:
+    """Hand out both plans or, in functions whose name ends in 2, the objective."""
+    if call.function.endswith("2"):
+        value = problem.value(found, M)
+        return (value, log) if call.log else value
+    plans = problem.arrays.give(found.samples), problem.arrays.give(found.features)
+    return (*plans, log) if call.log else plans
 
 
 class Across:
     """A problem of two plans, read and checked."""
 
     def __init__(
-        self,
-        function: str,
-        tables: tuple[Any, Any],
-        weights: tuple[Any, Any, Any, Any],
-        reg_marginals: Any,
-        epsilon: Any,
-        reg_type: str,
-        divergence: str,
-        alpha: Any,
-        linear: tuple[Any, Any],
-        more: dict[str, Any],
-        names: dict[str, str] | None = None,
-        loss: str = "square_loss",
+        self, call: Call, names: dict[str, str] | None = None, loss: str = "square_loss"
     ) -> None:
-        check_known(function, more, ())
+        more = call.get("kwargs_solve", {}) | call.get("kwargs_solver", {})
+        check_known(call.function, more, ())
+        reg_type = call.get("reg_type", "independent")
         for name, value, known in (
             ("reg_type", reg_type, ("joint", "independent")),
-            ("divergence", divergence, ("kl", "l2")),
+            ("divergence", call.divergence, ("kl", "l2")),
         ):
             if value not in known:
                 raise UnsupportedError(f"`{name}` must be one of {known}; got {value!r}.")
-        self.arrays = Arrays(*tables, *weights, *linear, names=names)
-        self.X = self.arrays.read("X", tables[0])
-        self.Y = self.arrays.read("Y", tables[1])
-        self.loss, self.parts = loss, transform(self.X, self.Y, loss)
+        self.call, self.loss = call, loss
+        weights = {name: call.get(name) for name in _WEIGHTS}
+        linear = {name: call.get(name) for name in ("M_samp", "M_feat")}
+        self.given = call.X, call.Y, *weights.values()
+        self.arrays = Arrays(*self.given, *linear.values(), names=names)
+        self.X, self.Y = self.arrays.read("X", call.X), self.arrays.read("Y", call.Y)
+        self.parts = transform(self.X, self.Y, loss)
         (n, d), (m, e) = self.X.shape, self.Y.shape
         read = [
             self.arrays.weights(name, value, size)
-            for name, value, size in zip(
-                ("wx_samp", "wx_feat", "wy_samp", "wy_feat"), weights, (n, d, m, e), strict=True
-            )
+            for (name, value), size in zip(weights.items(), (n, d, m, e), strict=True)
         ]
-        self.alpha = _pair("alpha", alpha)
+        self.alpha = _pair("alpha", call.alpha)
         costs = []
-        for name, value, shape, share in zip(
-            ("M_samp", "M_feat"), linear, ((n, m), (d, e)), self.alpha, strict=True
+        for (name, value), shape, share in zip(
+            linear.items(), ((n, m), (d, e)), self.alpha, strict=True
         ):
             if value is None and share > 0:
                 warn_user(f"`{name}` is None, so its weight `alpha` has no effect.", TorchGWWarning)
@@ -342,29 +193,22 @@ class Across:
         self.samples = Side(read[0], read[2], costs[0])
         self.features = Side(read[1], read[3], costs[1])
         self.penalties = Penalties(
-            *_pair("reg_marginals", reg_marginals),
-            *_pair("epsilon", epsilon),
-            cast(Divergence, divergence),
+            *_pair("reg_marginals", call.reg_marginals),
+            *_pair("epsilon", call.epsilon),
+            cast(Divergence, call.divergence),
             cast(Coupling, reg_type),
         )
 
-    def solve(
-        self,
-        solver: str,
-        rescale: bool,
-        starts: Any,
-        duals: Any,
-        stop: tuple[int, float, int, float, bool],
-    ) -> Unbalanced:
+    def solve(self) -> Unbalanced:
         """Run the turns."""
+        call, solver = self.call, self.call.unbalanced_solver
         if solver not in _SOLVERS:
             raise UnsupportedError(f"`unbalanced_solver` must be one of {_SOLVERS}; got {solver!r}")
         epsilons = self.penalties.epsilon_samples, self.penalties.epsilon_features
         if solver.startswith("sinkhorn") and 0 in epsilons:
             warn_user("Sinkhorn's iterations need `epsilon` > 0; 'mm' is used.", TorchGWWarning)
             solver = "mm"
-        max_iter, tol, inner_max_iter, inner_tol, verbose = stop
-        plans = starts if starts is not None else (None, None)
+        plans = call.init_pi if call.init_pi is not None else (None, None)
         sides = self.samples, self.features
         first, second = (
             side.reference
@@ -372,7 +216,7 @@ class Across:
             else self.arrays.read("init_pi", plan, side.reference.shape)
             for plan, side in zip(plans, sides, strict=True)
         )
-        of_samples, of_features = duals if duals is not None else (None, None)
+        of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
         return across_spaces(
             self.parts,
             *sides,
@@ -380,12 +224,12 @@ class Across:
             (first, second),
             (self._duals(of_samples), self._duals(of_features)),
             solver=solver,
-            rescale=rescale,
-            max_iter=max_iter,
-            tol=tol,
-            inner_max_iter=inner_max_iter,
-            inner_tol=inner_tol,
-            verbose=verbose,
+            rescale=call.rescale_plan,
+            max_iter=call.max_iter,
+            tol=call.tol,
+            inner_max_iter=call.max_iter_ot,
+            inner_tol=call.tol_ot,
+            verbose=call.verbose,
         )
 
     def _duals(self, given: Any) -> tuple[Array, Array] | None:
@@ -400,10 +244,10 @@ class Across:
         whole = total_cost(quadratic, *sides, found.samples, found.features, self.penalties)
         return quadratic, whole
 
-    def value(self, found: Unbalanced, given: tuple[Any, ...], M: Any = None) -> Any:
+    def value(self, found: Unbalanced, M: Any = None) -> Any:
         """Hand out the objective with its derivatives."""
         _, whole = self.objective(found)
-        if not any(isinstance(part, Tensor) and part.requires_grad for part in (*given, M)):
+        if not any(isinstance(part, Tensor) and part.requires_grad for part in (*self.given, M)):
             return self.arrays.give(whole)
         if self.penalties.divergence != "kl":
             raise UnsupportedError(
@@ -415,7 +259,7 @@ class Across:
             self.samples, self.features, *plans, self.penalties
         )
         by_tables = table_slopes(self.X, self.Y, self.loss, *plans)
-        x, y, wx_samp, wx_feat, wy_samp, wy_feat = given
+        x, y, wx_samp, wx_feat, wy_samp, wy_feat = self.given
         pairs = list(zip((x, y), by_tables, strict=True))
         pairs += [(wx_samp, samples_x), (wy_samp, samples_y)]
         pairs += [(wx_feat, features_x), (wy_feat, features_y)]
@@ -463,121 +307,50 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def _fugw(
-    given: tuple[Any, ...],
-    weights: tuple[Any, float, str, float],
-    solver: str,
-    starts: tuple[Any, Any],
-    stop: tuple[int, float, int, float, bool],
-    more: dict[str, Any],
-) -> tuple[Across, Unbalanced]:
-    Cx, Cy, wx, wy, M = given
-    reg_marginals, epsilon, divergence, alpha = weights
-    problem = Across(
-        "fused_unbalanced_gromov_wasserstein",
-        (Cx, Cy),
-        (wx, wx, wy, wy),
-        reg_marginals,
-        epsilon,
-        "joint",
-        divergence,
-        (alpha / 2, alpha / 2),
-        (M, M),
-        more,
-    )
-    plan, duals = starts
-    return problem, problem.solve(solver, True, (plan, plan), (duals, duals), stop)
-
-
-def _fugw_log(problem: Across, found: Unbalanced) -> dict[str, Any]:
-    log = problem.log(found)
-    return {
-        "error": log["error"],
-        "duals": log["duals_sample"],
-        "linear_cost": log["linear_cost"],
-        "fugw_cost": log["ucoot_cost"],
-        "backend": log["backend"],
-    }
-
-
-def fused_unbalanced_across_spaces_cost(
-    M_linear: Any,
-    data: Any,
-    tuple_pxy_samp: Any,
-    tuple_pxy_feat: Any,
-    pi_samp: Any,
-    pi_feat: Any,
-    hyperparams: Any,
-    divergence: str,
-    reg_type: str,
-    nx: Any,
-) -> tuple[Any, Any]:
+@takes(
+    """M_linear, data, tuple_pxy_samp, tuple_pxy_feat, pi_samp, pi_feat, hyperparams, divergence,
+    reg_type, nx"""
+)
+def fused_unbalanced_across_spaces_cost(call: Call) -> tuple[Any, Any]:
     """Compute the objective, as ``ot.gromov.fused_unbalanced_across_spaces_cost``.
 
     Returns
     -------
     linear_cost, ucoot_cost : float, float
     """
-    _, _, X, Y = data
-    arrays = Arrays(X, Y, pi_samp, pi_feat)
+    _, _, X, Y = call.data
+    arrays = Arrays(X, Y, call.pi_samp, call.pi_feat)
     tables = arrays.read("X", X), arrays.read("Y", Y)
-    plans = arrays.read("pi_samp", pi_samp), arrays.read("pi_feat", pi_feat)
-    sides = [
+    plans = arrays.read("pi_samp", call.pi_samp), arrays.read("pi_feat", call.pi_feat)
+    first, second = (
         Side(
             arrays.read("weights", weights[0]),
             arrays.read("weights", weights[1]),
             None if linear is None else arrays.read("M_linear", linear),
         )
-        for weights, linear in zip((tuple_pxy_samp, tuple_pxy_feat), M_linear, strict=True)
-    ]
-    rho_x, rho_y, of_samples, of_features = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x,
-        rho_y,
-        of_samples,
-        of_features,
-        cast(Divergence, divergence),
-        cast(Coupling, reg_type),
+        for weights, linear in zip(
+            (call.tuple_pxy_samp, call.tuple_pxy_feat), call.M_linear, strict=True
+        )
     )
     quadratic = cost_of(transform(*tables, "square_loss"), *plans)
-    whole = total_cost(quadratic, sides[0], sides[1], *plans, penalties)
+    whole = total_cost(quadratic, first, second, *plans, _penalties(call))
     return arrays.give(quadratic), arrays.give(whole)
 
 
-def uot_cost_matrix(
-    data: Any,
-    pi: Any,
-    tuple_p: Any,
-    hyperparams: Any,
-    divergence: str,
-    reg_type: str,
-    nx: Any = None,
-) -> Any:
+@takes("data, pi, tuple_p, hyperparams, divergence, reg_type, nx=None")
+def uot_cost_matrix(call: Call) -> Any:
     """Compute the cost of one plan at the other, as ``ot.gromov.uot_cost_matrix``."""
-    _, _, X, Y, M = data
-    arrays = Arrays(X, Y, pi)
-    rho_x, rho_y, epsilon = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
-    )
-    side = Side(arrays.read("a", tuple_p[0]), arrays.read("b", tuple_p[1]), None)
+    _, _, X, Y, M = call.data
+    arrays, penalties = Arrays(X, Y, call.pi), _penalties(call)
+    side = Side(arrays.read("a", call.tuple_p[0]), arrays.read("b", call.tuple_p[1]), None)
     linear = None if M is None else arrays.read("M", M)
-    tables = arrays.read("X", X), arrays.read("Y", Y)
-    return arrays.give(
-        local_cost(
-            transform(*tables, "square_loss"),
-            arrays.read("pi", pi),
-            side,
-            linear,
-            penalties,
-            epsilon,
-        )
-    )
+    parts = transform(arrays.read("X", X), arrays.read("Y", Y), "square_loss")
+    plan, epsilon = arrays.read("pi", call.pi), penalties.epsilon_samples
+    return arrays.give(local_cost(parts, plan, side, linear, penalties, epsilon))
 
 
-def uot_parameters_and_measures(
-    pi: Any, tuple_weights: Any, hyperparams: Any, reg_type: str, divergence: str, nx: Any
-) -> tuple[Any, Any, Any]:
+@takes("pi, tuple_weights, hyperparams, reg_type, divergence, nx")
+def uot_parameters_and_measures(call: Call) -> tuple[Any, Any, Any]:
     """Compute weights and penalties, as ``ot.gromov.uot_parameters_and_measures``.
 
     Returns
@@ -586,11 +359,16 @@ def uot_parameters_and_measures(
     reg_marginals : tuple of float
     epsilon : float
     """
-    arrays = Arrays(pi, *tuple_weights)
-    rho_x, rho_y, epsilon = map(float, hyperparams)
-    penalties = Penalties(
-        rho_x, rho_y, epsilon, epsilon, cast(Divergence, divergence), cast(Coupling, reg_type)
-    )
-    side = Side(arrays.read("wx", tuple_weights[0]), arrays.read("wy", tuple_weights[1]), None)
-    weights, rho, own = local_parameters(arrays.read("pi", pi), side, penalties, epsilon)
+    given, penalties = call.tuple_weights, _penalties(call)
+    arrays = Arrays(call.pi, *given)
+    side = Side(arrays.read("wx", given[0]), arrays.read("wy", given[1]), None)
+    plan, epsilon = arrays.read("pi", call.pi), penalties.epsilon_samples
+    weights, rho, own = local_parameters(plan, side, penalties, epsilon)
     return tuple(map(arrays.give, weights)), tuple(map(arrays.give, rho)), arrays.give(own)
+
+
+def _penalties(call: Call) -> Penalties:
+    """Read the penalties of both marginals, and one entropy for both plans or two."""
+    rho_x, rho_y, *epsilons = map(float, call.hyperparams)
+    kinds = cast(Divergence, call.divergence), cast(Coupling, call.reg_type)
+    return Penalties(rho_x, rho_y, epsilons[0], epsilons[-1], *kinds)

@@ -1,0 +1,32 @@
+"""Lets the reference show functions of ``torchgw.pot.gromov`` with POT's signatures.
+
+They are written as one line in a decorator, which is read from the imported function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import griffe
+
+
+class Signatures(griffe.Extension):
+    """Replaces the one parameter that the source has."""
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Read the signature of a function that is decorated with ``takes``."""
+        if not any(str(decorator.value).startswith("takes(") for decorator in func.decorators):
+            return
+        function = getattr(importlib.import_module(func.module.path), func.name)
+        func.parameters = griffe.Parameters(
+            *(
+                griffe.Parameter(
+                    item.name,
+                    kind=griffe.ParameterKind(item.kind.description),
+                    default=None if item.default is inspect.Parameter.empty else repr(item.default),
+                )
+                for item in inspect.signature(function).parameters.values()
+            )
+        )

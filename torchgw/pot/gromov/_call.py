@@ -1,0 +1,89 @@
+"""Functions with POT's signatures, each said in one line, and the arguments of a call by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from torchgw.pot._arrays import Array
+from torchgw.pot.gromov._read import Problem, check_known, read_problem, value_of, without_gradients
+
+__all__ = ["Call", "takes"]
+
+
+class Call(SimpleNamespace):
+    """The arguments of a call, by POT's names, and the name of the function."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Find an argument that not every function has."""
+        return getattr(self, name, default)
+
+    def check_known(self, *known: str) -> None:
+        """Warn of further keyword arguments that nothing reads."""
+        check_known(self.function, self.get("kwargs", {}), known)
+
+    def problem(self, *, differentiable: bool = True) -> Problem:
+        """Read tables, weights, linear cost and its weight."""
+        given = self.C1, self.C2, self.p, self.get("q"), self.get("M"), self.get("alpha", 1.0)
+        if not differentiable:
+            without_gradients(self.function, *given)
+        C1, C2, p, q, M, alpha = given
+        start = None if isinstance(self.G0, str) else self.G0
+        return read_problem(
+            C1, C2, p, q, self.loss_fun, self.symmetric, M=M, alpha=alpha, also=(start,)
+        )
+
+    def answer(
+        self,
+        problem: Problem,
+        plan: Array,
+        name: str,
+        log: dict[str, Any],
+        *,
+        value: float | None = None,
+        potentials: tuple[Array, Array] | None = None,
+        with_parts: bool = False,
+    ) -> Any:
+        """Hand out the plan, or in functions whose name ends in 2 the value with its derivatives.
+
+        With ``log=True`` also what else is known: the value under its name, that of a fused problem
+        with an f before gw; beside a value the plan and the parts of it.
+        """
+        fused, valued = problem.M is not None, self.function.endswith("2")
+        if not self.log and not valued:
+            return problem.arrays.give(plan)
+        with_parts = fused and (valued or with_parts)
+        if value is None or with_parts:
+            linear, quadratic = problem.parts(plan)
+            value = linear + quadratic if value is None else value
+        log = {**log, name.replace("gw", "fgw") if fused else name: np.float64(value)}
+        if with_parts:
+            log |= {"lin_loss": np.float64(linear), "quad_loss": np.float64(value - linear)}
+        if not valued:
+            return problem.arrays.give(plan), problem.arrays.give_all(log)
+        given = {key: self.get(key) for key in ("C1", "C2", "p", "q", "M", "alpha")}
+        found = value_of(problem, self.loss_fun, plan, float(value), given, potentials)
+        return (found, problem.arrays.give_all({**log, "T": plan})) if self.log else found
+
+
+def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
+    """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
+
+    def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
+        # Python itself reads the arguments, and says what is wrong with them
+        read: Any = eval(f"lambda {' '.join(signature.split())}: locals()")
+        read.__qualname__ = function.__name__
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return function(Call(function=function.__name__, **read(*args, **kwargs)))
+
+        called.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]
+        return called
+
+    return decorate

@@ -1,0 +1,171 @@
+"""Problems of each kind, solved from a start: without entropy by vertices, with it by scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from torchgw._boundary.checks import called
+from torchgw._errors import InvalidInputError
+from torchgw.pot import _mirror
+from torchgw.pot._arrays import Array, product, uniform
+from torchgw.pot._coarse import coarse_start
+from torchgw.pot._descent import Descent, descend
+from torchgw.pot._vertices import (
+    LinearSolver,
+    PartialTransport,
+    partial_transport,
+    semirelaxed,
+    transport,
+)
+from torchgw.pot.gromov._call import Call
+from torchgw.pot.gromov._pieces import semirelaxed_start
+from torchgw.pot.gromov._read import Problem, read_start
+
+__all__ = ["Marginals", "entropic", "exact", "exact_answer", "on_positive"]
+
+Marginals = Literal["balanced", "partial", "semirelaxed"]
+
+
+def exact(
+    problem: Problem,
+    kind: Marginals,
+    start: Any,
+    mass: Any = None,
+    random_state: Any = 0,
+    **stop: Any,
+) -> Descent:
+    """Take conditional gradient steps; ``stop`` are the further arguments of :func:`descend`."""
+    p, q = problem.p, problem.q
+    solver: LinearSolver
+    if kind == "partial":
+        share = _read_mass(problem, mass)
+        solver = partial_transport(p, q, share)
+        first = None
+        if start is None and isinstance(solver, PartialTransport):
+            first = coarse_start(problem.term, problem.alpha, problem.linear, solver)
+        if first is None:
+            first = _read_partial_start(problem, start, share)
+    elif kind == "semirelaxed":
+        first, solver = _read_semirelaxed_start(problem, start, random_state), semirelaxed(p)
+    else:
+        first, solver = read_start(problem, start), transport(p, q)
+    return descend(problem.term, problem.alpha, problem.linear, first, solver, **stop)
+
+
+def entropic(
+    problem: Problem,
+    kind: Marginals,
+    start: Any,
+    epsilon: float,
+    stop: _mirror.Stop,
+    mass: Any = None,
+    random_state: Any = 0,
+    **inner: Any,
+) -> tuple[Array, _mirror.Mirrored]:
+    """Take steps with entropy; ``inner`` are the further arguments of balanced problems."""
+    if kind == "partial":
+        mass = _read_mass(problem, mass)
+        first = _read_partial_start(problem, start, mass)
+    elif kind == "semirelaxed":
+        first = _read_semirelaxed_start(problem, start, random_state)
+    else:
+        first = read_start(problem, start, exact=False)
+
+    def solve(part: Problem, first: Array) -> _mirror.Mirrored:
+        if kind == "partial":
+            return _mirror.partial(part.slope, first, part.p, part.q, mass, epsilon, stop)
+        if kind == "semirelaxed":
+            return _mirror.semirelaxed(part.slope, first, part.p, epsilon, stop)
+        return _mirror.balanced(part.slope, first, part.p, part.q, epsilon, stop, **inner)
+
+    return on_positive(problem, first, solve)
+
+
+def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any) -> Any:
+    """Answer a call of a function without entropy, whose value has a name in the log."""
+    call.check_known("verbose", "alpha_min", "alpha_max", "numItermaxEmd", *known)
+    problem, more = call.problem(), call.kwargs
+    found = exact(
+        problem,
+        kind,
+        call.G0,
+        call.get("m"),
+        call.get("random_state"),
+        max_iter=int(call.get("max_iter", call.get("numItermax"))),
+        tol_rel=call.get("tol_rel", call.get("tol")),
+        tol_abs=call.get("tol_abs", 0.0),
+        armijo=call.get("armijo", more.get("armijo", False)),
+        limits=(more.get("alpha_min"), more.get("alpha_max")),
+        verbose=call.get("verbose", more.get("verbose", False)),
+    )
+    pair = found.potentials if kind == "balanced" else None
+    if pair is not None:
+        log["u"], log["v"] = pair
+    log = {"loss": found.losses, **log}
+    return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
+
+
+def on_positive(
+    problem: Problem, first: Array, solve: Callable[[Problem, Array], _mirror.Mirrored]
+) -> tuple[Array, _mirror.Mirrored]:
+    """Solve where both weights are positive; elsewhere the plan and the potentials are zero."""
+    kept = rows, columns = problem.p > 0, problem.q > 0
+    part = problem if rows.all() and columns.all() else problem.keep(rows, columns)
+    place = np.ix_(rows, columns)
+    found = solve(part, first[place])
+    plan = np.zeros_like(first)
+    plan[place] = found.plan
+    if found.potentials is not None:
+        whole = np.zeros(len(rows)), np.zeros(len(columns))
+        for all_of, some, of_side in zip(whole, found.potentials, kept, strict=True):
+            all_of[of_side] = some
+        found = found._replace(potentials=whole)
+    return plan, found
+
+
+def _read_mass(problem: Problem, mass: Any) -> float:
+    """Read the mass that moves; all that can move by default."""
+    most = float(min(problem.p.sum(), problem.q.sum()))
+    if mass is None:
+        return most
+    if not 0 <= float(mass) <= most * (1 + 1e-12):
+        raise InvalidInputError(
+            f"`{problem.arrays.called('m')}` must be between 0 and {most:.6g}, the "
+            f"smaller of the two total weights; got "
+            f"{float(mass):.6g}."
+        )
+    return min(float(mass), most)
+
+
+def _read_partial_start(problem: Problem, start: Any, mass: float) -> Array:
+    """Read a starting plan within the weights; a share of the product plan by default."""
+    p, q = problem.p, problem.q
+    if start is None:
+        return product(p, q, mass)
+    plan = problem.arrays.read("G0", start, (len(p), len(q)))
+    slack = 1e-9 if problem.arrays.dtype.itemsize == 8 else 1e-6
+    if (plan.sum(1) > p + slack).any() or (plan.sum(0) > q + slack).any():
+        called = problem.arrays.called
+        raise InvalidInputError(
+            f"`{called('G0')}` must not move more than `{called('p')}` and `{called('q')}`."
+        )
+    return plan
+
+
+def _read_semirelaxed_start(problem: Problem, start: Any, random_state: Any) -> Array:
+    """Read a start, or compute the named one."""
+    C1, C2, p = problem.C1, problem.C2, problem.p
+    if isinstance(start, str):
+        with called(method=problem.arrays.called("G0")):
+            return semirelaxed_start(C1, C2, p, problem.M, problem.alpha, start, random_state)
+    if start is None:
+        return product(p, uniform(len(C2)))
+    plan = problem.arrays.read("G0", start, (len(C1), len(C2)))
+    tolerance = 1e-8 if problem.arrays.dtype.itemsize == 8 else 1e-6
+    if not np.allclose(plan.sum(1), p, atol=tolerance):
+        names = problem.arrays.called
+        raise InvalidInputError(f"`{names('G0')}` must have the first marginal `{names('p')}`.")
+    return plan
