@@ -59,26 +59,23 @@ def called(**names: str) -> Iterator[None]:
         raise
 
 
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
 def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
     """Make a function answer an unknown keyword with the nearest known one.
 
     ``nested`` is a keyword that takes a dictionary, and the function whose keywords that has.
     """
-    known = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    known = list(parameters)
     inner = inspect.signature(nested[1]).parameters if nested else {}
-
-    kinds = [item.kind for item in inspect.signature(function).parameters.values()]
+    kinds = [item.kind for item in parameters.values()]
     free = inspect.Parameter.VAR_POSITIONAL in kinds
-    placed = sum(kind in _BY_PLACE for kind in kinds)
+    placed = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method = known[:1] == ["self"]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        what = type(args[0]) if function.__name__ == "__init__" else function
         if len(args) > placed and not free:
-            what = type(args[0]) if function.__name__ == "__init__" else function
             count = placed - method
             raise InvalidTypeError(
                 f"{what.__name__}() takes {count or 'no'} argument{'' if count == 1 else 's'} "
@@ -88,13 +85,12 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         for name in kwargs:
             if name in known:
                 continue
-            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
             named = known[method:]
+            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
             near += difflib.get_close_matches(name, named, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(named)}."
             if nested and name in inner:
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
-            what = type(args[0]) if function.__name__ == "__init__" else function
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         if torch.compiler.is_compiling():
             # torch.compile would trace every iteration, which takes minutes and gains nothing
