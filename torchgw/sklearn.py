@@ -42,6 +42,13 @@ except ImportError as error:
 
 # Points whose distances are compared by a score. [L380]
 _SCORED = 1000
+_FLOATS = (np.float64, np.float32)
+
+
+def _keep(estimator: Any, given: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor as attributes, under their names."""
+    for name in estimator._get_param_names():
+        setattr(estimator, name, given[name])
 
 
 class _GWEstimator(BaseEstimator):  # type: ignore[misc]
@@ -92,9 +99,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         momentum: float | None = None,
         metric: Literal["precomputed"] | None = None,
     ) -> None:
-        given = locals()
-        for name in self._get_param_names():
-            setattr(self, name, given[name])
+        _keep(self, locals())
 
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
         """Solve with the parameters as options."""
@@ -204,9 +209,8 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
             names = None
         else:
             _refuse_graphs(X, target)
-            X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
-            target = check_array(target, dtype=[np.float64, np.float32], ensure_2d=False,
-                                 input_name="y")  # fmt: skip
+            X = validate_data(self, X, dtype=_FLOATS)  # noqa: N806
+            target = check_array(target, dtype=_FLOATS, ensure_2d=False, input_name="y")
             target = target.reshape(len(target), -1)
         self.result_ = self._solve(X, target, data)
         self.n_iter_ = self.result_.n_iters
@@ -217,13 +221,13 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        X = validate_data(self, X, dtype=_FLOATS, reset=False)  # noqa: N806
         return self._map(X, self.result_.transform, 1)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
-        X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
+        X = check_array(X, dtype=_FLOATS)  # noqa: N806
         return self._map(X, self.result_.inverse_transform, 0)
 
     def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:  # noqa: N803
@@ -380,10 +384,8 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         else:
             _refuse_graphs(Xs, Xt)
         sparse = "csr" if self.metric == "precomputed" else False
-        self.xs_ = validate_data(self, Xs, accept_sparse=sparse, dtype=[np.float64, np.float32])
-        self.xt_ = check_array(
-            Xt, accept_sparse=sparse, dtype=[np.float64, np.float32], input_name="Xt"
-        )
+        self.xs_ = validate_data(self, Xs, accept_sparse=sparse, dtype=_FLOATS)
+        self.xt_ = check_array(Xt, accept_sparse=sparse, dtype=_FLOATS, input_name="Xt")
         linear = None
         if ys is not None and yt is not None:
             source = _labels(ys, self.xs_.shape[0], "ys")
@@ -429,24 +431,28 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     def transform(self, Xs: Any) -> Any:  # noqa: N803
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = validate_data(  # noqa: N806
-            self, self._taken(Xs), dtype=[np.float64, np.float32], reset=False
-        )
-        self._refuse_distances()
-        if np.array_equal(Xs, self.xs_):
-            return self._give(self.result_.lazy_plan.barycentric(self.xt_))
-        none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
-        return self._give(self.result_.transform(Xs, M_new=none))
+        Xs = validate_data(self, self._taken(Xs), dtype=_FLOATS, reset=False)  # noqa: N806
+        plan = self.result_.lazy_plan
+        return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
 
     def inverse_transform(self, Xt: Any) -> Any:  # noqa: N803
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
-        Xt = check_array(self._taken(Xt), dtype=[np.float64, np.float32])  # noqa: N806
-        self._refuse_distances()
-        if np.array_equal(Xt, self.xt_):
-            return self._give(self.result_.lazy_plan.T.barycentric(self.xs_))
-        none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
-        return self._give(self.result_.inverse_transform(Xt, M_new=none))
+        Xt = check_array(self._taken(Xt), dtype=_FLOATS)  # noqa: N806
+        plan = self.result_.lazy_plan.T
+        return self._map(Xt, self.xt_, self.xs_, plan, self.result_.inverse_transform)
+
+    def _map(self, points: Any, known: Any, others: Any, plan: Any, new: Any) -> Any:
+        """Map points to the other side: the known ones by the plan, others as new ones."""
+        if self.metric == "precomputed":
+            raise UnsupportedError(
+                "Distances have no coordinates to map to: with metric='precomputed' use "
+                "transform_labels, coupling_, or GWAligner, which returns shares of the target."
+            )
+        if np.array_equal(points, known):
+            return self._give(plan.barycentric(others))
+        unlabelled = np.zeros((len(points), len(others))) if self._linear else None
+        return self._give(new(points, M_new=unlabelled))
 
     @staticmethod
     def _taken(points: Any) -> Any:
@@ -456,14 +462,6 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     def _give(self, array: Any) -> Any:
         """Hand an array out as the kind that was fitted."""
         return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
-
-    def _refuse_distances(self) -> None:
-        """Refuse to map points where there were only distances."""
-        if self.metric == "precomputed":
-            raise UnsupportedError(
-                "Distances have no coordinates to map to: with metric='precomputed' use "
-                "transform_labels, coupling_, or GWAligner, which returns shares of the target."
-            )
 
     def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
@@ -562,13 +560,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:
-        self.distances = distances
-        self.n_neighbors = n_neighbors
-        self.scale = scale
-        self.epsilon = epsilon
-        self.n_init = n_init
-        self.n_jobs = n_jobs
-        self.device = device
+        _keep(self, locals())
 
     def fit(self, X: Any, y: Any = None) -> GWDistance:  # noqa: N803
         """Keep the spaces that others are compared with."""
@@ -588,11 +580,9 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self._from_values(values)
 
     def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:  # noqa: N803
-        values = pairwise(
-            Xs, Ys, distances=self.distances, n_neighbors=self.n_neighbors, scale=self.scale,
-            epsilon=self.epsilon, n_init=self.n_init, n_jobs=self.n_jobs, device=self.device,
-            progress=False,
-        )  # fmt: skip
+        options = self.get_params(deep=False)
+        options.pop("gamma", None)
+        values = pairwise(Xs, Ys, **options, progress=False)
         return np.maximum(np.asarray(to_numpy(values), np.float64), 0)
 
     def _learn(self, values: NDArray[np.float64]) -> None:
@@ -630,11 +620,7 @@ class GWKernel(GWDistance):
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:
-        super().__init__(
-            distances=distances, n_neighbors=n_neighbors, scale=scale, epsilon=epsilon,
-            n_init=n_init, n_jobs=n_jobs, device=device,
-        )  # fmt: skip
-        self.gamma = gamma
+        _keep(self, locals())
 
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Compute similarities of spaces to those of ``fit``, shape (q, n)."""
