@@ -90,28 +90,30 @@ def _cheap(sides: Sides) -> bool:
 
 def _first(sides: Sides, weights: Marginals, order: int) -> float:
     """Compute the first lower bound."""
-    means = []
+    spreads = []
     for side, weight in zip(sides, weights, strict=True):
-        weight = weight.to(side.dtype)
+        mass = weight.to(side.dtype)
         if order == 2:
-            values = side.mean_square(weight).clamp_min(0).sqrt()
+            values = side.mean_square(mass).clamp_min(0).sqrt()
         else:
-            values = side.apply(weight[:, None])[:, 0]
-        means.append(_quantile_means(values.double()[None], weight.double(), _FINE_PARTS))
-    return float((means[0] - means[1]).abs().pow(order).mean())
+            values = side.apply(mass[:, None])[:, 0]
+        spreads.append((values, mass.double()))
+    return _transport_of_numbers(spreads, order)
 
 
 def _second(sides: Sides, weights: Marginals, order: int) -> float:
     """Compute the second lower bound."""
-    means = [
-        _quantile_means(
-            stored_matrix(side).double().reshape(1, -1),
-            torch.outer(weight, weight).flatten(),
-            _FINE_PARTS,
-        )
+    spreads = [
+        (stored_matrix(side).flatten(), torch.outer(weight, weight).flatten())
         for side, weight in zip(sides, weights, strict=True)
     ]
-    return float((means[0] - means[1]).abs().pow(order).mean())
+    return _transport_of_numbers(spreads, order)
+
+
+def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> float:
+    """Bound the cost of transport between two distributions, each of numbers and their weights."""
+    x, y = (_quantile_means(part.double()[None], mass, _FINE_PARTS) for part, mass in spreads)
+    return float((x - y).abs().pow(order).mean())
 
 
 def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
