@@ -177,17 +177,12 @@ def plot_match(
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
     if not isinstance(lines, Integral) or lines < 0:
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
-    source_colour = _default_colour(result) if colour is None else to_numpy(colour)
-    if source_colour.shape[:1] != (n,):
-        raise InvalidInputError(
-            f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
-        )
+    shades = _source_shades(result, colour)
     if ax is None:
         ax = _new_pair(len(source), len(target))
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
-    shades = _Shades.of(source_colour)
     for axes, cloud in zip(ax, (source, target), strict=True):
         _check_depth(axes, cloud)
     # the numbers of a default colour say nothing
@@ -236,26 +231,40 @@ def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
     return np.column_stack(proj3d.proj_transform(*points.T, ax.get_proj())[:2])
 
 
+def _source_shades(result: Any, colour: Any) -> _Shades:
+    """Colour the points of X as asked for, or by what there is to see of them."""
+    n = result.lazy_plan.shape[0]
+    given = _default_colour(result) if colour is None else to_numpy(colour)
+    if given.shape[:1] != (n,):
+        raise InvalidInputError(
+            f"`colour` must have shape ({n},), a number per point of X; got {given.shape}."
+        )
+    return _Shades.of(given)
+
+
+def _source_distances(result: Any) -> DistanceProvider | None:
+    """Look up the distances of X, if the result holds what they are read from."""
+    extension = getattr(result, "extension", None)
+    return None if extension is None else extension.known.providers[0]
+
+
 def _default_colour(result: Any) -> NDArray[Any]:
     """Colour X by its order if neighbours in it are near each other, else along its extent."""
-    extension = getattr(result, "extension", None)
+    provider = _source_distances(result)
     n = result.lazy_plan.shape[0]
-    if extension is None or n < 3:
+    if provider is None or n < 3:
         return np.arange(n)
-    provider = extension.known.providers[0]
     some = torch.linspace(0, n - 2, min(n - 1, _SCALING_POINTS), device=provider.device)
     some = some.round().long()
     block = provider.columns(some)
     step = block[some + 1, torch.arange(len(some), device=some.device)]
-    return (
-        np.arange(n) if float(step.mean()) < _ORDERED * float(block.mean()) else _structure(result)
-    )
+    ordered = float(step.mean()) < _ORDERED * float(block.mean())
+    return np.arange(n) if ordered else _extent(provider)
 
 
 def _structure(result: Any) -> NDArray[Any]:
     """Find places of X along its longest extent, or the order of its points if that is unknown."""
-    extension = getattr(result, "extension", None)
-    provider = None if extension is None else extension.known.providers[0]
+    provider = _source_distances(result)
     return np.arange(result.lazy_plan.shape[0]) if provider is None else _extent(provider)
 
 
@@ -423,16 +432,11 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
 
     n, m = result.lazy_plan.shape
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
-    shade = _default_colour(result) if colour is None else to_numpy(colour)
-    if shade.shape[:1] != (n,):
-        raise InvalidInputError(
-            f"`colour` must have shape ({n},), a number per point of X; got {shade.shape}."
-        )
+    shades = _source_shades(result, colour)
     shown = result.alternatives[:_SIDE_BY_SIDE]
     count = len(shown) + 1
     figure = pyplot.figure(figsize=(3.4 * count, 3.8), layout="constrained")
     axes = [figure.add_subplot(1, count, 1, projection=_projection_of(len(source)))]
-    shades = _Shades.of(shade)
     _draw_points(axes[0], source, shades, size=8.0)
     axes[0].set_title("X", fontsize="medium")
     for place, item in enumerate(shown):
@@ -537,13 +541,8 @@ def plot_confusion(
     names = [str(label) for label in target]
     # words side by side have to fit into the width of their columns
     turned = max(map(len, names)) * len(names) > _WIDEST_NAMES
-    ax.set_xticks(
-        range(len(target)),
-        names,
-        rotation=45 if turned else 0,
-        ha="right" if turned else "center",
-        rotation_mode="anchor",
-    )
+    angle, side = (45, "right") if turned else (0, "center")
+    ax.set_xticks(range(len(target)), names, rotation=angle, ha=side, rotation_mode="anchor")
     ax.set_yticks(range(len(source)), [str(label) for label in source])
     ax.set(xlabel="label of Y", ylabel="label of X", title="share of each label's mass")
     return ax
@@ -674,9 +673,8 @@ def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np
     by_row = np.argsort(keys, kind="stable")
     rank = np.empty(n)
     rank[by_row] = np.arange(n)
-    mean = result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])
-    weight = to_numpy(mean)[:, 1]
-    centre = np.divide(to_numpy(mean)[:, 0], weight, out=np.zeros(m), where=weight > 0)
+    moved, weight = to_numpy(result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])).T
+    centre = np.divide(moved, weight, out=np.zeros(m), where=weight > 0)
     return by_row, np.argsort(centre, kind="stable")
 
 
