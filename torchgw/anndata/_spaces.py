@@ -73,9 +73,9 @@ def check_objects(*objects: tuple[str, Any]) -> None:
             raise InvalidTypeError(f"`{shown}` must be an AnnData; got {type(adata).__name__}.")
 
 
-def check_name(argument: str, value: Any) -> None:
-    """Refuse anything but a name or ``None``."""
-    if not isinstance(value, (str, type(None))):
+def check_name(argument: str, value: Any, *, none: bool = True) -> None:
+    """Refuse anything but a name, or ``None`` if that will do."""
+    if not isinstance(value, str) and not (none and value is None):
         raise InvalidTypeError(f"`{argument}` must be a name; got {value!r}.")
 
 
