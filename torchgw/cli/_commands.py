@@ -127,27 +127,21 @@ def add_commands(
             "--m", type=positive, default=m, help="points of the Swiss roll (default: %(default)s)"
         )
     benchmark.add_argument(
-        "--repeat",
-        type=positive,
-        default=3,
+        "--repeat", type=positive, default=3,
         help="solves; the first one warms up (default: %(default)s)",
-    )
+    )  # fmt: skip
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
     for parser in (score, benchmark):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
     warmup.add_argument("--device", help="torch device, such as cuda:0")
     demo.add_argument(
-        "--output",
-        type=Path,
-        default=Path("demo.png"),
+        "--output", type=Path, default=Path("demo.png"),
         help="picture to write (default: %(default)s)",
-    )
+    )  # fmt: skip
     demo.add_argument(
-        "--seed",
-        type=int,
-        default=0,
+        "--seed", type=int, default=0,
         help="seed of the data and of the solve (default: %(default)s)",
-    )
+    )  # fmt: skip
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(whole=whole, commands=commands)
 
@@ -245,12 +239,17 @@ def _score(options: argparse.Namespace) -> int:
         scores["mass_on_same_label"] = float(agreeing / moved.sum())
         if projected is not None and target is not None:
             scores["label_accuracy"] = label_accuracy(projected, own, target, other)
-    if options.json:
-        print(json.dumps(scores))
-    else:
-        for name, value in scores.items():
-            print(f"{name:19s} {value if isinstance(value, str) else f'{value:.6g}'}")
+    _print_figures(scores, options.json, width=19, digits=6)
     return 0
+
+
+def _print_figures(figures: dict[str, Any], as_json: bool, *, width: int, digits: int) -> None:
+    """Print figures by name, one in a line or all as one JSON object."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:{width}s} {f'{value:.{digits}g}' if isinstance(value, float) else value}")
 
 
 def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
@@ -361,11 +360,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         "status": result.status.name,
         "phases": {name: round(value, 4) for name, value in result.timings.items()},
     }
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:16s} {value:.5g}" if isinstance(value, float) else f"{name:16s} {value}")
+    _print_figures(figures, options.json, width=16, digits=5)
     return 0 if result.converged else 1
 
 
