@@ -10,18 +10,21 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 __all__ = [
+    "both",
     "called",
     "check_choice",
     "check_count",
+    "check_not_negative",
     "check_positive",
     "check_within",
+    "is_number",
     "listed",
     "number_of",
     "reject_unknown",
@@ -100,6 +103,11 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
     return checked  # type: ignore[return-value]
 
 
+def both(value: Any) -> tuple[Any, ...]:
+    """Spread one value over both sides; a tuple or list has one for each already."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+
+
 def number_of(name: str, value: Any, *, tracked: bool) -> Any:
     """Read a tensor of shape () as a number; one that requires a gradient only if ``tracked``."""
     if not isinstance(value, torch.Tensor) or value.ndim > 0:
@@ -112,10 +120,20 @@ def number_of(name: str, value: Any, *, tracked: bool) -> Any:
     return value.item()
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a real number: no bool, and not NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Refuse anything but a finite number of at least 0."""
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise InvalidInputError(f"`{name}` must be finite and not negative; got {value!r}.")
+
+
 def check_positive(name: str, value: object, hint: str) -> None:
     """Refuse anything but a positive finite number."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+    if not is_number(value) or not 0 < value < math.inf:
         raise InvalidInputError(
             f"`{name}` must be a positive finite number ({hint}); got {value!r}."
         )

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import check_shape, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["as_graph", "attribute_names", "node_attribute"]
@@ -146,11 +146,7 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
         if weight is None:
             continue
         lengths = to_tensor(f"{name}.{field}", weight).cpu().double().numpy()
-        if lengths.shape != (count,):
-            raise InvalidInputError(
-                f"`{name}.{field}` must have shape ({count},), one weight per edge; got "
-                f"{lengths.shape}."
-            )
+        check_shape(f"{name}.{field}", lengths, (count,), "one weight per edge")
         return np.asarray(lengths)
     features = getattr(value, "edge_attr", None)
     if count and tuple(getattr(features, "shape", ())) in ((count,), (count, 1)):
