@@ -14,6 +14,7 @@ mass, which lowers a convex cost; a linear problem is bounded by a feasible dual
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import scipy
 import torch
@@ -59,17 +60,15 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
-        bounds = [0.0] if linear is None else []
         small = weights.a.numel() * weights.b.numel() <= _PAIRS
         squares = max(side.n for side in sides) ** 2
         if small and squares <= _SORTED_ENTRIES:
-            table = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
+            table: Any = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
             if alpha > 0:
                 assert order is not None
                 table = table + alpha * _local(sides, weights, order)
-            if isinstance(table, Tensor):
-                bounds.append(_transport(table, weights))
-            return max(bounds)
+            bound = _transport(table, weights)
+            return max(0.0, bound) if linear is None else bound
         least = 0.0 if linear is None else (1 - alpha) * _least(linear, weights)
         quadratic = [0.0]
         if alpha > 0:
