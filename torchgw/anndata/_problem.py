@@ -6,7 +6,6 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import to_numpy, to_tensor
-from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._boundary.checks import check_count, is_number, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
@@ -29,6 +28,7 @@ from torchgw.anndata._spaces import (
     check_objects,
     check_sources,
     is_object,
+    look_up,
     points_of,
     read_spaces,
     solve_arguments,
@@ -76,7 +76,7 @@ def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict
     rho = []
     for name, tau in (("tau_a", tau_a), ("tau_b", tau_b)):
         tau = 1.0 if tau is None else tau
-        if not isinstance(tau, Real) or isinstance(tau, bool) or not 0 < float(tau) <= 1:
+        if not is_number(tau) or not 0 < tau <= 1:
             raise InvalidInputError(
                 f"`{name}` must be above 0 and at most 1, which is a strict marginal; got {tau!r}."
             )
@@ -87,7 +87,7 @@ def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict
     if rivals:
         raise InvalidInputError(f"Pass `tau_a` and `tau_b` or `{rivals[0]}`, not both.")
     epsilon = options.get("epsilon", "auto")
-    if not isinstance(epsilon, Real) or isinstance(epsilon, bool) or not float(epsilon) > 0:
+    if not is_number(epsilon) or epsilon <= 0:
         raise InvalidInputError(
             "`tau_a` and `tau_b` are relative to epsilon, which has to be a positive number then: "
             "solve_options={'epsilon': 1e-3}."
@@ -261,12 +261,8 @@ class TranslationProblem:
 
         Parameters
         ----------
-        tau_a, tau_b : float in (0, 1], optional
-            How strictly the masses of source and reference are kept; 1, the default, is strict.
-            They are the factors of Sinkhorn's half-steps, 2 rho / (2 rho + epsilon) for
-            ``unbalanced=(rho_a, rho_b)``, and need ``epsilon`` as a number.
-        solve_options : mapping, optional
-            Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
+        tau_a, tau_b, solve_options
+            As in :func:`align`, for the masses of source and reference.
         """
         options = check_options(solve_options)
         options |= check_relaxation(tau_a, tau_b, options)
@@ -672,11 +668,8 @@ def _batches(data: AnnData, key: str) -> list[Side]:
 
 
 def _column(side: Side, name: Any) -> Any:
-    """Look up a column of obs; an error lists those that exist."""
-    if not isinstance(name, str) or name not in side.adata.obs:
-        known = ", ".join(map(repr, side.adata.obs.columns)) or "nothing"
-        raise InvalidInputError(f"There is no {name!r} in `{side.shown}.obs`, which has {known}.")
-    return side.adata.obs[name]
+    """Look up a column of obs."""
+    return look_up(side.adata.obs, name, f"`{side.shown}.obs`")
 
 
 def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:
