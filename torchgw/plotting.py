@@ -1,4 +1,8 @@
-"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``."""
+"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``.
+
+``result`` is always what ``torchgw.solve(X, Y)`` returned. What is drawn goes on ``ax``, axes of
+matplotlib, or into a new figure without them; the axes drawn on are returned.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
+from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._variants.solve_low_rank import LowRankResult
@@ -61,14 +65,9 @@ def plot_points(
         One number per point, with a colour bar, or one label, words in sorted order, with a legend;
         None draws all points alike.
     ax : matplotlib Axes or None
-        Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
+        Three-dimensional when d >= 3.
     size : float
         Area of a marker, in points squared.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     coordinates = _columns_of(points)
     if ax is None:
@@ -151,8 +150,6 @@ def plot_match(
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
@@ -163,14 +160,9 @@ def plot_match(
         How many lines to draw between points of X, spread over its extent, and their partners. They
         stay where they are if axes in space are turned afterwards.
     ax : pair of matplotlib Axes or None
-        Where to draw X and Y; None makes both in a new figure.
+        Of X and of Y.
     size : float
         Area of a marker, in points squared.
-
-    Returns
-    -------
-    tuple of Axes
-        The axes of X and of Y.
     """
     _check_result(result)
     n, m = result.lazy_plan.shape
@@ -277,19 +269,10 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     order : {"structure", "index"} or array-like, shape (n,)
         ``"structure"`` sorts X along its longest extent and Y by where its mass comes from, so that
         a consistent match is a band along the diagonal, whatever order the points came in; an array
         sorts X by its numbers or labels instead. ``"index"`` leaves both as they are.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     _check_result(result)
     plan = result.lazy_plan
@@ -322,19 +305,8 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
     The objective, on an axis of its own at the right, counts the entropy at the epsilon of each
     iteration, so it falls with epsilon too. Iterations that do not know it, with a sampled gradient
-    or relaxed marginals, have their dual value drawn. The title has that of the plan returned.
-
-    Parameters
-    ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on, with a logarithmic scale.
+    or relaxed marginals, have their dual value drawn. The title has that of the plan returned. The
+    axes have a logarithmic scale.
     """
     _check_result(result, "history")
     ax = ax or _new_axes(2)
@@ -381,25 +353,18 @@ def plot_alternatives(
     """Draw the optima that a multi-start found: their values, or their matches side by side.
 
     Values that are nearly equal mean that the data allow several alignments; pass one of
-    ``result.alternatives`` as ``init`` to solve from there.
+    ``result.alternatives`` as ``init`` to solve from there. Matches have a new figure; returned are
+    its axes, those of X and of each alternative.
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`, with alternatives.
     X, Y : array-like, shapes (n, d) and (m, d'), optional
         The points that were matched. With them the few points that were searched are drawn: X, and
         Y once for each of the first four alternatives, coloured by its match.
     colour : array-like, shape (n,), or None
-        One number or label per point of X; None takes the order of
-        the points if it says something, and else their places along the longest extent of X.
+        As in :func:`plot_match`.
     ax : matplotlib Axes or None
-        Where to draw the values; None makes one in a new figure. Matches have a new figure.
-
-    Returns
-    -------
-    Axes, or tuple of Axes
-        The axes drawn on: those of X and of each alternative if points are given.
+        For values alone.
     """
     _check_result(result, "alternatives")
     found = result.alternatives
@@ -457,18 +422,6 @@ def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
     They are in the order of ``result.trials``: the best refined chain is on top. Those left behind
     at a larger epsilon have their objective there, in grey.
-
-    Parameters
-    ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`, with trials.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     _check_result(result, "trials")
     known = result.trials
@@ -500,19 +453,12 @@ def plot_confusion(
 ) -> Axes:
     """Draw which labels of Y the mass of each label of X goes to.
 
+    Each row sums to one; a label without mass has an empty row.
+
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     source_labels, target_labels : array-like, shapes (n,) and (m,)
         Labels of the points. Both sides need not have the same ones.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
     _check_result(result)
     source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
@@ -554,12 +500,8 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
-    X, Y : array-like, shape (n, d) and (m, d')
-        The points that were matched.
-    colour : array-like, shape (n,), or None
-        One number per point of X; None takes the index.
+    X, Y, colour : array-like
+        As in :func:`plot_match`.
 
     Returns
     -------
@@ -668,8 +610,7 @@ def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np
         keys = _structure(result)
     else:
         keys = np.unique(to_numpy(order), return_inverse=True)[1]
-        if keys.shape != (n,):
-            raise InvalidInputError(f"`order` must have shape ({n},); got {keys.shape}.")
+        check_shape("order", keys, (n,))
     by_row = np.argsort(keys, kind="stable")
     rank = np.empty(n)
     rank[by_row] = np.arange(n)

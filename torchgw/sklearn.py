@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from torchgw._api import solve
-from torchgw._boundary.arrays import as_labels, to_numpy
+from torchgw._boundary.arrays import as_labels, check_shape, to_numpy
 from torchgw._boundary.checks import called, check_choice, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
@@ -100,6 +100,22 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         metric: Literal["precomputed"] | None = None,
     ) -> None:
         _keep(self, locals())
+
+    def _read(
+        self, names: tuple[str, str], source: Any, target: Any, dtype: Any, *, flat: bool = False
+    ) -> tuple[Any, Any]:
+        """Check both sides: points, the target's may be ``flat``, or matrices and graphs."""
+        sparse: Any = "csr" if self.metric == "precomputed" else False
+        if sparse:
+            source, target = _matrix(names[0], source), _matrix(names[1], target)
+        elif any(as_graph("X", side) is not None for side in (source, target)):
+            raise InvalidTypeError(
+                "Points must be dense, and this is a sparse matrix or a graph: pass "
+                "metric='precomputed' for graphs and their edge lengths, or points by toarray()."
+            )
+        return validate_data(self, source, accept_sparse=sparse, dtype=dtype), check_array(
+            target, accept_sparse=sparse, dtype=dtype, ensure_2d=not flat, input_name=names[1]
+        )
 
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
         """Solve with the parameters as options."""
@@ -194,28 +210,22 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         target = y if target is None else target
         names = getattr(target, "columns", None)
         data = {"a": a, "b": b, "init": init, "features": features}
-        self._precomputed = self.metric == "precomputed"
-        if self._precomputed:
-            X = validate_data(self, _matrix("X", X), accept_sparse="csr", dtype=np.float64)  # noqa: N806
-            target = check_array(
-                _matrix("y", target), accept_sparse="csr", dtype=np.float64, input_name="y"
-            )
-            if target.shape[0] != target.shape[1]:
-                raise InvalidInputError(
-                    f"The target must be a square matrix with metric='precomputed'; got "
-                    f"{target.shape}. A cross-validation takes rows of `y` alone: pass "
-                    "fit(X, target=Y), which stays whole."
-                )
-            names = None
-        else:
-            _refuse_graphs(X, target)
-            X = validate_data(self, X, dtype=_FLOATS)  # noqa: N806
-            target = check_array(target, dtype=_FLOATS, ensure_2d=False, input_name="y")
+        tables = self._precomputed = self.metric == "precomputed"
+        dtype = np.float64 if tables else _FLOATS
+        X, target = self._read(("X", "y"), X, target, dtype, flat=not tables)  # noqa: N806
+        if not tables:
             target = target.reshape(len(target), -1)
+        elif target.shape[0] != target.shape[1]:
+            raise InvalidInputError(
+                f"The target must be a square matrix with metric='precomputed'; got "
+                f"{target.shape}. A cross-validation takes rows of `y` alone: pass "
+                "fit(X, target=Y), which stays whole."
+            )
         self.result_ = self._solve(X, target, data)
         self.n_iter_ = self.result_.n_iters
         self._n_features_out = target.shape[1]
-        self._target_names = None if names is None else np.asarray(names, dtype=object)
+        unnamed = names is None or tables
+        self._target_names = None if unnamed else np.asarray(names, dtype=object)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -379,13 +389,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
             )
         self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
         Xs, Xt = self._taken(Xs), self._taken(Xt)  # noqa: N806
-        if self.metric == "precomputed":
-            Xs, Xt = _matrix("Xs", Xs), _matrix("Xt", Xt)  # noqa: N806
-        else:
-            _refuse_graphs(Xs, Xt)
-        sparse = "csr" if self.metric == "precomputed" else False
-        self.xs_ = validate_data(self, Xs, accept_sparse=sparse, dtype=_FLOATS)
-        self.xt_ = check_array(Xt, accept_sparse=sparse, dtype=_FLOATS, input_name="Xt")
+        self.xs_, self.xt_ = self._read(("Xs", "Xt"), Xs, Xt, _FLOATS)
         linear = None
         if ys is not None and yt is not None:
             source = _labels(ys, self.xs_.shape[0], "ys")
@@ -496,22 +500,10 @@ def _matrix(name: str, given: Any) -> Any:
     return given if graph is None else graph
 
 
-def _refuse_graphs(*sides: Any) -> None:
-    """Refuse graphs where points are expected."""
-    if any(as_graph("X", side) is not None for side in sides):
-        raise InvalidTypeError(
-            "Points must be dense, and this is a sparse matrix or a graph: pass "
-            "metric='precomputed' for graphs and their edge lengths, or points by toarray()."
-        )
-
-
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
     """Check labels, shape (count,)."""
     array = as_labels(name, labels)
-    if array.shape != (count,):
-        raise InvalidInputError(
-            f"`{name}` must have shape ({count},), one label per point; got {array.shape}."
-        )
+    check_shape(name, array, (count,), "one label per point")
     return array
 
 
