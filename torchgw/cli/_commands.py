@@ -38,27 +38,14 @@ _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = {"X", "Y", "result", "points"}
 
 
-# How each command is called, after its name.
-_EXAMPLES = {
-    "info": ("", " out.npz"),
-    "score": (" out.npz --truth partners.txt", " out.npz --labels-x x.txt --labels-y y.txt --json"),
-    "plot": (" out.npz -o plan.png", " out.npz --kind clouds --lines 50 -o clouds.png"),
-    "transform": (" out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse"),
-    "benchmark": ("", " --n 2000 --m 2000 --device cpu --json"),
-    "demo": ("", " --output demo.png --seed 3"),
-    "warmup": ("", " --device cuda:0"),
-    "completion": (" bash > torchgw.bash",),
-}
-
-
 def add_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], whole: argparse.ArgumentParser
 ) -> None:
     """Add the commands of this module to the parser of the whole command line."""
 
-    def add(run: Callable[[argparse.Namespace], int], about: str, more: str) -> Any:
+    def add(run: Callable[[argparse.Namespace], int], about: str, more: str, *examples: str) -> Any:
         name = run.__name__.removeprefix("_")
-        shown = "".join(f"  torchgw {name}{rest}\n" for rest in _EXAMPLES[name])
+        shown = "".join(f"  torchgw {name}{rest}\n" for rest in examples)
         parser = commands.add_parser(
             name, help=about, description=more, epilog=f"examples:\n{shown}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -70,32 +57,42 @@ def add_commands(
     info = add(
         _info, "say what can run here, or what a result file holds",
         "Without a file: versions, devices and backends. With one: its result.",
+        "", " out.npz",
     )  # fmt: skip
     score = add(
         _score, "score a result against known partners or labels",
         "Print the value and errors of a result, and scores where answers are given.",
+        " out.npz --truth partners.txt", " out.npz --labels-x x.txt --labels-y y.txt --json",
     )  # fmt: skip
-    plot = add(_plot, "draw a result", "Draw a result to a picture file.")
+    plot = add(
+        _plot, "draw a result", "Draw a result to a picture file.",
+        " out.npz -o plan.png", " out.npz --kind clouds --lines 50 -o clouds.png",
+    )  # fmt: skip
     transform = add(
         _transform, "map new points by a result",
         "Map new points of X to the space of Y, or back, without solving again.",
+        " out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse",
     )  # fmt: skip
     benchmark = add(
         _benchmark, "time a solve on this machine",
         "Match a spiral with a Swiss roll of given sizes, and report time and quality.",
+        "", " --n 2000 --m 2000 --device cpu --json",
     )  # fmt: skip
     demo = add(
         _demo, "match a spiral with a Swiss roll and draw it",
         "Match a spiral with a Swiss roll, print how well, and draw the match.",
+        "", " --output demo.png --seed 3",
     )  # fmt: skip
     warmup = add(
         _warmup, "compile the kernels for this GPU",
         "Compile the kernels of default solves for this GPU into Triton's cache, and say where it "
         "lies. Copies of it serve machines with the same GPU and versions (TRITON_CACHE_DIR).",
+        "", " --device cuda:0",
     )  # fmt: skip
     completion = add(
         _completion, "print a completion script for a shell",
         "Print a script that makes a shell complete commands, options and files.",
+        " bash > torchgw.bash",
     )  # fmt: skip
 
     for parser, count in ((info, "?"), (score, None), (plot, None), (transform, None)):

@@ -396,22 +396,15 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         "scale_used": result.scale,
         "torchgw": torchgw.__version__,
     }
+    same = "value epsilon ambiguity doubt converged marginal_error marginal_a marginal_b n_iters"
     return {
-        "value": np.asarray(result.value),
+        **{name: to_numpy(getattr(result, name)) for name in same.split()},
         "f": to_numpy(result.potential_a),
         "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
-        "epsilon": np.asarray(result.epsilon),
-        "ambiguity": np.asarray(result.ambiguity),
-        "doubt": np.asarray(result.doubt),
         "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
-        "converged": np.asarray(result.converged),
         "status": np.asarray(result.status.name),
         "advice": np.asarray(result.status.advice),
-        "marginal_error": np.asarray(result.marginal_error),
-        "marginal_a": to_numpy(result.marginal_a),
-        "marginal_b": to_numpy(result.marginal_b),
-        "n_iters": np.asarray(result.n_iters),
         "settings": np.asarray(json.dumps(used)),
     }
 
