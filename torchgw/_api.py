@@ -61,15 +61,15 @@ __all__ = ["solve"]
 @reject_unknown
 @through_transforms
 def solve(
-    X: Any = None,  # noqa: N803 - the names of the field
-    Y: Any = None,  # noqa: N803
+    X: Any = None,
+    Y: Any = None,
     *,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | torch.Tensor | None = None,

@@ -348,7 +348,7 @@ def plot_alternatives(
     Y: Any = None,
     *,
     colour: Any = None,
-    ax: Axes | None = None,  # noqa: N803
+    ax: Axes | None = None,
 ) -> Any:
     """Draw the optima that a multi-start found: their values, or their matches side by side.
 
@@ -391,7 +391,7 @@ def plot_alternatives(
     return ax
 
 
-def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:  # noqa: N803
+def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
     """Draw X, and Y as each of the first alternatives matches it."""
     from matplotlib import pyplot
 

@@ -117,7 +117,7 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
             target, accept_sparse=sparse, dtype=dtype, ensure_2d=not flat, input_name=names[1]
         )
 
-    def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
+    def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:
         """Solve with the parameters as options."""
         options = self.get_params(deep=False)
         metric = options.pop("metric")
@@ -168,7 +168,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
     @reject_unknown
     def fit(
         self,
-        X: Any,  # noqa: N803 - the names of the field
+        X: Any,
         y: Any = None,
         *,
         a: Any = None,
@@ -212,7 +212,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         data = {"a": a, "b": b, "init": init, "features": features}
         tables = self._precomputed = self.metric == "precomputed"
         dtype = np.float64 if tables else _FLOATS
-        X, target = self._read(("X", "y"), X, target, dtype, flat=not tables)  # noqa: N806
+        X, target = self._read(("X", "y"), X, target, dtype, flat=not tables)
         if not tables:
             target = target.reshape(len(target), -1)
         elif target.shape[0] != target.shape[1]:
@@ -228,26 +228,26 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         self._target_names = None if unnamed else np.asarray(names, dtype=object)
         return self
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=_FLOATS, reset=False)  # noqa: N806
+        X = validate_data(self, X, dtype=_FLOATS, reset=False)
         return self._map(X, self.result_.transform, 1)
 
-    def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
-        X = check_array(X, dtype=_FLOATS)  # noqa: N806
+        X = check_array(X, dtype=_FLOATS)
         return self._map(X, self.result_.inverse_transform, 0)
 
-    def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:  # noqa: N803
+    def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:
         """Map points, or distances to the known ones, to the other side."""
         if not self._precomputed:
             return to_numpy(method(X))
         count = self.result_.lazy_plan.shape[other]
         return to_numpy(method(D_new=X, values=np.eye(count)))
 
-    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+    def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some points: by their partners if these are known, else by distances.
 
         Parameters
@@ -287,7 +287,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         return tags
 
 
-def agreement_score(estimator: GWAligner | GWTransport, X: Any, y: Any = None) -> float:  # noqa: N803
+def agreement_score(estimator: GWAligner | GWTransport, X: Any, y: Any = None) -> float:
     """Correlate distances among points with those among their images: no labels, no partners.
 
     A scorer of scikit-learn: ``GridSearchCV(GWAligner(), grid, scoring=agreement_score)``.
@@ -363,9 +363,9 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     @reject_unknown
     def fit(
         self,
-        Xs: Any = None,  # noqa: N803
+        Xs: Any = None,
         ys: Any = None,
-        Xt: Any = None,  # noqa: N803
+        Xt: Any = None,
         yt: Any = None,
     ) -> GWTransport:
         """Align source and target points.
@@ -388,7 +388,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "pipeline.fit(Xs, ys, gwtransport__Xt=Xt)."
             )
         self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
-        Xs, Xt = self._taken(Xs), self._taken(Xt)  # noqa: N806
+        Xs, Xt = self._taken(Xs), self._taken(Xt)
         self.xs_, self.xt_ = self._read(("Xs", "Xt"), Xs, Xt, _FLOATS)
         linear = None
         if ys is not None and yt is not None:
@@ -424,25 +424,25 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
 
     def fit_transform(
         self,
-        Xs: Any = None,  # noqa: N803
+        Xs: Any = None,
         ys: Any = None,
-        Xt: Any = None,  # noqa: N803
+        Xt: Any = None,
         yt: Any = None,
     ) -> Any:
         """Align, and map the source points into the target space, shape (n, d')."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
-    def transform(self, Xs: Any) -> Any:  # noqa: N803
+    def transform(self, Xs: Any) -> Any:
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = validate_data(self, self._taken(Xs), dtype=_FLOATS, reset=False)  # noqa: N806
+        Xs = validate_data(self, self._taken(Xs), dtype=_FLOATS, reset=False)
         plan = self.result_.lazy_plan
         return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
 
-    def inverse_transform(self, Xt: Any) -> Any:  # noqa: N803
+    def inverse_transform(self, Xt: Any) -> Any:
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
-        Xt = check_array(self._taken(Xt), dtype=_FLOATS)  # noqa: N806
+        Xt = check_array(self._taken(Xt), dtype=_FLOATS)
         plan = self.result_.lazy_plan.T
         return self._map(Xt, self.xt_, self.xs_, plan, self.result_.inverse_transform)
 
@@ -467,7 +467,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         """Hand an array out as the kind that was fitted."""
         return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
 
-    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+    def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
         return agreement_score(self, self._taken(X))
 
@@ -554,24 +554,24 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         _keep(self, locals())
 
-    def fit(self, X: Any, y: Any = None) -> GWDistance:  # noqa: N803
+    def fit(self, X: Any, y: Any = None) -> GWDistance:
         """Keep the spaces that others are compared with."""
         self.spaces_ = list(X)
         return self
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute distances of spaces to those of ``fit``, shape (q, n)."""
         check_is_fitted(self)
         return self._from_values(self._values(list(X), self.spaces_))
 
-    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> NDArray[np.float64]:  # noqa: N803
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> NDArray[np.float64]:
         """Compute distances among spaces, shape (n, n), each pair once."""
         self.fit(X, y)
         values = self._values(self.spaces_, None)
         self._learn(values)
         return self._from_values(values)
 
-    def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:  # noqa: N803
+    def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:
         options = self.get_params(deep=False)
         options.pop("gamma", None)
         values = pairwise(Xs, Ys, **options, progress=False)
@@ -614,14 +614,14 @@ class GWKernel(GWDistance):
     ) -> None:
         _keep(self, locals())
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute similarities of spaces to those of ``fit``, shape (q, n)."""
         check_is_fitted(self)
         if self.gamma is None and not hasattr(self, "gamma_"):
             self._learn(self._values(self.spaces_, None))
         return super().transform(X)
 
-    def fit(self, X: Any, y: Any = None) -> GWKernel:  # noqa: N803
+    def fit(self, X: Any, y: Any = None) -> GWKernel:
         """Keep the spaces that others are compared with."""
         super().fit(X, y)
         if hasattr(self, "gamma_"):

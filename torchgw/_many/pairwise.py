@@ -58,11 +58,11 @@ class _Job(NamedTuple):
 
 @reject_unknown
 def pairwise(
-    Xs: Any = None,  # noqa: N803 - the names of the field
-    Ys: Any = None,  # noqa: N803
+    Xs: Any = None,
+    Ys: Any = None,
     *,
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
     pairs: Any = None,
     symmetric: bool | Literal["auto"] = "auto",
     output: Output = "value",

@@ -61,15 +61,15 @@ _SYMMETRY, _MASS = 1e-5, 1e-4
 
 @reject_unknown
 def solve_many(
-    Xs: Any = None,  # noqa: N803 - the names of the field
-    Ys: Any = None,  # noqa: N803
+    Xs: Any = None,
+    Ys: Any = None,
     *,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: Any = None,
@@ -210,9 +210,9 @@ def solve_many(
 
 @reject_unknown
 def solve_batch(
-    D_X: Any,  # noqa: N803
-    D_Y: Any,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any,
+    D_Y: Any,
+    M: Any = None,
     *,
     a: Any = None,
     b: Any = None,
@@ -417,7 +417,7 @@ def _epsilons(epsilon: Any, count: int) -> list[float]:
     return found
 
 
-def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:  # noqa: N803
+def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:
     if M is None:
         return None
     costs = listed_spaces("M", M)

@@ -98,7 +98,7 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def T(self) -> Plan:  # noqa: N802 - the name of every array library
+    def T(self) -> Plan:
         """The plan from target to source."""
 
     @abstractmethod

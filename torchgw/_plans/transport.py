@@ -137,7 +137,7 @@ class TransportPlan(DualPlan):
         return self.cost
 
     @property
-    def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> TransportPlan:
         """The plan from target to source."""
         (f, g), (p, q) = self.potentials, self.masses
         turned = TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(q, p))

@@ -29,19 +29,7 @@ __all__ = [
     "pair_of_distances",
 ]
 
-DistanceName = Literal[
-    "auto",
-    "dijkstra",
-    "precomputed",
-    "landmark",
-    "euclidean",
-    "sqeuclidean",
-    "cosine",
-    "correlation",
-    "poincare",
-    "lorentz",
-    "sphere",
-]
+DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel]
 
 
 class NamedDistance(NamedTuple):

@@ -271,12 +271,12 @@ class GWResult(Result):
 
     def transform(
         self,
-        X_new: Any = None,  # noqa: N803 - the names of the field
+        X_new: Any = None,
         *,
         values: Any = None,
-        D_new: Any = None,  # noqa: N803
-        M_new: Any = None,  # noqa: N803
-        F_new: Any = None,  # noqa: N803
+        D_new: Any = None,
+        M_new: Any = None,
+        F_new: Any = None,
     ) -> Any:
         """Map new source points to the target without solving again.
 
@@ -325,12 +325,12 @@ class GWResult(Result):
 
     def inverse_transform(
         self,
-        Y_new: Any = None,  # noqa: N803
+        Y_new: Any = None,
         *,
         values: Any = None,
-        D_new: Any = None,  # noqa: N803
-        M_new: Any = None,  # noqa: N803
-        F_new: Any = None,  # noqa: N803
+        D_new: Any = None,
+        M_new: Any = None,
+        F_new: Any = None,
     ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 

@@ -325,7 +325,7 @@ class BarycenterResult(Result):
         )
 
     @property
-    def D(self) -> Any:  # noqa: N802 - the name of the field
+    def D(self) -> Any:
         """The distances as a matrix, shape (n, n)."""
         return in_kind(self.weights, stored_matrix(self.distances))
 

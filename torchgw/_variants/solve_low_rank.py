@@ -106,16 +106,16 @@ class LowRankResult(Result):
 
 @reject_unknown
 def solve_low_rank(
-    X: Any = None,  # noqa: N803 - the names of the field
-    Y: Any = None,  # noqa: N803
+    X: Any = None,
+    Y: Any = None,
     *,
     rank: int,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
