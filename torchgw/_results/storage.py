@@ -8,6 +8,7 @@ largest entries. A class goes into files by its name once it is :func:`stored`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -433,8 +434,8 @@ _SHAPES = {
 
 def _hints(kind: str) -> dict[str, Any]:
     """Say what the parts of a value have to be."""
-    if kind in _BUILT:
-        return _BUILT[kind][1]
+    if kind in _made():
+        return _made()[kind][1]
     known = _RECORDS.get(kind) or _DATACLASSES[kind]
     # a plan may have come back by its largest entries
     return {
@@ -455,35 +456,38 @@ def _check_shapes(kind: str, value: Any) -> None:
             )
 
 
-_CSR = scipy.sparse.csr_array
-_PLAN = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
-# How the kinds that are no tuple or dataclass are built, and what their parts have to be.
-_BUILT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "Extension": (_build_extension, {
-        "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
-        "coupling": Tensor | Anchors | _CSR, "linear": bool, "mass": float, "loss": Loss,
-        "unpolished": DualPlan | None, "own": Marginals | None,
-        "table": DenseCost | FactoredCost | None,
-    }),
-    "Geodesics": (_build_geodesics, {"graph": _CSR, "unreachable": float | None}),
-    "Loss": (_build_loss, {
-        "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
-    }),
-    "Side": (_build_side, {
-        **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
-    }),
-    "SparsePlan": (_build_sparse_plan, {"entries": _CSR, **_PLAN}),
-    "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
-    "TransportPlan": (TransportPlan, {
-        "cost": DenseCost | FactoredCost, "masses": Marginals | None, **_PLAN,
-    }),
-    "csr": (_build_csr, {
-        "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
-    }),
-    "factors": (FactoredDistance, {"matrix": Tensor, "signs": Tensor}),
-    "matrix": (PrecomputedDistance, {"matrix": Tensor}),
-    "directed": (DirectedDistance, {"table": Tensor}),
-}  # fmt: skip
+@functools.cache
+def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """List how kinds that are no tuple or dataclass are built, and what their parts have to be."""
+    # SciPy's sparse matrices are imported when a file is read
+    csr = scipy.sparse.csr_array
+    plan = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
+    return {
+        "Extension": (_build_extension, {
+            "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
+            "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
+            "unpolished": DualPlan | None, "own": Marginals | None,
+            "table": DenseCost | FactoredCost | None,
+        }),
+        "Geodesics": (_build_geodesics, {"graph": csr, "unreachable": float | None}),
+        "Loss": (_build_loss, {
+            "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
+        }),
+        "Side": (_build_side, {
+            **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
+        }),
+        "SparsePlan": (_build_sparse_plan, {"entries": csr, **plan}),
+        "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
+        "TransportPlan": (TransportPlan, {
+            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
+        }),
+        "csr": (_build_csr, {
+            "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
+        }),
+        "factors": (FactoredDistance, {"matrix": Tensor, "signs": Tensor}),
+        "matrix": (PrecomputedDistance, {"matrix": Tensor}),
+        "directed": (DirectedDistance, {"table": Tensor}),
+    }  # fmt: skip
 
 
 def _build(kind: str, parts: dict[str, Any]) -> Any:
@@ -492,12 +496,12 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
     # a name may have got another meaning since
     renamed = {old: new for old, new in renamed.items() if new not in parts}
     parts = {renamed.get(name, name): part for name, part in parts.items()}
-    if kind not in {*_RECORDS, *_DATACLASSES, *_BUILT}:
+    if kind not in {*_RECORDS, *_DATACLASSES, *_made()}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
     if kind in _DATACLASSES:
         value = _make(kind, parts)
     else:
         check_fields(parts, _hints(kind))
-        value = (_RECORDS[kind] if kind in _RECORDS else _BUILT[kind][0])(**parts)
+        value = (_RECORDS[kind] if kind in _RECORDS else _made()[kind][0])(**parts)
     _check_shapes(kind, value)
     return value
