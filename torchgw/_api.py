@@ -11,12 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchgw._boundary.arrays import (
-    as_weights,
-    make_generator,
-    resolve_device,
-    without_tensors,
-)
+from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
@@ -54,13 +49,7 @@ from torchgw._solve.options import (
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._tensors.ahead import compile_beside
-from torchgw._tensors.ranks import (
-    Distributed,
-    check_distributed,
-    join,
-    share_inputs,
-    together,
-)
+from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
@@ -72,15 +61,15 @@ __all__ = ["solve"]
 @reject_unknown
 @through_transforms
 def solve(
-    X: Any = None,  # noqa: N803 - the names of the field
-    Y: Any = None,  # noqa: N803
+    X: Any = None,
+    Y: Any = None,
     *,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | torch.Tensor | None = None,
@@ -394,10 +383,11 @@ def solve(
         distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
+    tracked = differentiable is not None
     weights = a, b
     a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
     options = Options(
-        epsilon=number_of("epsilon", epsilon, tracked=differentiable is not None),
+        epsilon=number_of("epsilon", epsilon, tracked=tracked),
         gradient=gradient,
         n_anchors=n_anchors,
         n_init=n_init,
@@ -406,7 +396,7 @@ def solve(
         max_iter=max_iter,
         min_iter=min_iter,
         tol=tol,
-        objective_tol=0.0 if differentiable is not None else objective_tol,
+        objective_tol=0.0 if tracked else objective_tol,
         inner_max_iter=inner_max_iter,
         inner_tol=inner_tol,
         backend=backend,
@@ -436,11 +426,10 @@ def solve(
         )
 
         scale = check_units(differentiable, options, scale, kind)
-    options.check_search(given=init is not None, crossed=kind.cross is not None)
+    given = init is not None
+    options.check_search(given=given, crossed=kind.cross is not None)
     options = options.check_resolution(
-        given=init is not None,
-        differentiable=differentiable is not None,
-        checkpoint=checkpoint is not None,
+        given=given, differentiable=tracked, checkpoint=checkpoint is not None
     )
     distance_options = DistanceOptions(
         n_neighbors,
@@ -461,11 +450,11 @@ def solve(
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=differentiable is not None)
-    options.check_combination(linear=fused, differentiable=differentiable is not None)
+    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
+    options.check_combination(linear=fused, differentiable=tracked)
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
-        options.check_directed(differentiable=differentiable is not None)
+        options.check_directed(differentiable=tracked)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     if backend in ("auto", "triton"):
@@ -487,56 +476,30 @@ def solve(
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        judge = partial(agreement, device=where, backend=backend)
+        # what follows the inputs is not differentiated
+        judge = None if tracked else partial(agreement, device=where, backend=backend)
         sides = build_providers(
-            (X, Y),
-            tables,
-            distances,
-            distance_options,
-            where,
-            recorder.time,
-            weights=(a, b),
-            directed=True,
-            # what follows the inputs is not differentiated
-            judge=None if differentiable is not None else judge,
-        )
+            (X, Y), tables, distances, distance_options, where, recorder.time,
+            weights=(a, b), directed=True, judge=judge,
+        )  # fmt: skip
         source, target = sides.providers
         check_loss(kind, target)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
-        problem = Problem(
-            source,
-            target,
-            marginals,
-            weight,
-            linear,
-            kind,
-        )
+        problem = Problem(source, target, marginals, weight, linear, kind)
         if differentiable is not None:
             inputs = tracked_inputs(
-                X=X,
-                Y=Y,
-                a=weights[0],
-                b=weights[1],
-                D_X=D_X,
-                D_Y=D_Y,
-                M=M,
-                F=features,
-                alpha=alpha,
-                epsilon=epsilon,
-            )
+                X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,
+                alpha=alpha, epsilon=epsilon,
+            )  # fmt: skip
             check_tracked(inputs, problem, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             outcome = solve_problem(problem, options, init, generator, recorder, keeper)
             if pair is not None:
-                first, second = (
-                    space._replace(features=part.to(where), feature_metric=feature_metric)
-                    for space, part in zip(sides.origins, pair, strict=True)
-                )
-                sides = sides._replace(origins=(first, second))
+                sides = sides.featured(pair, feature_metric)
             result = make_result(outcome, problem, sides, seed)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result

@@ -95,7 +95,7 @@ class TritonProblem(PreparedProblem):
         self._turned = turned
 
     @property
-    def T(self) -> TritonProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> TritonProblem:
         """The problem with source and target exchanged."""
         return self._turned or TritonProblem(self.problem.T, self.backend, self)
 

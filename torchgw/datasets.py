@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._boundary.checks import check_count
-from torchgw._errors import InvalidInputError
+from torchgw._boundary.checks import check_count, check_not_negative
 
 __all__ = ["spiral", "swiss_roll"]
 
@@ -58,12 +55,8 @@ def swiss_roll(
 
     Parameters
     ----------
-    n : int
-        Number of points.
-    random_state : int, numpy.random.Generator or None
-        Source of the heights and of the noise; ``None`` draws new ones each time.
-    noise : float
-        Standard deviation of the noise, as in :func:`spiral`.
+    n, random_state, noise
+        As in :func:`spiral`; the heights are drawn as well.
     height : float
         Extent of the third axis. A roll of 500 points that is much taller is covered so thinly that
         a graph of 5 neighbours jumps between its turns.
@@ -73,7 +66,6 @@ def swiss_roll(
     points : ndarray, shape (n, 3), float64
         Points in the order of the curve.
     angle : ndarray, shape (n,), float64
-        Angle t of each point.
 
     Examples
     --------
@@ -81,7 +73,7 @@ def swiss_roll(
     >>> points.shape, angle.shape
     ((500, 3), (500,))
     """
-    _check_size("height", height)
+    check_not_negative("height", height)
     return _noisy_spiral(n, random_state, noise, height)
 
 
@@ -90,18 +82,13 @@ def _noisy_spiral(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Draw points of the spiral, with a third axis if it has a height, and their angles."""
     check_count("n", n)
-    _check_size("noise", noise)
+    check_not_negative("noise", noise)
     generator = np.random.default_rng(random_state)
     angle, radius = np.linspace(0.0, 9.0, n), np.linspace(0.3, 1.0, n)
     points = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
     if height is not None:
         points = np.column_stack([points, height * generator.random(n)])
     return points + noise * _bounded_normal(points.shape, generator), angle
-
-
-def _check_size(name: str, value: float) -> None:
-    if not isinstance(value, Real) or not 0 <= value < np.inf:
-        raise InvalidInputError(f"`{name}` must be finite and not negative; got {value!r}.")
 
 
 def _bounded_normal(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float64]:

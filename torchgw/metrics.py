@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import as_labels, to_tensor
+from torchgw._boundary.arrays import as_labels, check_shape, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import InvalidInputError
 
@@ -111,11 +111,7 @@ def label_accuracy(
     """
     found = transfer_labels(projected, anchors, anchor_labels, n_neighbors=n_neighbors)
     own = as_labels("labels", labels)
-    if own.shape != found.shape:
-        raise InvalidInputError(
-            f"`labels` must have shape {found.shape}, one label per projected point; got "
-            f"{own.shape}."
-        )
+    check_shape("labels", own, found.shape, "one label per projected point")
     return float((found == own).mean())
 
 

@@ -1,4 +1,8 @@
-"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``."""
+"""Drawings of a match. Needs matplotlib: ``pip install matplotlib``.
+
+``result`` is always what ``torchgw.solve(X, Y)`` returned. What is drawn goes on ``ax``, axes of
+matplotlib, or into a new figure without them; the axes drawn on are returned.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
+from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._variants.solve_low_rank import LowRankResult
@@ -61,14 +65,9 @@ def plot_points(
         One number per point, with a colour bar, or one label, words in sorted order, with a legend;
         None draws all points alike.
     ax : matplotlib Axes or None
-        Where to draw, a three-dimensional Axes when d >= 3; None makes one in a new figure.
+        Three-dimensional when d >= 3.
     size : float
         Area of a marker, in points squared.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     coordinates = _columns_of(points)
     if ax is None:
@@ -151,8 +150,6 @@ def plot_match(
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     X, Y : array-like, shape (n, d) and (m, d')
         The points that were matched.
     colour : array-like, shape (n,), or None
@@ -163,31 +160,21 @@ def plot_match(
         How many lines to draw between points of X, spread over its extent, and their partners. They
         stay where they are if axes in space are turned afterwards.
     ax : pair of matplotlib Axes or None
-        Where to draw X and Y; None makes both in a new figure.
+        Of X and of Y.
     size : float
         Area of a marker, in points squared.
-
-    Returns
-    -------
-    tuple of Axes
-        The axes of X and of Y.
     """
     _check_result(result)
     n, m = result.lazy_plan.shape
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
     if not isinstance(lines, Integral) or lines < 0:
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
-    source_colour = _default_colour(result) if colour is None else to_numpy(colour)
-    if source_colour.shape[:1] != (n,):
-        raise InvalidInputError(
-            f"`colour` must have shape ({n},), a number per point of X; got {source_colour.shape}."
-        )
+    shades = _source_shades(result, colour)
     if ax is None:
         ax = _new_pair(len(source), len(target))
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
-    shades = _Shades.of(source_colour)
     for axes, cloud in zip(ax, (source, target), strict=True):
         _check_depth(axes, cloud)
     # the numbers of a default colour say nothing
@@ -236,26 +223,40 @@ def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
     return np.column_stack(proj3d.proj_transform(*points.T, ax.get_proj())[:2])
 
 
+def _source_shades(result: Any, colour: Any) -> _Shades:
+    """Colour the points of X as asked for, or by what there is to see of them."""
+    n = result.lazy_plan.shape[0]
+    given = _default_colour(result) if colour is None else to_numpy(colour)
+    if given.shape[:1] != (n,):
+        raise InvalidInputError(
+            f"`colour` must have shape ({n},), a number per point of X; got {given.shape}."
+        )
+    return _Shades.of(given)
+
+
+def _source_distances(result: Any) -> DistanceProvider | None:
+    """Look up the distances of X, if the result holds what they are read from."""
+    extension = getattr(result, "extension", None)
+    return None if extension is None else extension.known.providers[0]
+
+
 def _default_colour(result: Any) -> NDArray[Any]:
     """Colour X by its order if neighbours in it are near each other, else along its extent."""
-    extension = getattr(result, "extension", None)
+    provider = _source_distances(result)
     n = result.lazy_plan.shape[0]
-    if extension is None or n < 3:
+    if provider is None or n < 3:
         return np.arange(n)
-    provider = extension.known.providers[0]
     some = torch.linspace(0, n - 2, min(n - 1, _SCALING_POINTS), device=provider.device)
     some = some.round().long()
     block = provider.columns(some)
     step = block[some + 1, torch.arange(len(some), device=some.device)]
-    return (
-        np.arange(n) if float(step.mean()) < _ORDERED * float(block.mean()) else _structure(result)
-    )
+    ordered = float(step.mean()) < _ORDERED * float(block.mean())
+    return np.arange(n) if ordered else _extent(provider)
 
 
 def _structure(result: Any) -> NDArray[Any]:
     """Find places of X along its longest extent, or the order of its points if that is unknown."""
-    extension = getattr(result, "extension", None)
-    provider = None if extension is None else extension.known.providers[0]
+    provider = _source_distances(result)
     return np.arange(result.lazy_plan.shape[0]) if provider is None else _extent(provider)
 
 
@@ -268,19 +269,10 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     order : {"structure", "index"} or array-like, shape (n,)
         ``"structure"`` sorts X along its longest extent and Y by where its mass comes from, so that
         a consistent match is a band along the diagonal, whatever order the points came in; an array
         sorts X by its numbers or labels instead. ``"index"`` leaves both as they are.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     _check_result(result)
     plan = result.lazy_plan
@@ -313,19 +305,8 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
     The objective, on an axis of its own at the right, counts the entropy at the epsilon of each
     iteration, so it falls with epsilon too. Iterations that do not know it, with a sampled gradient
-    or relaxed marginals, have their dual value drawn. The title has that of the plan returned.
-
-    Parameters
-    ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on, with a logarithmic scale.
+    or relaxed marginals, have their dual value drawn. The title has that of the plan returned. The
+    axes have a logarithmic scale.
     """
     _check_result(result, "history")
     ax = ax or _new_axes(2)
@@ -367,30 +348,23 @@ def plot_alternatives(
     Y: Any = None,
     *,
     colour: Any = None,
-    ax: Axes | None = None,  # noqa: N803
+    ax: Axes | None = None,
 ) -> Any:
     """Draw the optima that a multi-start found: their values, or their matches side by side.
 
     Values that are nearly equal mean that the data allow several alignments; pass one of
-    ``result.alternatives`` as ``init`` to solve from there.
+    ``result.alternatives`` as ``init`` to solve from there. Matches have a new figure; returned are
+    its axes, those of X and of each alternative.
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`, with alternatives.
     X, Y : array-like, shapes (n, d) and (m, d'), optional
         The points that were matched. With them the few points that were searched are drawn: X, and
         Y once for each of the first four alternatives, coloured by its match.
     colour : array-like, shape (n,), or None
-        One number or label per point of X; None takes the order of
-        the points if it says something, and else their places along the longest extent of X.
+        As in :func:`plot_match`.
     ax : matplotlib Axes or None
-        Where to draw the values; None makes one in a new figure. Matches have a new figure.
-
-    Returns
-    -------
-    Axes, or tuple of Axes
-        The axes drawn on: those of X and of each alternative if points are given.
+        For values alone.
     """
     _check_result(result, "alternatives")
     found = result.alternatives
@@ -417,22 +391,17 @@ def plot_alternatives(
     return ax
 
 
-def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:  # noqa: N803
+def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
     """Draw X, and Y as each of the first alternatives matches it."""
     from matplotlib import pyplot
 
     n, m = result.lazy_plan.shape
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
-    shade = _default_colour(result) if colour is None else to_numpy(colour)
-    if shade.shape[:1] != (n,):
-        raise InvalidInputError(
-            f"`colour` must have shape ({n},), a number per point of X; got {shade.shape}."
-        )
+    shades = _source_shades(result, colour)
     shown = result.alternatives[:_SIDE_BY_SIDE]
     count = len(shown) + 1
     figure = pyplot.figure(figsize=(3.4 * count, 3.8), layout="constrained")
     axes = [figure.add_subplot(1, count, 1, projection=_projection_of(len(source)))]
-    shades = _Shades.of(shade)
     _draw_points(axes[0], source, shades, size=8.0)
     axes[0].set_title("X", fontsize="medium")
     for place, item in enumerate(shown):
@@ -453,18 +422,6 @@ def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
     They are in the order of ``result.trials``: the best refined chain is on top. Those left behind
     at a larger epsilon have their objective there, in grey.
-
-    Parameters
-    ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`, with trials.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on.
     """
     _check_result(result, "trials")
     known = result.trials
@@ -496,19 +453,12 @@ def plot_confusion(
 ) -> Axes:
     """Draw which labels of Y the mass of each label of X goes to.
 
+    Each row sums to one; a label without mass has an empty row.
+
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
     source_labels, target_labels : array-like, shapes (n,) and (m,)
         Labels of the points. Both sides need not have the same ones.
-    ax : matplotlib Axes or None
-        Where to draw; None makes one in a new figure.
-
-    Returns
-    -------
-    Axes
-        The axes drawn on. Each row sums to one; a label without mass has an empty row.
     """
     _check_result(result)
     source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
@@ -537,13 +487,8 @@ def plot_confusion(
     names = [str(label) for label in target]
     # words side by side have to fit into the width of their columns
     turned = max(map(len, names)) * len(names) > _WIDEST_NAMES
-    ax.set_xticks(
-        range(len(target)),
-        names,
-        rotation=45 if turned else 0,
-        ha="right" if turned else "center",
-        rotation_mode="anchor",
-    )
+    angle, side = (45, "right") if turned else (0, "center")
+    ax.set_xticks(range(len(target)), names, rotation=angle, ha=side, rotation_mode="anchor")
     ax.set_yticks(range(len(source)), [str(label) for label in source])
     ax.set(xlabel="label of Y", ylabel="label of X", title="share of each label's mass")
     return ax
@@ -555,12 +500,8 @@ def plot_demo(result: GWResult, X: Any, Y: Any, *, colour: Any = None) -> Figure
 
     Parameters
     ----------
-    result : GWResult
-        Of `torchgw.solve(X, Y)`.
-    X, Y : array-like, shape (n, d) and (m, d')
-        The points that were matched.
-    colour : array-like, shape (n,), or None
-        One number per point of X; None takes the index.
+    X, Y, colour : array-like
+        As in :func:`plot_match`.
 
     Returns
     -------
@@ -669,14 +610,12 @@ def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np
         keys = _structure(result)
     else:
         keys = np.unique(to_numpy(order), return_inverse=True)[1]
-        if keys.shape != (n,):
-            raise InvalidInputError(f"`order` must have shape ({n},); got {keys.shape}.")
+        check_shape("order", keys, (n,))
     by_row = np.argsort(keys, kind="stable")
     rank = np.empty(n)
     rank[by_row] = np.arange(n)
-    mean = result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])
-    weight = to_numpy(mean)[:, 1]
-    centre = np.divide(to_numpy(mean)[:, 0], weight, out=np.zeros(m), where=weight > 0)
+    moved, weight = to_numpy(result.lazy_plan.T @ np.column_stack([rank, np.ones(n)])).T
+    centre = np.divide(moved, weight, out=np.zeros(m), where=weight > 0)
     return by_row, np.argsort(centre, kind="stable")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from torchgw._api import solve
-from torchgw._boundary.arrays import as_labels, to_numpy
+from torchgw._boundary.arrays import as_labels, check_shape, to_numpy
 from torchgw._boundary.checks import called, check_choice, check_positive, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
@@ -42,6 +42,13 @@ except ImportError as error:
 
 # Points whose distances are compared by a score. [L380]
 _SCORED = 1000
+_FLOATS = (np.float64, np.float32)
+
+
+def _keep(estimator: Any, given: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor as attributes, under their names."""
+    for name in estimator._get_param_names():
+        setattr(estimator, name, given[name])
 
 
 class _GWEstimator(BaseEstimator):  # type: ignore[misc]
@@ -92,11 +99,25 @@ class _GWEstimator(BaseEstimator):  # type: ignore[misc]
         momentum: float | None = None,
         metric: Literal["precomputed"] | None = None,
     ) -> None:
-        given = locals()
-        for name in self._get_param_names():
-            setattr(self, name, given[name])
+        _keep(self, locals())
 
-    def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:  # noqa: N803
+    def _read(
+        self, names: tuple[str, str], source: Any, target: Any, dtype: Any, *, flat: bool = False
+    ) -> tuple[Any, Any]:
+        """Check both sides: points, the target's may be ``flat``, or matrices and graphs."""
+        sparse: Any = "csr" if self.metric == "precomputed" else False
+        if sparse:
+            source, target = _matrix(names[0], source), _matrix(names[1], target)
+        elif any(as_graph("X", side) is not None for side in (source, target)):
+            raise InvalidTypeError(
+                "Points must be dense, and this is a sparse matrix or a graph: pass "
+                "metric='precomputed' for graphs and their edge lengths, or points by toarray()."
+            )
+        return validate_data(self, source, accept_sparse=sparse, dtype=dtype), check_array(
+            target, accept_sparse=sparse, dtype=dtype, ensure_2d=not flat, input_name=names[1]
+        )
+
+    def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:
         """Solve with the parameters as options."""
         options = self.get_params(deep=False)
         metric = options.pop("metric")
@@ -147,7 +168,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
     @reject_unknown
     def fit(
         self,
-        X: Any,  # noqa: N803 - the names of the field
+        X: Any,
         y: Any = None,
         *,
         a: Any = None,
@@ -189,51 +210,44 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         target = y if target is None else target
         names = getattr(target, "columns", None)
         data = {"a": a, "b": b, "init": init, "features": features}
-        self._precomputed = self.metric == "precomputed"
-        if self._precomputed:
-            X = validate_data(self, _matrix("X", X), accept_sparse="csr", dtype=np.float64)  # noqa: N806
-            target = check_array(
-                _matrix("y", target), accept_sparse="csr", dtype=np.float64, input_name="y"
-            )
-            if target.shape[0] != target.shape[1]:
-                raise InvalidInputError(
-                    f"The target must be a square matrix with metric='precomputed'; got "
-                    f"{target.shape}. A cross-validation takes rows of `y` alone: pass "
-                    "fit(X, target=Y), which stays whole."
-                )
-            names = None
-        else:
-            _refuse_graphs(X, target)
-            X = validate_data(self, X, dtype=[np.float64, np.float32])  # noqa: N806
-            target = check_array(target, dtype=[np.float64, np.float32], ensure_2d=False,
-                                 input_name="y")  # fmt: skip
+        tables = self._precomputed = self.metric == "precomputed"
+        dtype = np.float64 if tables else _FLOATS
+        X, target = self._read(("X", "y"), X, target, dtype, flat=not tables)
+        if not tables:
             target = target.reshape(len(target), -1)
+        elif target.shape[0] != target.shape[1]:
+            raise InvalidInputError(
+                f"The target must be a square matrix with metric='precomputed'; got "
+                f"{target.shape}. A cross-validation takes rows of `y` alone: pass "
+                "fit(X, target=Y), which stays whole."
+            )
         self.result_ = self._solve(X, target, data)
         self.n_iter_ = self.result_.n_iters
         self._n_features_out = target.shape[1]
-        self._target_names = None if names is None else np.asarray(names, dtype=object)
+        unnamed = names is None or tables
+        self._target_names = None if unnamed else np.asarray(names, dtype=object)
         return self
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        X = validate_data(self, X, dtype=_FLOATS, reset=False)
         return self._map(X, self.result_.transform, 1)
 
-    def inverse_transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
-        X = check_array(X, dtype=[np.float64, np.float32])  # noqa: N806
+        X = check_array(X, dtype=_FLOATS)
         return self._map(X, self.result_.inverse_transform, 0)
 
-    def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:  # noqa: N803
+    def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:
         """Map points, or distances to the known ones, to the other side."""
         if not self._precomputed:
             return to_numpy(method(X))
         count = self.result_.lazy_plan.shape[other]
         return to_numpy(method(D_new=X, values=np.eye(count)))
 
-    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+    def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some points: by their partners if these are known, else by distances.
 
         Parameters
@@ -273,7 +287,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _GWEstimator)
         return tags
 
 
-def agreement_score(estimator: GWAligner | GWTransport, X: Any, y: Any = None) -> float:  # noqa: N803
+def agreement_score(estimator: GWAligner | GWTransport, X: Any, y: Any = None) -> float:
     """Correlate distances among points with those among their images: no labels, no partners.
 
     A scorer of scikit-learn: ``GridSearchCV(GWAligner(), grid, scoring=agreement_score)``.
@@ -349,9 +363,9 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
     @reject_unknown
     def fit(
         self,
-        Xs: Any = None,  # noqa: N803
+        Xs: Any = None,
         ys: Any = None,
-        Xt: Any = None,  # noqa: N803
+        Xt: Any = None,
         yt: Any = None,
     ) -> GWTransport:
         """Align source and target points.
@@ -374,16 +388,8 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
                 "pipeline.fit(Xs, ys, gwtransport__Xt=Xt)."
             )
         self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
-        Xs, Xt = self._taken(Xs), self._taken(Xt)  # noqa: N806
-        if self.metric == "precomputed":
-            Xs, Xt = _matrix("Xs", Xs), _matrix("Xt", Xt)  # noqa: N806
-        else:
-            _refuse_graphs(Xs, Xt)
-        sparse = "csr" if self.metric == "precomputed" else False
-        self.xs_ = validate_data(self, Xs, accept_sparse=sparse, dtype=[np.float64, np.float32])
-        self.xt_ = check_array(
-            Xt, accept_sparse=sparse, dtype=[np.float64, np.float32], input_name="Xt"
-        )
+        Xs, Xt = self._taken(Xs), self._taken(Xt)
+        self.xs_, self.xt_ = self._read(("Xs", "Xt"), Xs, Xt, _FLOATS)
         linear = None
         if ys is not None and yt is not None:
             source = _labels(ys, self.xs_.shape[0], "ys")
@@ -418,35 +424,39 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
 
     def fit_transform(
         self,
-        Xs: Any = None,  # noqa: N803
+        Xs: Any = None,
         ys: Any = None,
-        Xt: Any = None,  # noqa: N803
+        Xt: Any = None,
         yt: Any = None,
     ) -> Any:
         """Align, and map the source points into the target space, shape (n, d')."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
-    def transform(self, Xs: Any) -> Any:  # noqa: N803
+    def transform(self, Xs: Any) -> Any:
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = validate_data(  # noqa: N806
-            self, self._taken(Xs), dtype=[np.float64, np.float32], reset=False
-        )
-        self._refuse_distances()
-        if np.array_equal(Xs, self.xs_):
-            return self._give(self.result_.lazy_plan.barycentric(self.xt_))
-        none = np.zeros((len(Xs), len(self.xt_))) if self._linear else None
-        return self._give(self.result_.transform(Xs, M_new=none))
+        Xs = validate_data(self, self._taken(Xs), dtype=_FLOATS, reset=False)
+        plan = self.result_.lazy_plan
+        return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
 
-    def inverse_transform(self, Xt: Any) -> Any:  # noqa: N803
+    def inverse_transform(self, Xt: Any) -> Any:
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
-        Xt = check_array(self._taken(Xt), dtype=[np.float64, np.float32])  # noqa: N806
-        self._refuse_distances()
-        if np.array_equal(Xt, self.xt_):
-            return self._give(self.result_.lazy_plan.T.barycentric(self.xs_))
-        none = np.zeros((len(Xt), len(self.xs_))) if self._linear else None
-        return self._give(self.result_.inverse_transform(Xt, M_new=none))
+        Xt = check_array(self._taken(Xt), dtype=_FLOATS)
+        plan = self.result_.lazy_plan.T
+        return self._map(Xt, self.xt_, self.xs_, plan, self.result_.inverse_transform)
+
+    def _map(self, points: Any, known: Any, others: Any, plan: Any, new: Any) -> Any:
+        """Map points to the other side: the known ones by the plan, others as new ones."""
+        if self.metric == "precomputed":
+            raise UnsupportedError(
+                "Distances have no coordinates to map to: with metric='precomputed' use "
+                "transform_labels, coupling_, or GWAligner, which returns shares of the target."
+            )
+        if np.array_equal(points, known):
+            return self._give(plan.barycentric(others))
+        unlabelled = np.zeros((len(points), len(others))) if self._linear else None
+        return self._give(new(points, M_new=unlabelled))
 
     @staticmethod
     def _taken(points: Any) -> Any:
@@ -457,15 +467,7 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         """Hand an array out as the kind that was fitted."""
         return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
 
-    def _refuse_distances(self) -> None:
-        """Refuse to map points where there were only distances."""
-        if self.metric == "precomputed":
-            raise UnsupportedError(
-                "Distances have no coordinates to map to: with metric='precomputed' use "
-                "transform_labels, coupling_, or GWAligner, which returns shares of the target."
-            )
-
-    def score(self, X: Any, y: Any = None) -> float:  # noqa: N803
+    def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
         return agreement_score(self, self._taken(X))
 
@@ -498,22 +500,10 @@ def _matrix(name: str, given: Any) -> Any:
     return given if graph is None else graph
 
 
-def _refuse_graphs(*sides: Any) -> None:
-    """Refuse graphs where points are expected."""
-    if any(as_graph("X", side) is not None for side in sides):
-        raise InvalidTypeError(
-            "Points must be dense, and this is a sparse matrix or a graph: pass "
-            "metric='precomputed' for graphs and their edge lengths, or points by toarray()."
-        )
-
-
 def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
     """Check labels, shape (count,)."""
     array = as_labels(name, labels)
-    if array.shape != (count,):
-        raise InvalidInputError(
-            f"`{name}` must have shape ({count},), one label per point; got {array.shape}."
-        )
+    check_shape(name, array, (count,), "one label per point")
     return array
 
 
@@ -562,37 +552,29 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:
-        self.distances = distances
-        self.n_neighbors = n_neighbors
-        self.scale = scale
-        self.epsilon = epsilon
-        self.n_init = n_init
-        self.n_jobs = n_jobs
-        self.device = device
+        _keep(self, locals())
 
-    def fit(self, X: Any, y: Any = None) -> GWDistance:  # noqa: N803
+    def fit(self, X: Any, y: Any = None) -> GWDistance:
         """Keep the spaces that others are compared with."""
         self.spaces_ = list(X)
         return self
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute distances of spaces to those of ``fit``, shape (q, n)."""
         check_is_fitted(self)
         return self._from_values(self._values(list(X), self.spaces_))
 
-    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> NDArray[np.float64]:  # noqa: N803
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> NDArray[np.float64]:
         """Compute distances among spaces, shape (n, n), each pair once."""
         self.fit(X, y)
         values = self._values(self.spaces_, None)
         self._learn(values)
         return self._from_values(values)
 
-    def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:  # noqa: N803
-        values = pairwise(
-            Xs, Ys, distances=self.distances, n_neighbors=self.n_neighbors, scale=self.scale,
-            epsilon=self.epsilon, n_init=self.n_init, n_jobs=self.n_jobs, device=self.device,
-            progress=False,
-        )  # fmt: skip
+    def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:
+        options = self.get_params(deep=False)
+        options.pop("gamma", None)
+        values = pairwise(Xs, Ys, **options, progress=False)
         return np.maximum(np.asarray(to_numpy(values), np.float64), 0)
 
     def _learn(self, values: NDArray[np.float64]) -> None:
@@ -630,20 +612,16 @@ class GWKernel(GWDistance):
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:
-        super().__init__(
-            distances=distances, n_neighbors=n_neighbors, scale=scale, epsilon=epsilon,
-            n_init=n_init, n_jobs=n_jobs, device=device,
-        )  # fmt: skip
-        self.gamma = gamma
+        _keep(self, locals())
 
-    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute similarities of spaces to those of ``fit``, shape (q, n)."""
         check_is_fitted(self)
         if self.gamma is None and not hasattr(self, "gamma_"):
             self._learn(self._values(self.spaces_, None))
         return super().transform(X)
 
-    def fit(self, X: Any, y: Any = None) -> GWKernel:  # noqa: N803
+    def fit(self, X: Any, y: Any = None) -> GWKernel:
         """Keep the spaces that others are compared with."""
         super().fit(X, y)
         if hasattr(self, "gamma_"):

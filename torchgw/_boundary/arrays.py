@@ -23,6 +23,7 @@ __all__ = [
     "check_magnitude",
     "check_plan",
     "check_points",
+    "check_shape",
     "check_tensor",
     "in_kind",
     "in_numpy",
@@ -182,11 +183,8 @@ def _floating(tensor: Tensor) -> Tensor:
 def check_points(name: str, value: Any) -> Tensor:
     """Convert points to a floating tensor of shape (n, d), n and d at least one."""
     tensor = _floating(to_tensor(name, value))
-    if tensor.ndim != 2 or 0 in tensor.shape:
-        raise InvalidInputError(
-            f"`{name}` must have shape (n, d), one row per point, with n and d at least 1; got "
-            f"{tuple(tensor.shape)}. A single feature is a column: X[:, None]."
-        )
+    what = "one row per point, with n and d at least 1"
+    check_shape(name, tensor, ("n", "d"), what, "A single feature is a column: X[:, None].")
     check_finite(name, tensor)
     check_magnitude(name, tensor)
     return tensor
@@ -228,11 +226,7 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
 def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
     """Convert a table over pairs (M, or a starting plan) to a floating tensor of shape (n, m)."""
     tensor = _floating(to_tensor(name, value))
-    if tuple(tensor.shape) != shape:
-        raise InvalidInputError(
-            f"`{name}` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
-            f"got {tuple(tensor.shape)}."
-        )
+    check_shape(name, tensor, shape, "one entry per pair of a row of X and a row of Y")
     check_finite(name, tensor)
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
@@ -265,11 +259,8 @@ def as_weights(
     rounding = torch.finfo(given.dtype).eps if given.dtype.is_floating_point else 0.0
     weights = given.to(device=device, dtype=torch.float64)
     each = each or ("row of X" if name == "a" else "row of Y")
-    if tuple(weights.shape) != (n,):
-        raise InvalidInputError(
-            f"`{name}` must have shape ({n},), one weight per {each}; got "
-            f"{tuple(weights.shape)}. Pass `{name}=None` for uniform weights."
-        )
+    advice = f"Pass `{name}=None` for uniform weights."
+    check_shape(name, weights, (n,), f"one weight per {each}", advice)
     check_finite(name, weights)
     if float(weights.min()) < 0:
         raise InvalidInputError(
@@ -283,6 +274,23 @@ def as_weights(
             f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
         )
     return weights / total
+
+
+def check_shape(
+    name: str, array: Any, shape: tuple[int | str, ...], what: str = "", advice: str = ""
+) -> None:
+    """Refuse an array of another shape; a letter is any size of at least 1."""
+    found = tuple(array.shape)
+    sizes = zip(shape, found, strict=False)
+    if len(found) == len(shape) and all(
+        size > 0 if isinstance(wanted, str) else size == wanted for wanted, size in sizes
+    ):
+        return
+    wanted = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    what = f", {what}" if what else ""
+    raise InvalidInputError(
+        f"`{name}` must have shape ({wanted}){what}; got {found}. {advice}".rstrip()
+    )
 
 
 def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:

@@ -52,8 +52,7 @@ class Cache:
                 return _read(path, device)
             except InvalidInputError as error:
                 warn_user(
-                    f"A cached result cannot be used, and is computed again: {error}",
-                    CacheWarning,
+                    f"A cached result cannot be used, and is computed again: {error}", CacheWarning
                 )
         made = make()
         self.folder.mkdir(parents=True, exist_ok=True)

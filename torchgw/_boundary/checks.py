@@ -10,18 +10,21 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 __all__ = [
+    "both",
     "called",
     "check_choice",
     "check_count",
+    "check_not_negative",
     "check_positive",
     "check_within",
+    "is_number",
     "listed",
     "number_of",
     "reject_unknown",
@@ -59,26 +62,23 @@ def called(**names: str) -> Iterator[None]:
         raise
 
 
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
 def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
     """Make a function answer an unknown keyword with the nearest known one.
 
     ``nested`` is a keyword that takes a dictionary, and the function whose keywords that has.
     """
-    known = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    known = list(parameters)
     inner = inspect.signature(nested[1]).parameters if nested else {}
-
-    kinds = [item.kind for item in inspect.signature(function).parameters.values()]
+    kinds = [item.kind for item in parameters.values()]
     free = inspect.Parameter.VAR_POSITIONAL in kinds
-    placed = sum(kind in _BY_PLACE for kind in kinds)
+    placed = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method = known[:1] == ["self"]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        what = type(args[0]) if function.__name__ == "__init__" else function
         if len(args) > placed and not free:
-            what = type(args[0]) if function.__name__ == "__init__" else function
             count = placed - method
             raise InvalidTypeError(
                 f"{what.__name__}() takes {count or 'no'} argument{'' if count == 1 else 's'} "
@@ -88,13 +88,12 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         for name in kwargs:
             if name in known:
                 continue
-            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
             named = known[method:]
+            near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
             near += difflib.get_close_matches(name, named, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(named)}."
             if nested and name in inner:
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
-            what = type(args[0]) if function.__name__ == "__init__" else function
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         if torch.compiler.is_compiling():
             # torch.compile would trace every iteration, which takes minutes and gains nothing
@@ -102,6 +101,11 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
+
+
+def both(value: Any) -> tuple[Any, ...]:
+    """Spread one value over both sides; a tuple or list has one for each already."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
 def number_of(name: str, value: Any, *, tracked: bool) -> Any:
@@ -116,10 +120,20 @@ def number_of(name: str, value: Any, *, tracked: bool) -> Any:
     return value.item()
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a real number: no bool, and not NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Refuse anything but a finite number of at least 0."""
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise InvalidInputError(f"`{name}` must be finite and not negative; got {value!r}.")
+
+
 def check_positive(name: str, value: object, hint: str) -> None:
     """Refuse anything but a positive finite number."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+    if not is_number(value) or not 0 < value < math.inf:
         raise InvalidInputError(
             f"`{name}` must be a positive finite number ({hint}); got {value!r}."
         )

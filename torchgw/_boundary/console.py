@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TextIO
+from typing import Any, TextIO
 
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
@@ -155,18 +155,25 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
 @contextmanager
 def _search_shown() -> Iterator[None]:
     """Write what a search logs, unless logs are shown anyway: it comes before all iterations."""
-    logger = logging.getLogger("torchgw._search")
-    if logger.isEnabledFor(logging.INFO):
+    if logging.getLogger("torchgw._search").isEnabledFor(logging.INFO):
         yield
         return
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
+    with _logging("torchgw._search", logging.INFO, logging.StreamHandler(sys.stderr)):
+        yield
+
+
+@contextmanager
+def _logging(name: str, level: int, handler: logging.Handler) -> Iterator[None]:
+    """Let a logger log to a handler as well, from a level on."""
+    logger = logging.getLogger(name)
+    before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 def _write_line(entry: Iteration) -> None:
@@ -186,30 +193,17 @@ def _in_notebook() -> bool:
 def messages(verbosity: int, quiet: bool) -> Iterator[None]:
     """Send warnings and logs of the package to standard error, as a command line tool does."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         sys.stderr.write(f"torchgw: warning: {message}\n")
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    logger, level = logging.getLogger("torchgw"), logging.getLogger("torchgw").level
-    logger.addHandler(handler)
-    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if quiet else "default")
-            # the status line and the exit code say it
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            # other packages cause these, and a user of the command line cannot change that
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.showwarning = show
-            yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    with _logging("torchgw", level, handler), warnings.catch_warnings():
+        warnings.simplefilter("ignore" if quiet else "default")
+        # the status line and the exit code say it
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        # other packages cause these, and a user of the command line cannot change that
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.showwarning = show
+        yield

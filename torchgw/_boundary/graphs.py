@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import check_shape, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["as_graph", "attribute_names", "node_attribute"]
@@ -31,22 +32,20 @@ def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.s
             f"`{name}` must be a graph of one kind of nodes; got a {type(value).__name__}. Pass "
             "data.to_homogeneous()."
         )
-    if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
+    if _is_geometric(value):
         return _from_edge_index(name, value)
-    if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
+    if _is_networkx(value):
         return _from_networkx(name, value, directed)
-    if _is_igraph(value):
-        return _from_igraph(name, value, directed)
-    return None
+    return _from_igraph(name, value, directed) if _is_igraph(value) else None
 
 
 def attribute_names(value: Any) -> list[str]:
     """List the names of the attributes that nodes of a graph have, those of any of them."""
     if _is_igraph(value):
         return list(value.vs.attributes())
-    if hasattr(value, "adjacency") and hasattr(value, "number_of_nodes"):
+    if _is_networkx(value):
         return list(dict.fromkeys(str(key) for _, data in value.nodes(data=True) for key in data))
-    if hasattr(value, "edge_index") and hasattr(value, "num_nodes"):
+    if _is_geometric(value):
         keys = value.keys() if callable(value.keys) else value.keys
         count = value.num_nodes
         return [key for key in keys if len(getattr(value[key], "shape", ())) in (1, 2)
@@ -76,6 +75,14 @@ def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
     return array if array.dtype.kind in "biuf" else array.astype(str)
 
 
+def _is_geometric(value: Any) -> bool:
+    return hasattr(value, "edge_index") and hasattr(value, "num_nodes")
+
+
+def _is_networkx(value: Any) -> bool:
+    return hasattr(value, "adjacency") and hasattr(value, "number_of_nodes")
+
+
 def _is_igraph(value: Any) -> bool:
     return hasattr(value, "get_edgelist") and hasattr(value, "vcount") and hasattr(value, "es")
 
@@ -94,11 +101,7 @@ def _from_igraph(name: str, value: Any, directed: bool) -> scipy.sparse.csr_arra
         )
     n, weighted = value.vcount(), "weight" in value.es.attributes()
     weights = list(value.es["weight"]) if weighted else [1.0] * value.ecount()
-    odd = [weight for weight in weights if not isinstance(weight, Real)]
-    if odd:
-        raise InvalidTypeError(
-            f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
-        )
+    _check_numbers(name, weights)
     ends = np.array(value.get_edgelist(), dtype=np.int64).reshape(-1, 2)
     data = np.asarray(weights, dtype=float)
     # an edge without a direction is written both ways, a loop once
@@ -143,11 +146,7 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
         if weight is None:
             continue
         lengths = to_tensor(f"{name}.{field}", weight).cpu().double().numpy()
-        if lengths.shape != (count,):
-            raise InvalidInputError(
-                f"`{name}.{field}` must have shape ({count},), one weight per edge; got "
-                f"{lengths.shape}."
-            )
+        check_shape(f"{name}.{field}", lengths, (count,), "one weight per edge")
         return np.asarray(lengths)
     features = getattr(value, "edge_attr", None)
     if count and tuple(getattr(features, "shape", ())) in ((count,), (count, 1)):
@@ -177,11 +176,16 @@ def _from_networkx(name: str, value: Any, directed: bool) -> scipy.sparse.csr_ar
         for source, neighbours in value.adjacency()
         for target, data in neighbours.items()
     ]
-    odd = [weight for _, _, weight in entries if not isinstance(weight, Real)]
-    if odd:
-        raise InvalidTypeError(
-            f"`{name}` must have numbers as edge attribute 'weight'; got {odd[0]!r}."
-        )
     rows, columns, weights = zip(*entries, strict=True) if entries else ((), (), ())
+    _check_numbers(name, weights)
     shape = (len(nodes), len(nodes))
     return scipy.sparse.csr_array((weights, (rows, columns)), shape=shape, dtype=float)
+
+
+def _check_numbers(name: str, weights: Iterable[Any]) -> None:
+    """Refuse edges whose weights are no numbers."""
+    for weight in weights:
+        if not isinstance(weight, Real):
+            raise InvalidTypeError(
+                f"`{name}` must have numbers as edge attribute 'weight'; got {weight!r}."
+            )

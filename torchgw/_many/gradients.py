@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._many.solver import Kept, Questions
+from torchgw._many.spaces import Listed
 
 __all__ = ["attach_losses"]
 
@@ -22,7 +23,7 @@ def attach_losses(
 ) -> Tensor:
     """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs.
 
-    ``inputs`` holds, as the user gave them, X and Y as (are they tables, spaces), M, a and b.
+    ``inputs`` holds, as the user gave them, the lists X and Y, M, a and b.
     """
     terms = []
     with torch.enable_grad():
@@ -50,13 +51,10 @@ def attach_losses(
         return objective + (surrogate - surrogate.detach())
 
 
-def _table(
-    side: tuple[bool, list[Any]], number: int, distances: Any, place: int, plan: Tensor
-) -> Tensor:
+def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor) -> Tensor:
     """Make the distances of one space (n, n), with a graph to what they are made of."""
-    is_table, spaces = side
-    space = spaces[number]
-    if is_table:
+    space = listed.items[number]
+    if listed.are_tables:
         return torch.as_tensor(space).to(plan)
     name = distances[place] if isinstance(distances, (tuple, list)) else distances
     if not isinstance(space, Tensor) or name not in ("auto", "euclidean", "sqeuclidean"):

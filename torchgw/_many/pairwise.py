@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,14 +23,9 @@ from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError
-from torchgw._many.solve_many import (
-    check_rules,
-    refuse_relaxed,
-    warn_of_failures,
-    weights_of_terms,
-)
+from torchgw._many.solve_many import check_rules, refuse_relaxed, warn_of_failures, weights_of_terms
 from torchgw._many.solver import Numbers, Questions, Shelves, solve_questions
-from torchgw._many.spaces import Measure, Space, check_columns, listed_spaces, read_spaces
+from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
@@ -63,11 +58,11 @@ class _Job(NamedTuple):
 
 @reject_unknown
 def pairwise(
-    Xs: Any = None,  # noqa: N803 - the names of the field
-    Ys: Any = None,  # noqa: N803
+    Xs: Any = None,
+    Ys: Any = None,
     *,
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
     pairs: Any = None,
     symmetric: bool | Literal["auto"] = "auto",
     output: Output = "value",
@@ -167,19 +162,22 @@ def pairwise(
         raise InvalidInputError(f"`symmetric` must be True, False or 'auto'; got {symmetric!r}.")
     if resume is not None:
         check_writable(resume)
-    first = _side("X", Xs, D_X)
+    first = Listed.of("X", Xs, D_X)
     alone = Ys is None and D_Y is None
     if alone and b is not None:
         raise InvalidInputError("`b` are weights of a second list, and there is none. Pass `a`.")
-    second = None if alone else _side("Y", Ys, D_Y)
+    lists = [first] if alone else [first, Listed.of("Y", Ys, D_Y)]
+    for name, listed in zip("XY", lists, strict=False):
+        if not listed.items:
+            raise InvalidInputError(f"`{name}s` has no spaces.")
     if symmetric is True and not alone:
         raise InvalidInputError(
             "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
         )
-    where = resolve_device(device, *first[1], *(second[1] if second else ()))
+    where = resolve_device(device, *(item for listed in lists for item in listed.items))
     measure = Measure(distances, scale, n_neighbors, feature_metric)
-    spaces = _read(first, second, (a, b), features, measure, where)
-    count = len(first[1])
+    spaces = _read(lists, (a, b), features, measure, where)
+    count = len(first.items)
     begin = 0 if alone else count
     mirrored = alone and symmetric is not False
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
@@ -202,42 +200,21 @@ def pairwise(
     return to_numpy(matrix) if in_numpy else matrix
 
 
-def _side(name: str, given: Any, table: Any) -> tuple[bool, list[Any]]:
-    """List the spaces of one side; tell whether they are tables."""
-    if (given is None) == (table is None):
-        what = "neither was given" if given is None else "both were given"
-        raise InvalidInputError(f"Pass exactly one of `{name}s` and `D_{name}`; {what}.")
-    listed = (
-        listed_spaces(f"{name}s", given) if table is None else listed_spaces(f"D_{name}", table)
-    )
-    if not listed:
-        raise InvalidInputError(f"`{name}s` has no spaces.")
-    return table is not None, listed
-
-
 def _read(
-    first: tuple[bool, list[Any]],
-    second: tuple[bool, list[Any]] | None,
+    lists: list[Listed],
     weights: tuple[Any, Any],
     features: Any,
     measure: Measure,
     device: torch.device,
 ) -> list[Space]:
     """Read all spaces, those of the second list after those of the first."""
-    parts = (features, None) if second is None or features is None else tuple(features)
+    parts = (features, None) if len(lists) == 1 or features is None else tuple(features)
     if len(parts) != 2:
         raise InvalidInputError("`features` must be a pair of lists where there are Xs and Ys.")
     spaces: list[Space] = []
-    sides = [first] if second is None else [first, second]
-    for place, (is_table, listed) in enumerate(sides):
-        name = ("D_X" if is_table else "Xs", "D_Y" if is_table else "Ys")[place]
-        weight, feature = weights[place], parts[place]
-        with torch.no_grad():
-            spaces += read_spaces(
-                name, None if is_table else listed, listed if is_table else None,
-                None if weight is None else list(weight),
-                None if feature is None else list(feature), measure, place, device,
-            )  # fmt: skip
+    with torch.no_grad():
+        for place, listed in enumerate(lists):
+            spaces += read_spaces(listed, weights[place], parts[place], measure, place, device)
     check_columns(spaces)
     return spaces
 
@@ -247,10 +224,11 @@ def _asked_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """List what is to be computed, each once, and where the pairs asked for are in that list."""
     if pairs is None:
-        shape = torch.triu_indices(rows, rows) if mirrored else None
-        if shape is None:
-            shape = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
-        return shape[0], shape[1], torch.arange(shape.shape[1])
+        if mirrored:
+            i, j = torch.triu_indices(rows, rows)
+        else:
+            i, j = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
+        return i, j, torch.arange(len(i))
     table = torch.as_tensor(np.asarray(pairs))
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.is_floating_point:
         raise InvalidInputError(
@@ -342,11 +320,11 @@ def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown
         table = _read_table(resume, key, table.shape)
     left = order[np.isnan(table[0, order])]
     written = time.monotonic()
-    with _workers(n_jobs) as run, _bar(len(order), len(left), shown) as advance:
+    with _workers(n_jobs) as (together, run), _bar(len(order), len(left), shown) as advance:
         size, at = _FIRST_CHUNK, 0
         while at < len(left):
             started = time.monotonic()
-            chunks = [left[at + k * size : at + (k + 1) * size] for k in range(run.count)]
+            chunks = [left[at + k * size : at + (k + 1) * size] for k in range(together)]
             chunks = [chunk for chunk in chunks if len(chunk)]
             tasks = [(job, first[chunk], second[chunk]) for chunk in chunks]
             for chunk, numbers in zip(chunks, run(tasks), strict=True):
@@ -377,40 +355,20 @@ def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.flo
     return table
 
 
-class _Runner:
-    """Chunks in this process."""
-
-    count = 1
-
-    def __call__(self, tasks: list[Any]) -> list[NDArray[np.float64]]:
-        """Solve chunks."""
-        return [_solve_chunk(*task) for task in tasks]
-
-
-class _ParallelRunner(_Runner):
-    """Chunks in processes, which map the spaces into their memory."""
-
-    def __init__(self, parallel: Any) -> None:
-        self.count = parallel._effective_n_jobs()
-        self._parallel = parallel
-
-    def __call__(self, tasks: list[Any]) -> list[NDArray[np.float64]]:
-        """Solve chunks."""
-        from joblib import delayed
-
-        return list(self._parallel(delayed(_solve_chunk)(*task) for task in tasks))
-
-
 @contextmanager
-def _workers(n_jobs: int) -> Iterator[_Runner]:
-    """Open what solves chunks."""
+def _workers(n_jobs: int) -> Iterator[tuple[int, Callable[[list[Any]], list[Any]]]]:
+    """Open what solves chunks, so many at a time: processes, or this one if one is enough."""
     if n_jobs == 1:
-        yield _Runner()
+        yield 1, lambda tasks: [_solve_chunk(*task) for task in tasks]
         return
-    from joblib import Parallel
+    from joblib import Parallel, delayed
 
+    # processes map the spaces into their memory
     with Parallel(n_jobs=n_jobs, max_nbytes=2**16, mmap_mode="r") as parallel:
-        yield _ParallelRunner(parallel)
+        yield (
+            parallel._effective_n_jobs(),
+            lambda tasks: parallel(delayed(_solve_chunk)(*task) for task in tasks),
+        )
 
 
 @contextmanager

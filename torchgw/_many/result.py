@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._api import solve
@@ -18,7 +16,6 @@ from torchgw._many.solver import STATUSES
 from torchgw._results.base import Result
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
-from torchgw._results.storage import write_result
 from torchgw._solve.status import Status
 from torchgw._typing import Array
 
@@ -28,6 +25,9 @@ __all__ = ["BatchResult"]
 @dataclass(frozen=True, repr=False, eq=False)
 class BatchResult(Result):
     """Outcome of :func:`torchgw.solve_many` and :func:`torchgw.solve_batch`, B problems.
+
+    Files hold all numbers and plans. The spaces are left out, and with them :meth:`result` and
+    :meth:`matching`.
 
     Attributes
     ----------
@@ -125,18 +125,8 @@ class BatchResult(Result):
         """Round plan i to pairs of points; see :meth:`torchgw.GWResult.matching`."""
         return self.result(i).matching(kind)
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dense: bool = False,
-        extra: dict[str, NDArray[Any]] | None = None,
-    ) -> None:
-        """Write all numbers and plans to a file that :func:`torchgw.load` reads.
-
-        The spaces are left out, and with them :meth:`result` and :meth:`matching`.
-        """
-        write_result(path, replace(self, questions=None), dense=dense, extra=extra)
+    def _for_file(self) -> BatchResult:
+        return replace(self, questions=None)
 
     def _place(self, i: int) -> int:
         check_within("i", i, -len(self), len(self) - 1)

@@ -14,6 +14,7 @@ from torchgw._boundary.arrays import (
     check_finite,
     check_linear_cost,
     check_magnitude,
+    check_shape,
     resolve_device,
     to_tensor,
     without_tensors,
@@ -30,6 +31,7 @@ from torchgw._many.gradients import attach_losses
 from torchgw._many.result import BatchResult
 from torchgw._many.solver import STATUSES, Kept, Numbers, Questions, Shelves, solve_questions
 from torchgw._many.spaces import (
+    Listed,
     Measure,
     Space,
     check_columns,
@@ -37,7 +39,7 @@ from torchgw._many.spaces import (
     per_problem,
     read_spaces,
 )
-from torchgw._problem.linear_term import FeatureMetric
+from torchgw._problem.linear_term import FeatureMetric, check_alpha, is_fused
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
@@ -59,15 +61,15 @@ _SYMMETRY, _MASS = 1e-5, 1e-4
 
 @reject_unknown
 def solve_many(
-    Xs: Any = None,  # noqa: N803 - the names of the field
-    Ys: Any = None,  # noqa: N803
+    Xs: Any = None,
+    Ys: Any = None,
     *,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: Any = None,
@@ -163,17 +165,14 @@ def solve_many(
     (12, 12)
     """
     refuse_relaxed(unbalanced, mass)
-    given, tables = (Xs, Ys), (D_X, D_Y)
-    sides = [
-        _listed(side, table, name) for side, table, name in zip(given, tables, "XY", strict=True)
-    ]
-    count = len(sides[0][1])
-    if len(sides[1][1]) != count:
+    sides = Listed.of("X", Xs, D_X), Listed.of("Y", Ys, D_Y)
+    count, others = (len(side.items) for side in sides)
+    if others != count:
         raise InvalidInputError(
-            f"There must be as many spaces on both sides; got {count} and {len(sides[1][1])}. All "
-            "pairs are for torchgw.pairwise."
+            f"There must be as many spaces on both sides; got {count} and {others}. All pairs are "
+            "for torchgw.pairwise."
         )
-    where = resolve_device(device, *(part for _, side in sides for part in side))
+    where = resolve_device(device, *(item for side in sides for item in side.items))
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
     if differentiable:
@@ -181,49 +180,39 @@ def solve_many(
     measure = Measure(distances, scale, n_neighbors, feature_metric)
     if features is not None and (not isinstance(features, (tuple, list)) or len(features) != 2):
         raise InvalidInputError("`features` must be a pair of lists, one array for each space.")
-    if features is not None and M is not None:
-        raise InvalidInputError("`M` and `features` are two ways to give one linear cost.")
-    pair = (None, None) if features is None else tuple(map(list, features))
+    fused = is_fused(M, features)
+    given = zip(sides, (a, b), features or (None, None), strict=True)
     with torch.no_grad():
         read = [
-            read_spaces(
-                f"{'D_' if is_table else ''}{name}{'' if is_table else 's'}",
-                None if is_table else listed, listed if is_table else None,
-                weights if weights is None else list(weights), feature, measure, place, where,
-            )
-            for place, (name, (is_table, listed), weights, feature) in enumerate(
-                zip("XY", sides, (a, b), pair, strict=True)
-            )
-        ]  # fmt: skip
+            read_spaces(side, weights, part, measure, place, where)
+            for place, (side, weights, part) in enumerate(given)
+        ]
     check_columns(*read)
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
         range(count),
         range(count, 2 * count),
-        weights_of_terms(alpha, count, fused=M is not None or features is not None),
+        weights_of_terms(alpha, count, fused=fused),
         _epsilons(epsilon, count),
         linear,
         squared=feature_metric != "euclidean",
         n_init=n_init,
         rules=rules,
     )
-    result, kept = _solve(asked, where, plans=plans or differentiable)
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
-        loss = attach_losses(
-            asked, kept, to_tensor("objective", result.objective), inputs, distances
-        )
-        return replace(result, loss=loss, entries=result.entries if plans else None)
+        return _solve_tracked(asked, where, inputs, distances, plans=plans)
+    result, _ = _solve(asked, where, plans=plans)
     in_numpy = without_tensors(Xs, Ys, distances, D_X, D_Y, M, a, b, features)
     return result.in_numpy() if in_numpy else result
 
 
 @reject_unknown
 def solve_batch(
-    D_X: Any,  # noqa: N803
-    D_Y: Any,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any,
+    D_Y: Any,
+    M: Any = None,
     *,
     a: Any = None,
     b: Any = None,
@@ -289,10 +278,7 @@ def solve_batch(
     costs = None
     if M is not None:
         costs = to_tensor("M", M).detach().to(where, torch.float64)
-        if tuple(costs.shape) != (count, x.shape[1], y.shape[1]):
-            raise InvalidInputError(
-                f"`M` must have shape {(count, x.shape[1], y.shape[1])}; got {tuple(costs.shape)}."
-            )
+        check_shape("M", costs, (count, x.shape[1], y.shape[1]))
         inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
         costs = torch.where(inside, costs, 0.0)
         check_finite("M", costs)
@@ -312,19 +298,20 @@ def solve_batch(
         n_init=n_init,
         rules=rules,
     )
-    result, kept = _solve(asked, where, plans=plans or differentiable)
     if not differentiable:
+        result, _ = _solve(asked, where, plans=plans)
         return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result
     sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
-    inputs: dict[str, Any] = {
-        "X": (True, [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]),
-        "Y": (True, [torch.as_tensor(D_Y[k])[:m, :m] for k, (_, m) in enumerate(sizes)]),
+    near = [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]
+    far = [torch.as_tensor(D_Y[k])[:m, :m] for k, (_, m) in enumerate(sizes)]
+    inputs = {
+        "X": Listed("D_X", True, near),
+        "Y": Listed("D_Y", True, far),
         "M": None if M is None else [M[k][:n, :m] for k, (n, m) in enumerate(sizes)],
         "a": None if a is None else [a[k][:n] for k, (n, _) in enumerate(sizes)],
         "b": None if b is None else [b[k][:m] for k, (_, m) in enumerate(sizes)],
     }
-    loss = attach_losses(asked, kept, to_tensor("objective", result.objective), inputs, None)
-    return replace(result, loss=loss, entries=result.entries if plans else None)
+    return _solve_tracked(asked, where, inputs, None, plans=plans)
 
 
 def _used(sizes: Tensor, most: int) -> Tensor:
@@ -362,10 +349,7 @@ def _masses(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
     if value is None:
         return inside.to(like) / sizes[:, None]
     weights = to_tensor(name, value).detach().to(like)
-    if weights.shape != inside.shape:
-        raise InvalidInputError(
-            f"`{name}` must have shape {tuple(inside.shape)}; got {tuple(weights.shape)}."
-        )
+    check_shape(name, weights, tuple(inside.shape))
     weights = torch.where(inside, weights, 0.0)
     check_finite(name, weights)
     total = weights.sum(1, keepdim=True)
@@ -407,12 +391,9 @@ def check_rules(
     n_init: int,
 ) -> Rules:
     """Check the options of the iteration."""
-    for name, value in (
-        ("max_iter", max_iter),
-        ("inner_max_iter", inner_max_iter),
-        ("n_init", n_init),
-    ):
-        check_count(name, value)
+    check_count("max_iter", max_iter)
+    check_count("inner_max_iter", inner_max_iter)
+    check_count("n_init", n_init)
     check_positive("tol", tol, "small values mean more iterations")
     check_positive("inner_tol", inner_tol, "small values mean more iterations")
     if objective_tol != 0:
@@ -422,47 +403,21 @@ def check_rules(
 
 def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> list[float]:
     """Read the weight of the quadratic term of each problem."""
-    if alpha is None:
-        return [0.5 if fused else 1.0] * count
-    found = []
-    for value in per_problem("alpha", alpha, count):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 <= value <= 1:
-            raise InvalidInputError(f"`alpha` must be numbers in [0, 1]; got {value!r}.")
-        if value < 1 and not fused:
-            raise InvalidInputError(
-                f"`alpha={value}` weighs a linear cost, and none was given. Pass `M` or "
-                "`features`, or drop `alpha`."
-            )
-        found.append(float(value))
-    return found
+    return [check_alpha(value, fused=fused) for value in per_problem("alpha", alpha, count)]
 
 
 def _epsilons(epsilon: Any, count: int) -> list[float]:
     """Read epsilon of each problem, NaN for "auto"."""
     found = []
     for value in per_problem("epsilon", epsilon, count):
-        if isinstance(value, str) and value == "auto":
-            found.append(math.nan)
-            continue
-        check_positive("epsilon", value, "or 'auto'")
-        found.append(float(value))
+        automatic = isinstance(value, str) and value == "auto"
+        if not automatic:
+            check_positive("epsilon", value, "or 'auto'")
+        found.append(math.nan if automatic else float(value))
     return found
 
 
-def _listed(given: Any, table: Any, name: str) -> tuple[bool, list[Any]]:
-    """List the spaces of one side; tell whether they are tables."""
-    if (given is None) == (table is None):
-        what = "neither was given" if given is None else "both were given"
-        raise InvalidInputError(
-            f"Pass exactly one of `{name}s` (spaces) and `D_{name}` (distance matrices); {what}."
-        )
-    if table is None:
-        return False, listed_spaces(f"{name}s", given)
-    return True, listed_spaces(f"D_{name}", table)
-
-
-def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:  # noqa: N803
+def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:
     if M is None:
         return None
     costs = listed_spaces("M", M)
@@ -540,6 +495,16 @@ def _solve(
         entries=entries,
         questions=asked,
     ), kept
+
+
+def _solve_tracked(
+    asked: Questions, device: torch.device, inputs: dict[str, Any], distances: Any, *, plans: bool
+) -> BatchResult:
+    """Solve all problems, with derivatives of their objectives; keep the plans if asked to."""
+    result, kept = _solve(asked, device, plans=True)
+    objective = to_tensor("objective", result.objective)
+    loss = attach_losses(asked, kept, objective, inputs, distances)
+    return replace(result, loss=loss, entries=result.entries if plans else None)
 
 
 def warn_of_failures(numbers: Numbers) -> None:

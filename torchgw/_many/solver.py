@@ -77,10 +77,11 @@ class Shelves:
             members = [k for k, padded in enumerate(self.padded) if padded == size]
             for place, k in enumerate(members):
                 self.place[k] = place
+            mine = [spaces[k] for k in members]
             self.stacks[size] = pack(
-                [spaces[k].table for k in members], [spaces[k].weights for k in members]
+                [space.table for space in mine], [space.weights for space in mine]
             )
-            features = [space.features for space in (spaces[k] for k in members)]
+            features = [space.features for space in mine]
             if features[0] is not None:
                 self.features[size] = _padded(features, size)
 
@@ -175,14 +176,9 @@ class Questions:
             linear = linear[: len(source.table), : len(target.table)]
         if source.features is not None and target.features is not None:
             linear = self.feature_costs(source.features, target.features)
-        tables = {
-            "D_X": source.table,
-            "D_Y": target.table,
-            "a": source.weights,
-            "b": target.weights,
-        }
         fused = {} if linear is None else {"M": linear, "alpha": self.alpha[number]}
-        return {**tables, **fused}
+        sides = {"D_X": source.table, "D_Y": target.table, "a": source.weights, "b": target.weights}
+        return {**sides, **fused}
 
     def feature_costs(self, source: Tensor, target: Tensor) -> Tensor:
         """Compute M of features (..., n, d) and (..., m, d), by operations that go pair by pair."""
@@ -229,18 +225,17 @@ def _solve_group(
 
     def table_costs(entries: Tensor) -> Tensor:
         assert asked.tables is not None
+        cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
         if isinstance(asked.tables, Tensor):
             chosen = torch.tensor(numbers, device=device)[entries // starts]
             taken, swapped = asked.tables[chosen], torch.tensor(turned, device=device)
             swapped = swapped[entries // starts]
-            cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
             used = stacks[0].sizes[i[entries]], stacks[1].sizes[j[entries]]
             for way, part in ((False, taken), (True, taken.mT)):
                 here = (swapped == way).nonzero()[:, 0]
                 rows = repad(part[here], sizes[0], used[0][here]).mT
                 cost[here] = repad(rows, sizes[1], used[1][here]).mT
             return cost
-        cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
         for place, entry in enumerate((entries // starts).tolist()):
             table = asked.tables[numbers[entry]]
             table = table.T if turned[entry] else table
@@ -301,24 +296,15 @@ def _solve_group(
     solved = run(packed, asked.rules, None if keep is None else hand_over)
     winner = solved.objective.view(-1, starts).argmin(1)
     taken = torch.arange(len(numbers), device=device) * starts + winner
-    status = torch.tensor(_STATUS_OF, device=device)[solved.ending[taken]]
-    found.put(
-        torch.tensor(numbers, device=device),
-        (
-            solved.value_quad[taken],
-            solved.value_linear[taken],
-            solved.objective[taken],
-            solved.marginal_error[taken],
-            solved.epsilon[taken],
-            status,
-            solved.n_iter[taken],
-        ),
-    )
+    parts = (
+        solved.value_quad, solved.value_linear, solved.objective, solved.marginal_error,
+        solved.epsilon, torch.tensor(_STATUS_OF, device=device)[solved.ending], solved.n_iter,
+    )  # fmt: skip
+    found.put(torch.tensor(numbers, device=device), [part[taken] for part in parts])
 
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
     """Solve a problem that is too large for the engine."""
-    rules = asked.rules
     epsilon = asked.epsilon[number]
     with warnings.catch_warnings():
         # said once, of all problems
@@ -328,12 +314,8 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
             epsilon="auto" if math.isnan(epsilon) else epsilon,
             n_init=asked.n_init,
             search="fast",
-            max_iter=rules.max_iter,
-            tol=rules.tol,
-            objective_tol=rules.objective_tol,
-            inner_max_iter=rules.inner_max_iter,
-            inner_tol=rules.inner_tol,
             random_state=0,
+            **asked.rules._asdict(),
         )
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,

@@ -15,11 +15,18 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Measure", "Space", "check_columns", "listed_spaces", "per_problem", "read_spaces"]
+__all__ = [
+    "Listed",
+    "Measure",
+    "Space",
+    "check_columns",
+    "listed_spaces",
+    "per_problem",
+    "read_spaces",
+]
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,6 @@ class Measure:
         return DistanceOptions(self.n_neighbors, None, self.scale, "stitch", factors=False)
 
 
-_POINT = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
-
-
 class Space(NamedTuple):
     """One space: its distances in units of the problem, weights, features."""
 
@@ -47,15 +51,34 @@ class Space(NamedTuple):
     features: Tensor | None = None  # (n, d) float64, of unit length if compared by angle
 
 
+class Listed(NamedTuple):
+    """The spaces of one side, as the user gave them."""
+
+    name: str  # of the argument
+    are_tables: bool
+    items: list[Any]
+
+    @classmethod
+    def of(cls, name: str, spaces: Any, tables: Any) -> Listed:
+        """List the spaces of one side, X or Y, of which one of two arguments has to be given."""
+        if (spaces is None) == (tables is None):
+            what = "neither was given" if spaces is None else "both were given"
+            raise InvalidInputError(
+                f"Pass exactly one of `{name}s` (spaces) and `D_{name}` (distance matrices); "
+                f"{what}."
+            )
+        if tables is None:
+            return cls(f"{name}s", False, listed_spaces(f"{name}s", spaces))
+        return cls(f"D_{name}", True, listed_spaces(f"D_{name}", tables))
+
+
 def listed_spaces(name: str, given: Any) -> list[Any]:
     """Make a list of anything that holds several spaces."""
     if hasattr(given, "to_data_list"):
         return list(given.to_data_list())
     if isinstance(given, Tensor) and given.is_nested:
         return list(given.unbind())
-    if isinstance(given, (list, tuple)):
-        return list(given)
-    if getattr(given, "ndim", 0) == 3:
+    if isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 3:
         return list(given)
     shape = getattr(given, "shape", None)
     what = type(given).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
@@ -66,38 +89,32 @@ def listed_spaces(name: str, given: Any) -> list[Any]:
 
 
 def read_spaces(
-    name: str,
-    given: list[Any] | None,
-    tables: list[Any] | None,
-    weights: list[Any] | None,
-    features: list[Any] | None,
-    measure: Measure,
-    side: int,
-    device: torch.device,
+    listed: Listed, weights: Any, features: Any, measure: Measure, side: int, device: torch.device
 ) -> list[Space]:
-    """Read the spaces of one side, ``given`` or as ``tables`` of distances."""
-    count = len(given if given is not None else tables or [])
+    """Read the spaces of one side, 0 or 1."""
+    count = len(listed.items)
+    parts: list[list[Any]] = []
     for label, part in (("weights", weights), ("features", features)):
-        if part is not None and len(part) != count:
+        parts.append([None] * count if part is None else list(part))
+        if len(parts[-1]) != count:
             raise InvalidInputError(
-                f"The {label} of `{name}` must be one for each space, {count}; got {len(part)}."
+                f"The {label} of `{listed.name}` must be one for each space, {count}; got "
+                f"{len(parts[-1])}."
             )
     known: dict[int, tuple[Tensor, Tensor]] = {}
     made = []
-    for place in range(count):
-        item = None if given is None else given[place]
-        table = None if tables is None else tables[place]
-        weight = None if weights is None else weights[place]
-        feature = None if features is None else features[place]
+    for place, (item, weight, feature) in enumerate(zip(listed.items, *parts, strict=True)):
+        name = f"{listed.name}[{place}]"
         # a space that is listed many times is measured once
-        key = id(item if item is not None else table)
-        if key not in known or weight is not None:
-            known[key] = _measured(f"{name}[{place}]", item, table, weight, measure, side, device)
-        made.append(Space(*known[key], _directed(f"{name}[{place}]", feature, measure, device)))
+        if id(item) not in known or weight is not None:
+            known[id(item)] = _measured(
+                name, item, listed.are_tables, weight, measure, side, device
+            )
+        made.append(Space(*known[id(item)], _directed(name, feature, measure, device)))
     for place, space in enumerate(made):
         if space.features is not None and len(space.features) != len(space.table):
             raise InvalidInputError(
-                f"The features of `{name}[{place}]` must have one row per point, "
+                f"The features of `{listed.name}[{place}]` must have one row per point, "
                 f"{len(space.table)}; got {len(space.features)}."
             )
     return made
@@ -116,7 +133,13 @@ def check_columns(*sides: list[Space]) -> None:
 
 
 def _measured(
-    name: str, item: Any, table: Any, weight: Any, measure: Measure, side: int, device: torch.device
+    name: str,
+    item: Any,
+    is_table: bool,
+    weight: Any,
+    measure: Measure,
+    side: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Compute the distances of one space in their units, and its weights."""
     spec = measure.distances
@@ -127,24 +150,18 @@ def _measured(
             "`distances` must be a name here, as every space has distances of its own. List "
             "providers as Xs and Ys."
         )
-    if spec == "auto" and item is not None and not isinstance(item, DistanceProvider):
-        spec = "euclidean" if as_graph(name, item) is None else "precomputed"
-    if isinstance(item, DistanceProvider) or table is not None:
+    if isinstance(item, DistanceProvider) or is_table:
         spec = "auto"
-    # a call measures two sides: the other is a point
-    built = build_providers(
-        (item, _POINT), (table, None), (spec, "auto"), measure.options(), device, _no_clock,
-        (name, "Y"), (weight, None),
-    )  # fmt: skip
-    provider = built.providers[0]
+    elif spec == "auto":
+        spec = "euclidean" if as_graph(name, item) is None else "precomputed"
+    space, table = (None, item) if is_table else (item, None)
+    provider = build_provider(
+        name, space, (spec, "auto"), measure.options(), device, table=table, weights=weight
+    )
     return (
         stored_matrix(provider).to(device, torch.float64),
         as_weights("a", weight, provider.n, device, f"point of {name}"),
     )
-
-
-def _no_clock(phase: str, since: float) -> float:
-    return since
 
 
 def _directed(name: str, feature: Any, measure: Measure, device: torch.device) -> Tensor | None:

@@ -98,7 +98,7 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def T(self) -> Plan:  # noqa: N802 - the name of every array library
+    def T(self) -> Plan:
         """The plan from target to source."""
 
     @abstractmethod
@@ -181,20 +181,26 @@ class Plan(ABC):
         Returns
         -------
         Tensor or ndarray, shape (n, d)
-            Row i is sum_j P_ij y_j / sum_j P_ij. NumPy's for points that are no tensor, if the
-            solve was given no tensor either.
+            Row i is sum_j P_ij y_j / sum_j P_ij. A :class:`torchgw.TransportPlan` maps a source
+            point of weight zero by its conditional plan, which is still defined. NumPy's for points
+            that are no tensor, if the solve was given no tensor either.
 
         Raises
         ------
         UnsupportedError
-            If a source point carries no mass.
+            If a source point carries no mass in a plan of another kind.
         """
         given, points = points, as_points_of("points", points, self.shape[1], self.device)
-        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        sums = self._sums_with_mass(torch.cat([points, torch.ones_like(points[:, :1])], dim=1))
+        return self._handed_out(sums[:, :-1] / sums[:, -1:], given)
+
+    def _sums_with_mass(self, table: Tensor) -> Tensor:
+        """Multiply by values whose last column is one; refuse points that carry no mass."""
+        sums: Tensor = self @ table
         empty = int((sums[:, -1] == 0).sum())
         if empty:
             raise UnsupportedError(f"{empty} points {self._unmapped}")
-        return self._handed_out(sums[:, :-1] / sums[:, -1:], given)
+        return sums
 
     @exactly
     def rows(self, index: Any) -> Any:
@@ -218,7 +224,10 @@ class Plan(ABC):
         InvalidInputError
             Unless 1 <= k <= m.
         """
-        k = check_entries(k, self.shape[1])
+        return self._largest(check_entries(k, self.shape[1]))
+
+    def _largest(self, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k largest entries of each row, and their columns."""
         best = [block.topk(k, dim=1) for block in self._blocks()]
         return torch.cat([part.values for part in best]), torch.cat([part.indices for part in best])
 

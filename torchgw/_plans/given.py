@@ -38,7 +38,7 @@ class StoredPlan(_GivenPlan):
         return self.matrix
 
     @property
-    def T(self) -> StoredPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> StoredPlan:
         """The plan from target to source."""
         return StoredPlan(self.matrix.T)
 
@@ -76,7 +76,7 @@ class PairPlan(_GivenPlan):
         return self.mass
 
     @property
-    def T(self) -> PairPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> PairPlan:
         """The plan from target to source."""
         return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
 

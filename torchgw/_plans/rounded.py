@@ -40,7 +40,7 @@ class RoundedPlan(Plan):
         return self.scaled
 
     @property
-    def T(self) -> RoundedPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> RoundedPlan:
         """The plan from target to source."""
         return RoundedPlan(self.scaled.T, self.column, self.row).giving(self.in_numpy)
 

@@ -93,7 +93,7 @@ class SparsePlan(DualPlan):
         return self.entries
 
     @property
-    def T(self) -> SparsePlan:  # noqa: N802 - the name of every array library
+    def T(self) -> SparsePlan:
         """The plan from target to source."""
         (f, g), (a, b) = self.potentials, self.weights
         turned = SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)

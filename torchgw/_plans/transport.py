@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_mass, as_points_of, check_entries, check_equal_masses
-from torchgw._plans.contract import Plan, exactly, handed_out
+from torchgw._boundary.plans import as_mass, check_equal_masses
+from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost, DenseCost
@@ -137,7 +137,7 @@ class TransportPlan(DualPlan):
         return self.cost
 
     @property
-    def T(self) -> TransportPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> TransportPlan:
         """The plan from target to source."""
         (f, g), (p, q) = self.potentials, self.masses
         turned = TransportPlan.of(self.prepared.T, Potentials(g, f), Marginals(q, p))
@@ -181,38 +181,14 @@ class TransportPlan(DualPlan):
         check_equal_masses(a, b)
         return round_plan(self, a, b).giving(self.in_numpy)
 
-    def barycentric(self, points: Any) -> Any:
-        """Map each source point to the plan-weighted mean of target points.
-
-        Parameters
-        ----------
-        points : array-like, shape (m, d)
-            Coordinates of the target points.
-
-        Returns
-        -------
-        Tensor or ndarray, shape (n, d)
-            Row i is sum_j P_ij y_j / sum_j P_ij. A source point of weight zero is mapped by its
-            conditional plan, which is still defined. NumPy's for points that are no tensor, if the
-            solve was given no tensor either.
-        """
-        given, points = points, as_points_of("points", points, self.shape[1], self.device)
+    def _sums_with_mass(self, table: Tensor) -> Tensor:
+        """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        conditional = self.replaced(self.potentials, Marginals(ones, self.weights.b))
-        product = conditional @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
-        return self._handed_out(product[:, :-1] / product[:, -1:], given)
+        product: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
+        return product
 
-    @handed_out
-    @exactly
-    def topk(self, k: int) -> tuple[Any, Any]:
-        """Return the k largest entries of each row: values (n, k), and their columns (n, k), int64.
-
-        Raises
-        ------
-        InvalidInputError
-            Unless 1 <= k <= m.
-        """
-        return self.prepared.topk(self.potentials, check_entries(k, self.shape[1]))
+    def _largest(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.prepared.topk(self.potentials, k)
 
     @exactly
     def stored(self) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
-from torchgw._boundary.checks import check_choice, number_of
+from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
@@ -160,7 +159,7 @@ def check_alpha(
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
     alpha = number_of("alpha", alpha, tracked=tracked)
-    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= float(alpha) <= 1:
+    if not is_number(alpha) or not 0 <= alpha <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
     if alpha < 1 and not fused:
         raise InvalidInputError(

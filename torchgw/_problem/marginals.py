@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError
 from torchgw._typing import Marginals
 
@@ -75,7 +75,7 @@ def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
                 "`unbalanced` relaxes marginals by a penalty and `mass` by a bound. Pass one of "
                 "them."
             )
-        if not _is_number(mass) or not 0 < mass <= 1:
+        if not is_number(mass) or not 0 < mass <= 1:
             raise InvalidInputError(
                 "`mass` must be the share of the mass that a partial plan moves, in (0, 1]; got "
                 f"{mass!r}."
@@ -83,8 +83,8 @@ def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
         return MarginalRule(mass=float(mass)) if mass < 1 else None
     if unbalanced is None:
         return None
-    pair = tuple(unbalanced) if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
-    if len(pair) != 2 or not all(_is_number(rho) and rho >= 0 for rho in pair):
+    pair = both(unbalanced)
+    if len(pair) != 2 or not all(is_number(rho) and rho >= 0 for rho in pair):
         raise InvalidInputError(
             "`unbalanced` must be None, a weight rho of the marginals' divergence, or a pair "
             f"(rho_a, rho_b), each between 0 (free) and inf (strict); got {unbalanced!r}."
@@ -117,10 +117,6 @@ def divide_by_totals(
         if 0 < total < math.inf and bool((weights >= 0).all()):
             given[side], totals[side] = weights / total, total
     return given[0], given[1], replace(rule, totals=(totals[0], totals[1]))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
 
 
 class ObjectiveTerms(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from torchgw._boundary.checks import both
 from torchgw._errors import InvalidInputError
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw.distances.base import DistanceProvider
@@ -28,19 +29,7 @@ __all__ = [
     "pair_of_distances",
 ]
 
-DistanceName = Literal[
-    "auto",
-    "dijkstra",
-    "precomputed",
-    "landmark",
-    "euclidean",
-    "sqeuclidean",
-    "cosine",
-    "correlation",
-    "poincare",
-    "lorentz",
-    "sphere",
-]
+DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel]
 
 
 class NamedDistance(NamedTuple):
@@ -106,7 +95,7 @@ def of_curvature() -> list[str]:
 
 def pair_of_distances(distances: Any) -> tuple[Any, Any]:
     """Split ``distances`` into what it says of either side: a known name or a provider."""
-    pair = tuple(distances) if isinstance(distances, (tuple, list)) else (distances, distances)
+    pair = both(distances)
     if len(pair) != 2:
         raise InvalidInputError(
             f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,6 @@ from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_ge
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = ["KeyedGraph", "Preparation"]
-
-T = TypeVar("T")
 
 # Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra. [L275]
 _PART_PAIRS = 100_000_000
@@ -60,16 +59,13 @@ class Preparation:
         def make() -> dict[str, Any]:
             return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy).state()
 
-        def stage() -> KeyedGraph:
+        with self._timed("graph"):
             state, key = self._fetch("graph", (points, n_neighbors, policy), make)
             return KeyedGraph(Geodesics.restore(state), key)
 
-        return self._timed("graph", stage)
-
     def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
         """Check and connect a graph that the user gave."""
-
-        def stage() -> KeyedGraph:
+        with self._timed("graph"):
             geodesics = graph
             if not isinstance(graph, Geodesics):
                 geodesics = given_geodesics(name, graph, policy)
@@ -78,11 +74,15 @@ class Preparation:
             key = None if self._cache is None else content_key("given graph", *content)
             return KeyedGraph(geodesics, key)
 
-        return self._timed("graph", stage)
-
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
-        return self._timed("geodesics", lambda: self._all_pairs(graphs))
+        with self._timed("geodesics"):
+            if self.device.type == "cuda":
+                return [self._table(graph) for graph in graphs]
+            if self._cache is None:
+                tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
+                return path_lengths(tasks, progress=self._progress)
+            return [torch.cat(self._parts(graph)) for graph in graphs]
 
     def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
         """Find the Nystrom factors of the geodesics."""
@@ -91,19 +91,9 @@ class Preparation:
             geodesics, count = graph.geodesics, self.n_landmarks
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
-        def stage() -> LandmarkDistance:
+        with self._timed("landmarks"):
             state, _ = self._fetch("landmarks", (graph.key, self.n_landmarks), make)
             return LandmarkDistance.restore(graph.geodesics, state)
-
-        return self._timed("landmarks", stage)
-
-    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
-        if self.device.type == "cuda":
-            return [self._table(graph) for graph in graphs]
-        if self._cache is None:
-            tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
-            return path_lengths(tasks, progress=self._progress)
-        return [torch.cat(self._parts(graph)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> Tensor:
         """Find all pairs on a GPU."""
@@ -136,11 +126,11 @@ class Preparation:
         key = content_key(stage, *content)
         return self._cache.fetch(stage, key, self.device, make), key
 
-    def _timed(self, phase: str, stage: Callable[[], T]) -> T:
-        """Run a stage to its end and account for its time."""
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Account for the time of a stage that runs to its end."""
         started = perf_counter()
-        result = stage()
+        yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += self._clock(phase, started) - started
-        return result

@@ -14,17 +14,12 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
-from torchgw._boundary.checks import check_choice, check_count, check_positive, listed
+from torchgw._boundary.checks import both, check_choice, check_count, check_positive, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, recognise
-from torchgw._problem.named import (
-    NAMED,
-    DistanceName,
-    from_graphs,
-    of_curvature,
-    pair_of_distances,
-)
+from torchgw._problem.linear_term import FeatureMetric
+from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw._tensors.threads import small_on_one_thread
@@ -37,7 +32,7 @@ from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_providers"]
+__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_provider", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +96,12 @@ class DistanceOptions:
     @property
     def curvatures(self) -> tuple[float, float]:
         """The curvature of each side."""
-        given = 1.0 if self.curvature is None else self.curvature
-        pair = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+        pair = both(1.0 if self.curvature is None else self.curvature)
         if len(pair) != 2:
             raise InvalidInputError(
                 f"`curvature` must be one number, or a pair of them; got {len(pair)} items."
             )
-        return pair
+        return pair[0], pair[1]
 
 
 class Spaces(NamedTuple):
@@ -118,6 +112,26 @@ class Spaces(NamedTuple):
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
     decision: Decision | None = None  # what "auto" was for points
 
+    def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> Spaces:
+        """Let both sides know their features, by which new points are compared too."""
+        device = self.providers[0].device
+        first, second = (
+            space._replace(features=part.to(device), feature_metric=metric)
+            for space, part in zip(self.origins, features, strict=True)
+        )
+        return self._replace(origins=(first, second))
+
+
+@dataclass
+class _Side:
+    """One side on its way from what was given to its distances."""
+
+    given: GivenSpace
+    spec: Any  # what `distances` says of it
+    curvature: float
+    name: str = "given"  # of its distances, where they are made here
+    graph: KeyedGraph | None = None
+
 
 def build_providers(
     sides: tuple[Any, Any],
@@ -125,7 +139,7 @@ def build_providers(
     distances: Any,
     options: DistanceOptions,
     device: torch.device,
-    clock: Callable[[str, float], float],
+    clock: Callable[[str, float], float] = lambda _, since: since,
     labels: tuple[str, str] = ("X", "Y"),
     weights: tuple[Any, Any] = (None, None),
     judge: Judge | None = None,
@@ -144,87 +158,101 @@ def build_providers(
     started = perf_counter()
     specs = pair_of_distances(distances)
     signed = options.signed and options.scale in (None, "auto")
-    given = [
-        recognise(*each, signed=signed) for each in zip(labels, sides, tables, specs, strict=True)
+    pair = [
+        _Side(recognise(label, value, table, spec, signed=signed), spec, curvature)
+        for label, value, table, spec, curvature in zip(
+            labels, sides, tables, specs, options.curvatures, strict=True
+        )
     ]
-    for item in given:
-        if item.provider is not None and not directed:
-            refuse_directed(item.provider, "torchgw.solve compares them.")
+    ready = [side.given.provider for side in pair if side.given.provider is not None]
+    for provider in ready:
+        if not directed:
+            refuse_directed(provider, "torchgw.solve compares them.")
     if signed:
-        warn_of_one_sign([item.provider for item in given])
-    largest = max(item.n for item in given)
-    stored = any(item.provider is not None and item.provider.directed for item in given)
-    decision = _decide(given, specs, options, device, judge)
+        warn_of_one_sign(ready)
+    largest = max(side.given.n for side in pair)
+    decision = _decide(pair, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
-    if decision is not None and decision.chosen != "geodesic":
-        specs = (decision.chosen, decision.chosen)
-    names = [
-        _resolve(spec, largest, device, options) if item.provider is None else "given"
-        for item, spec in zip(given, specs, strict=True)
-    ]
-    _refuse_unused(given, names, options)
+    for side in pair:
+        if decision is not None and decision.chosen != "geodesic":
+            side.spec = decision.chosen
+        if side.given.provider is None:
+            side.name = _resolve(side.spec, largest, device, options)
+    _refuse_unused(pair, options)
     check_tables_fit(
-        (given[0].n, given[-1].n),
-        (names[0] == "precomputed", names[-1] == "precomputed"),
+        (pair[0].given.n, pair[1].given.n),
+        (pair[0].name == "precomputed", pair[1].name == "precomputed"),
         device,
-        dense=options.dense or stored,
+        dense=options.dense or any(provider.directed for provider in ready),
     )
     stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
-    graphs = [
-        _graph(item, options, stages) if name in from_graphs() else None
-        for item, name in zip(given, names, strict=True)
-    ]
-    automatic = [*zip(specs, names, strict=True)] == 2 * [("auto", "precomputed")]
+    for side in pair:
+        if side.name in from_graphs():
+            side.graph = _graph(side.given, options, stages)
+    automatic = all((side.spec, side.name) == ("auto", "precomputed") for side in pair)
     found: list[LandmarkDistance] = []
     if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
-        found = _accurate_landmarks(graphs, stages)
-        names = ["landmark"] * len(names) if found else names
-    providers = [
-        provider.to(device, provider.dtype)
-        for provider in found or _make(given, names, graphs, stages, options.curvatures)
-    ]
-    logger.info("distances: %s for X, %s for Y", *names)
+        found = _accurate_landmarks(pair, stages)
+    providers = [provider.to(device, provider.dtype) for provider in found or _make(pair, stages)]
+    logger.info("distances: %s for X, %s for Y", *(side.name for side in pair))
     scaled, origins = [], []
-    for provider, item, table, name, graph, side, weight, curvature in zip(
-        providers, given, tables, names, graphs, "ab", weights, options.curvatures, strict=True
+    for provider, side, table, letter, weight in zip(
+        providers, pair, tables, "ab", weights, strict=True
     ):
-        mass = None if weight is None else as_weights(side, weight, provider.n, device)
+        given = side.given
+        mass = None if weight is None else as_weights(letter, weight, provider.n, device)
         used = None if mass is None else mass > 0
-        flat = name not in ANGLES and name not in of_curvature()
+        flat = side.name not in ANGLES and side.name not in of_curvature()
         # one such point may have decided against straight distances
         told = flat or decision is not None
-        if item.points is not None and options.scale in ("auto", "max") and told:
-            warn_of_far_points(item.name, side, item.points, used, flat=flat)
-        if isinstance(item.provider, PrecomputedDistance):
-            called = item.name if table is None else f"D_{item.name}"
-            warn_of_far_points(called, side, item.provider, used)
+        if given.points is not None and options.scale in ("auto", "max") and told:
+            warn_of_far_points(given.name, letter, given.points, used, flat=flat)
+        if isinstance(given.provider, PrecomputedDistance):
+            called = given.name if table is None else f"D_{given.name}"
+            warn_of_far_points(called, letter, given.provider, used)
         divided, factor = _scale(
-            provider, item.points, options.scale, mass, computed=name != "given"
+            provider, given.points, options.scale, mass, computed=given.provider is None
         )
         scaled.append(divided)
-        origin = _origin(item, name, graph, options, factor, curvature)
-        origins.append(origin.to(device))
+        origins.append(_origin(side, options, factor).to(device))
     clock("distances", started + stages.seconds)
     landmarks = {
-        item.name: {"count": len(side.landmarks), "rank": side.rank, "error": side.error}
-        for item, side in zip(given, providers, strict=True)
-        if isinstance(side, NystromDistance)
+        side.given.name: {"count": len(one.landmarks), "rank": one.rank, "error": one.error}
+        for side, one in zip(pair, providers, strict=True)
+        if isinstance(one, NystromDistance)
     }
     return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks, decision)
 
 
-def _decide(
-    given: list[GivenSpace],
-    specs: tuple[Any, Any],
+def build_provider(
+    label: str,
+    space: Any,
+    distances: Any,
     options: DistanceOptions,
     device: torch.device,
-    judge: Judge | None,
+    *,
+    table: Any = None,
+    weights: Any = None,
+) -> DistanceProvider:
+    """Build the provider of one space: a side of a problem whose other side is a point."""
+    point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
+    sides = build_providers(
+        (space, None), (table, point), distances, options, device,
+        labels=(label, "Y"), weights=(weights, None),
+    )  # fmt: skip
+    return sides.providers[0]
+
+
+def _decide(
+    pair: list[_Side], options: DistanceOptions, device: torch.device, judge: Judge | None
 ) -> Decision | None:
     """Let the data decide what "auto" is, where no option asks for geodesics."""
-    points = [item.points for item in given if item.points is not None]
+    points = [
+        side.given.points for side in pair if side.given.points is not None and side.spec == "auto"
+    ]
     asked = options.n_neighbors is not None or options.n_landmarks is not None
-    if judge is None or asked or len(points) < 2 or tuple(specs) != ("auto", "auto"):
+    if judge is None or asked or len(points) < 2:
         return None
     with small_on_one_thread(1, 1, device):
         decision = decide((points[0], points[1]), judge)
@@ -242,47 +270,30 @@ def _decide(
     return decision
 
 
-def _make(
-    given: list[GivenSpace],
-    names: list[str],
-    graphs: list[KeyedGraph | None],
-    stages: Preparation,
-    curvatures: tuple[float, float],
-) -> list[DistanceProvider]:
+def _make(pair: list[_Side], stages: Preparation) -> list[DistanceProvider]:
     """Make the providers of both sides, those of one name together."""
-    made = {place: item.provider for place, item in enumerate(given) if item.provider is not None}
-    for name in dict.fromkeys(names):
-        places = [place for place, other in enumerate(names) if other == name != "given"]
-        if places:
-            entry = NAMED[name]
-            sources: list[Any] = [
-                graphs[place] if entry.graph else given[place].points for place in places
-            ]
-            if entry.curved:
-                sources = [
-                    (part, curvatures[place]) for place, part in zip(places, sources, strict=True)
-                ]
-            made |= zip(places, entry.make(sources, stages), strict=True)
-    return [made[place] for place in range(len(given))]
+    given = [side.given.provider for side in pair]
+    made = {place: provider for place, provider in enumerate(given) if provider is not None}
+    for name in dict.fromkeys(side.name for side in pair if side.name != "given"):
+        places = [place for place, side in enumerate(pair) if side.name == name]
+        entry, sources = NAMED[name], list[Any]()
+        for side in (pair[place] for place in places):
+            source = side.graph if entry.graph else side.given.points
+            sources.append((source, side.curvature) if entry.curved else source)
+        made |= zip(places, entry.make(sources, stages), strict=True)
+    return [made[place] for place in range(len(pair))]
 
 
-def _origin(
-    item: GivenSpace,
-    name: str,
-    graph: KeyedGraph | None,
-    options: DistanceOptions,
-    scale: float,
-    curvature: float,
-) -> Space:
+def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     """Record what new points of a side need to know of it."""
-    curved = name in of_curvature()
-    metric: Any = name if curved or name in get_args(PointMetric) else None
+    curved = side.name in of_curvature()
+    metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # distances of other names, made from points, say nothing of points that they have not seen
-    points = None if metric is None and graph is None else item.points
-    n_neighbors = options.n_neighbors or max(1, default_n_neighbors(item.n))
-    geodesics = None if graph is None else graph.geodesics
+    points = None if metric is None and side.graph is None else side.given.points
+    n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
+    geodesics = None if side.graph is None else side.graph.geodesics
     space = Space(points, metric, geodesics, n_neighbors, scale)
-    return space._replace(curvature=float(curvature)) if curved else space
+    return space._replace(curvature=float(side.curvature)) if curved else space
 
 
 def _resolve(
@@ -298,35 +309,33 @@ def _resolve(
     return "landmark" if options.factors or options.n_landmarks is not None else "dijkstra"
 
 
-def _accurate_landmarks(
-    graphs: list[KeyedGraph | None], stages: Preparation
-) -> list[LandmarkDistance]:
-    """Find the factors of both sides; none if those of a side are less good than all pairs."""
+def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[LandmarkDistance]:
+    """Take the factors of both sides; none if those of a side are less good than all pairs."""
     found = []
-    for graph in graphs:
-        assert graph is not None
-        found.append(stages.landmarks(graph))
+    for side in pair:
+        assert side.graph is not None
+        found.append(stages.landmarks(side.graph))
         if found[-1].error > _SMALL_ERROR:
             return []
+    for side in pair:
+        side.name = "landmark"
     return found
 
 
-def _refuse_unused(given: list[GivenSpace], names: list[str], options: DistanceOptions) -> None:
+def _refuse_unused(pair: list[_Side], options: DistanceOptions) -> None:
     """Refuse an option that neither side would use."""
-    if options.n_landmarks is not None and not {"landmark", *of_curvature()} & {*names}:
+    names = {side.name for side in pair}
+    if options.n_landmarks is not None and not {"landmark", *of_curvature()} & names:
         raise InvalidInputError(
             "`n_landmarks` is used by distances='landmark' and by those of curved spaces only; "
             "drop it, or pass distances='landmark'."
         )
-    if options.curvature is not None and not {*of_curvature()} & {*names}:
+    if options.curvature is not None and not {*of_curvature()} & names:
         raise InvalidInputError(
             f"`curvature` is that of distances={listed(of_curvature())}; drop it, or pass one of "
             "these. A provider has a curvature of its own."
         )
-    neighbours = any(
-        name in from_graphs() and item.points is not None
-        for item, name in zip(given, names, strict=True)
-    )
+    neighbours = any(side.name in from_graphs() and side.given.points is not None for side in pair)
     if options.n_neighbors is not None and not neighbours:
         raise InvalidInputError(
             "`n_neighbors` is used for geodesics on the neighbour graph of points only; drop it, "

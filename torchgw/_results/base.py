@@ -87,7 +87,11 @@ class Result:
         >>> again.value == result.value
         True
         """
-        write_result(path, self, dense=dense, extra=extra)
+        write_result(path, self._for_file(), dense=dense, extra=extra)
+
+    def _for_file(self: Own) -> Own:
+        """Leave out what has no form in a file."""
+        return self
 
     def __copy__(self: Own) -> Own:
         """Share everything, graphs of derivatives too."""

@@ -14,6 +14,7 @@ mass, which lowers a convex cost; a linear problem is bounded by a feasible dual
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import scipy
 import torch
@@ -59,17 +60,15 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
-        bounds = [0.0] if linear is None else []
         small = weights.a.numel() * weights.b.numel() <= _PAIRS
         squares = max(side.n for side in sides) ** 2
         if small and squares <= _SORTED_ENTRIES:
-            table = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
+            table: Any = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
             if alpha > 0:
                 assert order is not None
                 table = table + alpha * _local(sides, weights, order)
-            if isinstance(table, Tensor):
-                bounds.append(_transport(table, weights))
-            return max(bounds)
+            bound = _transport(table, weights)
+            return max(0.0, bound) if linear is None else bound
         least = 0.0 if linear is None else (1 - alpha) * _least(linear, weights)
         quadratic = [0.0]
         if alpha > 0:
@@ -90,28 +89,30 @@ def _cheap(sides: Sides) -> bool:
 
 def _first(sides: Sides, weights: Marginals, order: int) -> float:
     """Compute the first lower bound."""
-    means = []
+    spreads = []
     for side, weight in zip(sides, weights, strict=True):
-        weight = weight.to(side.dtype)
+        mass = weight.to(side.dtype)
         if order == 2:
-            values = side.mean_square(weight).clamp_min(0).sqrt()
+            values = side.mean_square(mass).clamp_min(0).sqrt()
         else:
-            values = side.apply(weight[:, None])[:, 0]
-        means.append(_quantile_means(values.double()[None], weight.double(), _FINE_PARTS))
-    return float((means[0] - means[1]).abs().pow(order).mean())
+            values = side.apply(mass[:, None])[:, 0]
+        spreads.append((values, mass.double()))
+    return _transport_of_numbers(spreads, order)
 
 
 def _second(sides: Sides, weights: Marginals, order: int) -> float:
     """Compute the second lower bound."""
-    means = [
-        _quantile_means(
-            stored_matrix(side).double().reshape(1, -1),
-            torch.outer(weight, weight).flatten(),
-            _FINE_PARTS,
-        )
+    spreads = [
+        (stored_matrix(side).flatten(), torch.outer(weight, weight).flatten())
         for side, weight in zip(sides, weights, strict=True)
     ]
-    return float((means[0] - means[1]).abs().pow(order).mean())
+    return _transport_of_numbers(spreads, order)
+
+
+def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> float:
+    """Bound the cost of transport between two distributions, each of numbers and their weights."""
+    x, y = (_quantile_means(part.double()[None], mass, _FINE_PARTS) for part, mass in spreads)
+    return float((x - y).abs().pow(order).mean())
 
 
 def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:

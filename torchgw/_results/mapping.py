@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._boundary.arrays import check_linear_cost, check_points, check_shape, to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
@@ -118,7 +118,8 @@ def map_new(
                 f"point of {name}."
             )
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
-        averaged = _check_values(values, count).to(plan.device)
+        averaged = check_points("values", values).to(plan.device)
+        check_shape("values", averaged, (count, "c"), "one row per point of the side mapped to")
         cross = _read_new_points(extension, side, points, table)
         cost = None
         if extension.linear:
@@ -160,14 +161,9 @@ def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -
 
 def _check_table(value: Any, provider: DistanceProvider) -> Tensor:
     """Check distances of new points, shape (q, n): finite, and non-negative as the known ones."""
-    n = provider.n
     table = to_tensor("D_new", value)
-    if table.ndim != 2 or len(table) == 0 or table.shape[1] != n:
-        raise InvalidInputError(
-            f"`D_new` must have shape (q, {n}), one row of distances per new point; got "
-            f"{tuple(table.shape)}."
-        )
-    table = check_linear_cost(table, (len(table), n), name="D_new")
+    check_shape("D_new", table, ("q", provider.n), "one row of distances per new point")
+    table = check_linear_cost(table, (len(table), provider.n), name="D_new")
     signed = isinstance(provider, PrecomputedDistance) and float(provider.matrix().min()) < 0
     if not signed and float(table.min()) < 0:
         raise InvalidInputError(
@@ -188,20 +184,5 @@ def _read_linear_cost(other: Space, table: Any, features: Any, shape: tuple[int,
             f"the new points{also}."
         )
     new = check_points("F_new", features).to(known.device).double()
-    if new.shape != (shape[0], known.shape[1]):
-        raise InvalidInputError(
-            f"`F_new` must have shape {(shape[0], known.shape[1])}, the features of each new "
-            f"point; got {tuple(new.shape)}."
-        )
+    check_shape("F_new", new, (shape[0], known.shape[1]), "the features of each new point")
     return feature_cost(new, known.double(), other.feature_metric)
-
-
-def _check_values(values: Any, count: int) -> Tensor:
-    """Check values to average, shape (count, c), finite."""
-    table = check_points("values", values)
-    if table.shape[0] != count:
-        raise InvalidInputError(
-            f"`values` must have shape ({count}, c), one row per point of the side mapped to; got "
-            f"{tuple(table.shape)}."
-        )
-    return table

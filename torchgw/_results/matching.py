@@ -259,16 +259,13 @@ def _graph(side: _Side) -> scipy.sparse.csr_array | None:
     if space.points is not None or space.metric is not None:
         return None
     if space.geodesics is not None:
-        graph = scipy.sparse.csr_array(space.geodesics.graph)
+        edges = space.geodesics.graph
     else:
         table = side.distances.matrix()
-        if table is None:
-            return None
-        found = edges_of(table)
-        if found is None:
-            return None
-        graph = found
-    graph = scipy.sparse.csr_array(scipy.sparse.triu(graph, 1))
+        edges = None if table is None else edges_of(table)
+    if edges is None:
+        return None
+    graph = scipy.sparse.csr_array(scipy.sparse.triu(edges, 1))
     graph.eliminate_zeros()
     return graph
 

@@ -199,11 +199,7 @@ def _changes(
 
 
 def _change(
-    parts: Parts,
-    linear: NDArray[np.float64] | None,
-    chosen: NDArray[np.int64],
-    p: int,
-    q: int,
+    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64], p: int, q: int
 ) -> float:
     """Compute by how much an exchange of two partners changes the objective."""
     total = 0.0

@@ -271,12 +271,12 @@ class GWResult(Result):
 
     def transform(
         self,
-        X_new: Any = None,  # noqa: N803 - the names of the field
+        X_new: Any = None,
         *,
         values: Any = None,
-        D_new: Any = None,  # noqa: N803
-        M_new: Any = None,  # noqa: N803
-        F_new: Any = None,  # noqa: N803
+        D_new: Any = None,
+        M_new: Any = None,
+        F_new: Any = None,
     ) -> Any:
         """Map new source points to the target without solving again.
 
@@ -321,31 +321,28 @@ class GWResult(Result):
         >>> np.allclose(moved, result.lazy_plan.barycentric(X + 5)[:2])
         True
         """
-        mapped = map_new(
-            self.extension, self.lazy_plan, 0, values,
-            points=X_new, table=D_new, linear=M_new, features=F_new,
-        )  # fmt: skip
-        return in_kind(X_new if D_new is None else D_new, mapped)
+        return self._map(0, values, points=X_new, table=D_new, linear=M_new, features=F_new)
 
     def inverse_transform(
         self,
-        Y_new: Any = None,  # noqa: N803
+        Y_new: Any = None,
         *,
         values: Any = None,
-        D_new: Any = None,  # noqa: N803
-        M_new: Any = None,  # noqa: N803
-        F_new: Any = None,  # noqa: N803
+        D_new: Any = None,
+        M_new: Any = None,
+        F_new: Any = None,
     ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 
         ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
         (q, n).
         """
-        mapped = map_new(
-            self.extension, self.lazy_plan, 1, values,
-            points=Y_new, table=D_new, linear=M_new, features=F_new,
-        )  # fmt: skip
-        return in_kind(Y_new if D_new is None else D_new, mapped)
+        return self._map(1, values, points=Y_new, table=D_new, linear=M_new, features=F_new)
+
+    def _map(self, side: int, values: Any, **new: Any) -> Any:
+        """Map new points of a side to the other one."""
+        mapped = map_new(self.extension, self.lazy_plan, side, values, **new)
+        return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
     def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.
@@ -430,29 +427,19 @@ class GWResult(Result):
         bound = vars(self).get("lower_bound", float("nan"))
         if bound == bound:
             figures["above_lower_bound"] = f"{self.value - bound:.6g}"
-        return f"{n} x {m}", figures, self.status.advice + self._warn_of_ambiguity()
+        ended = [self.status.advice, *filter(None, (self.doubt, self._tell_ambiguity()))]
+        return f"{n} x {m}", figures, "\n  ".join(ended)
 
     def __repr__(self) -> str:
         """Summarise in a few lines."""
         size, figures, ended = self._summary()
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
-        measured = self._tell_distances()
-        return (
-            f"GWResult({size}, {numbers})\n"
-            f"  {how}, {count} iterations in {seconds}\n{measured}  {ended}"
-        )
-
-    def _tell_distances(self) -> str:
-        """Make a line for the summary if distances were chosen by trial."""
+        lines = [f"GWResult({size}, {numbers})", f"{how}, {count} iterations in {seconds}"]
         decided = self.report.distances
-        if not decided or not decided["agreement"]:
-            return ""
-        return f"  distances: {decided['chosen']} ({decided['why']})\n"
-
-    def _warn_of_ambiguity(self) -> str:
-        """Make lines for the summary if another optimum is nearly as good, or may be better."""
-        return "".join(f"\n  {text}" for text in (self.doubt, self._tell_ambiguity()) if text)
+        if decided and decided["agreement"]:
+            lines.append(f"distances: {decided['chosen']} ({decided['why']})")
+        return "\n  ".join([*lines, ended])
 
     def _tell_ambiguity(self) -> str:
         """Say what another optimum, if it is nearly as good, is to this one."""

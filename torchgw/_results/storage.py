@@ -22,14 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import (
-    RESERVED,
-    built,
-    decode,
-    encode,
-    read_archive,
-    write_archive,
-)
+from torchgw._boundary.archive import RESERVED, built, decode, encode, read_archive, write_archive
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.schema import check_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
@@ -190,7 +183,6 @@ def _make(kind: str, parts: dict[str, Any]) -> Any:
     if isinstance(parts.get("report"), dict):
         parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
-    # a plan may have come back by its largest entries
     check_fields(parts, _hints(kind))
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
     odd = (set(parts) - {item.name for item in expected}) | (needed - set(parts))
@@ -310,12 +302,11 @@ def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
 
 def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
     """Keep the entries of each row that a plan would keep; extrapolated ones may be negative."""
-    order = coupling.abs().topk(min(_ENTRIES_PER_ROW, coupling.shape[1]), dim=1)
-    kept = order.values > _SMALLEST_SHARE * order.values.sum(1, keepdim=True)
-    rows = torch.arange(len(coupling), device=coupling.device)[:, None].expand_as(kept)
-    entries = coupling.gather(1, order.indices)[kept].double()
-    places = rows[kept].cpu().numpy(), order.indices[kept].cpu().numpy()
-    return scipy.sparse.csr_array((entries.cpu().numpy(), places), shape=tuple(coupling.shape))
+    largest, columns = coupling.abs().topk(min(_ENTRIES_PER_ROW, coupling.shape[1]), dim=1)
+    kept = largest > _SMALLEST_SHARE * largest.sum(1, keepdim=True)
+    places = torch.stack([kept.nonzero()[:, 0], columns[kept]])
+    values = coupling.gather(1, columns)[kept].double()
+    return _csr(sparse_tensor(places, values, (len(coupling), coupling.shape[1])))
 
 
 def _csr(entries: Tensor) -> scipy.sparse.csr_array:
@@ -337,7 +328,7 @@ def _provider_parts(provider: DistanceProvider) -> tuple[str, dict[str, Any]]:
     return "matrix", {"matrix": provider.matrix()}
 
 
-def _build_side(parts: dict[str, Any]) -> SolvedSide:
+def _build_side(**parts: Any) -> SolvedSide:
     """Build a side, whose distances may have to be made again from its points or its graph."""
     side = SolvedSide(**parts)
     space, known = side.space, side.provider
@@ -363,14 +354,12 @@ def _build_side(parts: dict[str, Any]) -> SolvedSide:
     return side._replace(provider=made)
 
 
-def _build_loss(parts: dict[str, Any]) -> Loss:
+def _build_loss(name: str, floor: float, levels: tuple[float, int] | None) -> Loss:
     """Build a loss as a sample sees it."""
-    levels = parts["levels"]
-    levels = levels and Levels(*levels)
-    return SampledLoss.of(LOSSES[parts["name"]], floor=parts["floor"], levels=levels)
+    return SampledLoss.of(LOSSES[name], floor=floor, levels=levels and Levels(*levels))
 
 
-def _build_extension(parts: dict[str, Any]) -> Extension:
+def _build_extension(**parts: Any) -> Extension:
     """Build what maps new points."""
     source, target, coupling = parts["source"], parts["target"], parts["coupling"]
     spaces = source.space, target.space
@@ -402,53 +391,25 @@ def _coo(csr: scipy.sparse.csr_array) -> Tensor:
     return sparse_tensor(places, torch.from_numpy(entries.data), csr.shape).coalesce()
 
 
-def _build_sparse_plan(parts: dict[str, Any]) -> SparsePlan:
+def _build_sparse_plan(entries: scipy.sparse.csr_array, potentials: Potentials, **rest: Any) -> Any:
     """Build a plan of its largest entries, on the device of its potentials."""
-    entries = _coo(parts["entries"]).to(parts["potentials"].f.device)
-    return SparsePlan(entries, parts["potentials"], parts["marginals"], parts["epsilon"])
+    return SparsePlan(_coo(entries).to(potentials.f.device), potentials, **rest)
 
 
-def _build_csr(parts: dict[str, Any]) -> scipy.sparse.csr_array:
+def _build_geodesics(graph: scipy.sparse.csr_array, unreachable: float | None) -> Geodesics:
+    """Build a graph whose shortest paths are distances."""
+    return Geodesics(scipy.sparse.csr_matrix(graph), unreachable)
+
+
+def _build_csr(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: list[int]
+) -> scipy.sparse.csr_array:
     """Build a sparse matrix; SciPy looks at every index."""
-    shape = tuple(parts["shape"])
-    if len(parts["indptr"]) != shape[0] + 1:
-        raise InvalidInputError(f"`indptr` has {len(parts['indptr'])} entries for {shape[0]} rows.")
-    found = scipy.sparse.csr_array((parts["data"], parts["indices"], parts["indptr"]), shape=shape)
+    if len(indptr) != shape[0] + 1:
+        raise InvalidInputError(f"`indptr` has {len(indptr)} entries for {shape[0]} rows.")
+    found = scipy.sparse.csr_array((data, indices, indptr), shape=tuple(shape))
     found.check_format(full_check=True)
     return found
-
-
-@functools.cache
-def _parts_of_kinds() -> dict[str, dict[str, Any]]:
-    """List the parts of what has a builder, where no class with annotations says what they are."""
-    csr = scipy.sparse.csr_array
-    plan = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
-    return {
-        "Extension": {
-            "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
-            "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
-            "unpolished": DualPlan | None, "own": Marginals | None,
-            "table": DenseCost | FactoredCost | None,
-        },
-        "Geodesics": {"graph": csr, "unreachable": float | None},
-        "Loss": {
-            "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
-        },
-        "Side": {
-            **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
-        },
-        "SparsePlan": {"entries": csr, **plan},
-        "Status": {"name": Literal[tuple(Status.__members__)]},
-        "TransportPlan": {
-            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
-        },
-        "csr": {
-            "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
-        },
-        "factors": {"matrix": Tensor, "signs": Tensor},
-        "matrix": {"matrix": Tensor},
-        "directed": {"table": Tensor},
-    }  # fmt: skip
 
 
 _VECTORS = {"potentials.f": "n", "potentials.g": "m", "weights.a": "n", "weights.b": "m"}
@@ -473,8 +434,8 @@ _SHAPES = {
 
 def _hints(kind: str) -> dict[str, Any]:
     """Say what the parts of a value have to be."""
-    if kind in _parts_of_kinds():
-        return _parts_of_kinds()[kind]
+    if kind in _made():
+        return _made()[kind][1]
     known = _RECORDS.get(kind) or _DATACLASSES[kind]
     # a plan may have come back by its largest entries
     return {
@@ -495,21 +456,38 @@ def _check_shapes(kind: str, value: Any) -> None:
             )
 
 
-_BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "Extension": _build_extension,
-    "Geodesics": lambda parts: Geodesics(
-        scipy.sparse.csr_matrix(parts["graph"]), parts["unreachable"]
-    ),
-    "Loss": _build_loss,
-    "Side": _build_side,
-    "SparsePlan": _build_sparse_plan,
-    "Status": lambda parts: Status[parts["name"]],
-    "TransportPlan": lambda parts: TransportPlan(**parts),
-    "csr": _build_csr,
-    "factors": lambda parts: FactoredDistance(parts["matrix"], parts["signs"]),
-    "matrix": lambda parts: PrecomputedDistance(parts["matrix"]),
-    "directed": lambda parts: DirectedDistance(parts["table"]),
-}
+@functools.cache
+def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """List how kinds that are no tuple or dataclass are built, and what their parts have to be."""
+    # SciPy's sparse matrices are imported when a file is read
+    csr = scipy.sparse.csr_array
+    plan = {"potentials": Potentials, "marginals": Marginals, "epsilon": float}
+    return {
+        "Extension": (_build_extension, {
+            "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
+            "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
+            "unpolished": DualPlan | None, "own": Marginals | None,
+            "table": DenseCost | FactoredCost | None,
+        }),
+        "Geodesics": (_build_geodesics, {"graph": csr, "unreachable": float | None}),
+        "Loss": (_build_loss, {
+            "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
+        }),
+        "Side": (_build_side, {
+            **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
+        }),
+        "SparsePlan": (_build_sparse_plan, {"entries": csr, **plan}),
+        "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
+        "TransportPlan": (TransportPlan, {
+            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
+        }),
+        "csr": (_build_csr, {
+            "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],
+        }),
+        "factors": (FactoredDistance, {"matrix": Tensor, "signs": Tensor}),
+        "matrix": (PrecomputedDistance, {"matrix": Tensor}),
+        "directed": (DirectedDistance, {"table": Tensor}),
+    }  # fmt: skip
 
 
 def _build(kind: str, parts: dict[str, Any]) -> Any:
@@ -518,12 +496,12 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
     # a name may have got another meaning since
     renamed = {old: new for old, new in renamed.items() if new not in parts}
     parts = {renamed.get(name, name): part for name, part in parts.items()}
-    if kind not in {*_RECORDS, *_DATACLASSES, *_BUILDERS}:
+    if kind not in {*_RECORDS, *_DATACLASSES, *_made()}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
     if kind in _DATACLASSES:
         value = _make(kind, parts)
     else:
         check_fields(parts, _hints(kind))
-        value = _RECORDS[kind](**parts) if kind in _RECORDS else _BUILDERS[kind](parts)
+        value = (_RECORDS[kind] if kind in _RECORDS else _made()[kind][0])(**parts)
     _check_shapes(kind, value)
     return value

@@ -16,6 +16,7 @@ from torchgw._boundary.arrays import (
     check_distances,
     check_list,
     check_points,
+    check_shape,
     in_kind,
     make_generator,
     resolve_device,
@@ -25,7 +26,7 @@ from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._typing import Array, Seed
@@ -154,8 +155,11 @@ def barycenter(
     in_numpy = without_tensors(spaces, weights, a, masses, features, init)
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
+    options = DistanceOptions(None, None, scale, "stitch")
     providers = [
-        _provider(f"spaces[{index}]", space, distances, scale, where)
+        build_provider(f"spaces[{index}]", space, distances, options, where).to(
+            where, torch.float64
+        )
         for index, space in enumerate(spaces)
     ]
     shares = as_weights("weights", weights, len(providers), where, "space").tolist()
@@ -209,27 +213,6 @@ def barycenter(
     return found.in_numpy() if in_numpy else found
 
 
-def _provider(
-    label: str,
-    space: Any,
-    distances: DistanceName,
-    scale: ScaleName | None,
-    device: torch.device,
-) -> DistanceProvider:
-    """Make the distances of one space: one side of a problem whose other side is nothing."""
-    one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    sides = build_providers(
-        (space, None),
-        (None, FactoredDistance(one, one[0])),
-        distances,
-        DistanceOptions(None, None, scale, "stitch"),
-        device,
-        lambda _, since: since,
-        (label, "nothing"),
-    )
-    return sides.providers[0].to(device, torch.float64)
-
-
 def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
     """Check the features of all spaces, float64."""
     return [
@@ -257,11 +240,8 @@ def _start(
     traits = None if space.features is None else space.features[index]
     if init is not None:
         matrix = check_distances("init", init).to(provider.device).double()
-        if len(matrix) != n:
-            raise InvalidInputError(
-                f"`init` must have shape ({n}, {n}), the distances of the barycenter to start "
-                f"from; got {tuple(matrix.shape)}."
-            )
+        what = "the distances of the barycenter to start from"
+        check_shape("init", matrix, (n, n), what)
         return PrecomputedDistance(matrix), traits
     factors = provider.factors()
     if factors is not None:
@@ -345,7 +325,7 @@ class BarycenterResult(Result):
         )
 
     @property
-    def D(self) -> Any:  # noqa: N802 - the name of the field
+    def D(self) -> Any:
         """The distances as a matrix, shape (n, n)."""
         return in_kind(self.weights, stored_matrix(self.distances))
 

@@ -170,11 +170,7 @@ def _affinity(name: str, value: Any, n_neighbors: int | None) -> scipy.sparse.cs
     mean[mean == 0] = 1.0
     weight = np.exp(-(edges.data**2) / (mean[edges.row] * mean[edges.col]))
     affinity = scipy.sparse.csr_array((weight, (edges.row, edges.col)), shape=edges.shape)
-    return _normalise(affinity)
-
-
-def _normalise(affinity: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-    """Divide an affinity by the roots of the degrees of both points."""
+    # divided by the roots of the degrees of both points
     degree = affinity.sum(1)
     root = scipy.sparse.diags_array(np.where(degree > 0, degree, 1.0) ** -0.5)
     return scipy.sparse.csr_array(root @ affinity @ root)

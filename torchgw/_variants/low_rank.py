@@ -81,7 +81,7 @@ class LowRankPlan(Plan):
         return self.Q
 
     @property
-    def T(self) -> LowRankPlan:  # noqa: N802 - the name of every array library
+    def T(self) -> LowRankPlan:
         """The plan from target to source."""
         return LowRankPlan(self.R, self.Q, self.g).giving(self.in_numpy)
 

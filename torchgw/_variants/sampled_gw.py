@@ -45,13 +45,13 @@ _NAMES = {
 
 @reject_unknown
 def sampled_gw(
-    X_source: Any = None,  # noqa: N803 - the names of the published design
-    X_target: Any = None,  # noqa: N803
+    X_source: Any = None,
+    X_target: Any = None,
     *,
     distance_mode: DistanceName = "dijkstra",
-    M: int | None = None,  # noqa: N803
+    M: int | None = None,
     alpha: float = 0.9,
-    C_linear: Any = None,  # noqa: N803
+    C_linear: Any = None,
     fgw_alpha: float | None = None,
     epsilon: float | Literal["auto"] = "auto",
     k: int | None = None,
@@ -71,7 +71,7 @@ def sampled_gw(
     dist_target: Any = None,
     p: Any = None,
     q: Any = None,
-    T_init: Any = None,  # noqa: N803
+    T_init: Any = None,
     max_iter: int = 500,
     tol: float = 1e-5,
     min_iter_before_converge: int = 40,
@@ -211,12 +211,12 @@ def sampled_gw(
 
 @reject_unknown
 def sampled_lowrank_gw(
-    X_source: Any = None,  # noqa: N803 - the names of the published design
-    X_target: Any = None,  # noqa: N803
+    X_source: Any = None,
+    X_target: Any = None,
     *,
     rank: int,
     distance_mode: DistanceName = "landmark",
-    C_linear: Any = None,  # noqa: N803
+    C_linear: Any = None,
     fgw_alpha: float | None = None,
     k: int | None = None,
     n_landmarks: int | None = None,
@@ -224,7 +224,7 @@ def sampled_lowrank_gw(
     dist_target: Any = None,
     p: Any = None,
     q: Any = None,
-    T_init: Any = None,  # noqa: N803
+    T_init: Any = None,
     max_iter: int = 500,
     tol: float = 1e-4,
     device: torch.device | str | None = None,
@@ -273,7 +273,7 @@ dist_target, p, q, device, log, random_state
         )
 
 
-def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:  # noqa: N803
+def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:
     """Build a neighbour graph: :func:`torchgw.distances.knn_graph` under another name.
 
     Parameters

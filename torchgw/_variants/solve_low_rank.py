@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
-from torchgw._boundary.checks import check_count, check_positive, reject_unknown
+from torchgw._boundary.checks import check_count, check_not_negative, check_positive, reject_unknown
 from torchgw._errors import (
     ConvergenceWarning,
     InvalidInputError,
@@ -107,16 +106,16 @@ class LowRankResult(Result):
 
 @reject_unknown
 def solve_low_rank(
-    X: Any = None,  # noqa: N803 - the names of the field
-    Y: Any = None,  # noqa: N803
+    X: Any = None,
+    Y: Any = None,
     *,
     rank: int,
     a: Any = None,
     b: Any = None,
     distances: DistanceName | DistanceProvider | tuple[Any, Any] = "auto",
-    D_X: Any = None,  # noqa: N803
-    D_Y: Any = None,  # noqa: N803
-    M: Any = None,  # noqa: N803
+    D_X: Any = None,
+    D_Y: Any = None,
+    M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
     feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | None = None,
@@ -192,8 +191,7 @@ curvature, scale, device
     check_count("rank", rank)
     check_count("max_iter", max_iter)
     check_positive("tol", tol, "small values mean more steps")
-    if not (isinstance(epsilon, Real) and 0 <= epsilon < float("inf")):
-        raise InvalidInputError(f"`epsilon` must be finite and not negative; got {epsilon!r}.")
+    check_not_negative("epsilon", epsilon)
     by_name = isinstance(features, str)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     weight = check_alpha(alpha, fused=is_fused(M, pair), named=by_name)
@@ -201,15 +199,9 @@ curvature, scale, device
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
     with torch.no_grad(), host_threads(where):
+        judge = partial(agreement, device=where)
         sides = build_providers(
-            (X, Y),
-            (D_X, D_Y),
-            distances,
-            options,
-            where,
-            lambda _, since: since,
-            weights=(a, b),
-            judge=partial(agreement, device=where),
+            (X, Y), (D_X, D_Y), distances, options, where, weights=(a, b), judge=judge
         )
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(
@@ -255,10 +247,9 @@ def _coarse_start(
     problem: Problem, rank: int, generator: torch.Generator, seed: int
 ) -> Factorisation:
     """Solve among a few points; the others join the group of the nearest of them."""
-    count = max(_COARSE_POINTS, 2 * rank)
     near, tables, masses = [], [], []
     for side, weight in zip((problem.source, problem.target), problem.marginals, strict=True):
-        index, nearest = _cover(side, weight, min(side.n, count), generator)
+        index, nearest = _cover(side, weight, rank, generator)
         near.append((index, nearest))
         table = side.columns(index)[index]
         tables.append(PrecomputedDistance(((table + table.T) / 2).clamp_min(0)))
@@ -293,11 +284,9 @@ def _given_start(
     if isinstance(plan, LowRankPlan) and len(plan.g) == rank:
         parts = (part.to(problem.source.device, torch.float64) for part in (plan.Q, plan.R, plan.g))
         return Factorisation(*(part.log() for part in parts))
-    count = max(_COARSE_POINTS, 2 * rank)
-    size = min(problem.source.n, count)
-    index, nearest = _cover(problem.source, problem.marginals.a, size, generator)
+    index, nearest = _cover(problem.source, problem.marginals.a, rank, generator)
     table = problem.source.columns(index)[index]
-    groups = _groups(table, torch.bincount(nearest, minlength=size).double(), rank)
+    groups = _groups(table, torch.bincount(nearest, minlength=len(index)).double(), rank)
     indicator = torch.nn.functional.one_hot(groups[nearest], rank).double()
     shares = (plan.T @ indicator).to(indicator.device)
     mass = shares.sum(1, keepdim=True)
@@ -318,10 +307,11 @@ def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:
 
 
 def _cover(
-    side: DistanceProvider, weights: Tensor, count: int, generator: torch.Generator
+    side: DistanceProvider, weights: Tensor, rank: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw points, and find for every point the position of the nearest one drawn."""
-    drawn = torch.multinomial(weights, min(count, int((weights > 0).sum())), generator=generator)
+    count = min(max(_COARSE_POINTS, 2 * rank), int((weights > 0).sum()))
+    drawn = torch.multinomial(weights, count, generator=generator)
     best = torch.full_like(weights, torch.inf)
     nearest = torch.zeros_like(weights, dtype=torch.int64)
     for start, block in zip(range(0, len(drawn), 64), drawn.split(64), strict=True):

@@ -6,7 +6,6 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import to_numpy, to_tensor
-from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._boundary.checks import check_count, is_number, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
@@ -29,6 +28,7 @@ from torchgw.anndata._spaces import (
     check_objects,
     check_sources,
     is_object,
+    look_up,
     points_of,
     read_spaces,
     solve_arguments,
@@ -39,12 +39,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from pandas import DataFrame, Index
 
-__all__ = [
-    "TranslationProblem",
-    "check_labels",
-    "check_options",
-    "check_relaxation",
-]
+__all__ = ["TranslationProblem", "check_labels", "check_options", "check_relaxation"]
 
 Pair = tuple[str, str]
 
@@ -67,8 +62,7 @@ def check_options(solve_options: Any) -> dict[str, Any]:
 
 def check_labels(labels: Any, key_added: Any) -> tuple[str, ...]:
     """Return names of columns."""
-    if not isinstance(key_added, str):
-        raise InvalidTypeError(f"`key_added` must be a name; got {key_added!r}.")
+    check_name("key_added", key_added, none=False)
     listed = (labels,) if isinstance(labels, str) else () if labels is None else labels
     if not isinstance(listed, (tuple, list)) or not all(isinstance(name, str) for name in listed):
         raise InvalidTypeError(f"`labels` must be a name, or a list of names; got {labels!r}.")
@@ -82,7 +76,7 @@ def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict
     rho = []
     for name, tau in (("tau_a", tau_a), ("tau_b", tau_b)):
         tau = 1.0 if tau is None else tau
-        if not isinstance(tau, Real) or isinstance(tau, bool) or not 0 < float(tau) <= 1:
+        if not is_number(tau) or not 0 < tau <= 1:
             raise InvalidInputError(
                 f"`{name}` must be above 0 and at most 1, which is a strict marginal; got {tau!r}."
             )
@@ -93,7 +87,7 @@ def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict
     if rivals:
         raise InvalidInputError(f"Pass `tau_a` and `tau_b` or `{rivals[0]}`, not both.")
     epsilon = options.get("epsilon", "auto")
-    if not isinstance(epsilon, Real) or isinstance(epsilon, bool) or not float(epsilon) > 0:
+    if not is_number(epsilon) or epsilon <= 0:
         raise InvalidInputError(
             "`tau_a` and `tau_b` are relative to epsilon, which has to be a positive number then: "
             "solve_options={'epsilon': 1e-3}."
@@ -267,12 +261,8 @@ class TranslationProblem:
 
         Parameters
         ----------
-        tau_a, tau_b : float in (0, 1], optional
-            How strictly the masses of source and reference are kept; 1, the default, is strict.
-            They are the factors of Sinkhorn's half-steps, 2 rho / (2 rho + epsilon) for
-            ``unbalanced=(rho_a, rho_b)``, and need ``epsilon`` as a number.
-        solve_options : mapping, optional
-            Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
+        tau_a, tau_b, solve_options
+            As in :func:`align`, for the masses of source and reference.
         """
         options = check_options(solve_options)
         options |= check_relaxation(tau_a, tau_b, options)
@@ -473,8 +463,7 @@ class TranslationProblem:
            single-cell multiomic alignment with disproportionate cell-type representation. Journal
            of Computational Biology 2022.
         """
-        if not isinstance(key_added, str):
-            raise InvalidTypeError(f"`key_added` must be a name; got {key_added!r}.")
+        check_name("key_added", key_added, none=False)
         if not self.solutions:
             raise InvalidInputError("Call `prepare` and `solve` before `embed`.")
         sides = self._unchanged_sides()
@@ -493,21 +482,13 @@ class TranslationProblem:
             n_neighbors=n_neighbors,
             coupling=coupling,
         )
-        found = {
-            name: to_numpy(part)
-            for name, part in zip(
-                [*sources, self._reference], (*joint.sources, joint.anchor), strict=True
-            )
-        }
-        if self._whole is None:
+        coordinates = map(to_numpy, (*joint.sources, joint.anchor))
+        found = dict(zip([*sources, self._reference], coordinates, strict=True))
+        if self._whole is not None:
+            self._whole.obsm[key_added] = self._joined(found)
+        else:
             for name, side in sides.items():
                 side.adata.obsm[key_added] = found[name]
-            return self
-        batch = self._whole.obs[self._batch_key].astype(str).to_numpy()
-        table = np.full((self._whole.n_obs, dimension), np.nan)
-        for name, part in found.items():
-            table[batch == name] = part
-        self._whole.obsm[key_added] = table
         return self
 
     @reject_unknown
@@ -558,19 +539,18 @@ class TranslationProblem:
         carried = []
         sides = self._unchanged_sides()
         reference = sides[self._reference]
-        single = sides[self._sources[0]] if len(self._sources) == 1 else None
+        # a batch has nothing to send back: its column is the reference's
+        alone = self._whole is None and len(self._sources) == 1
+        single = sides[self._sources[0]] if alone else None
         for name in names:
-            from_reference = name in reference.adata.obs
-            back = self._whole is None and single is not None and name in single.adata.obs
-            if not from_reference and not back:
+            givers = [side for side in (reference, single) if side and name in side.adata.obs]
+            if not givers:
                 where = f"no column of the .obs of the reference, {self._reference!r}"
-                if self._whole is None and single is not None:
-                    where = "a column of neither .obs"
+                where = "a column of neither .obs" if single else where
                 raise InvalidInputError(f"`labels={name!r}` is {where}.")
-            for side in (reference if from_reference else None, single if back else None):
-                if side is not None:
-                    check_column(side.shown, side.adata, name)
-            carried.append((name, from_reference, back))
+            for side in givers:
+                check_column(side.shown, side.adata, name)
+            carried.append((name, reference in givers, single in givers))
         return carried
 
     def _write_objects(
@@ -590,15 +570,12 @@ class TranslationProblem:
             columns = np.asarray(end.obs_names, dtype=object)
             start.uns[key] = {**about[pair[0]], "plan_columns": columns}
             for name, there, back in carried:
-                both = (
-                    (start, end, result.lazy_plan, there),
-                    (end, start, result.lazy_plan.T, back),
-                )
-                for receiver, giver, plan, wanted in both:
-                    if wanted:
-                        for suffix, values in carry(giver.obs[name], plan).items():
-                            receiver.obs[f"{key}_{name}{suffix}"] = values
-                        _copy_colours(giver, receiver, name, f"{key}_{name}")
+                ways = [(start, end, result.lazy_plan)] if there else []
+                ways += [(end, start, result.lazy_plan.T)] if back else []
+                for receiver, giver, plan in ways:
+                    for suffix, values in carry(giver.obs[name], plan).items():
+                        receiver.obs[f"{key}_{name}{suffix}"] = values
+                    _copy_colours(giver, receiver, name, f"{key}_{name}")
         if points is not None:
             end.obsm[f"X_{key}"] = points
         end.uns[key] = about if len(about) > 1 else next(iter(about.values()))
@@ -609,28 +586,23 @@ class TranslationProblem:
         """Write into the one object that has all batches."""
         from pandas import Categorical
 
-        batch = whole.obs[self._batch_key].astype(str).to_numpy()
-        rows = {name: np.flatnonzero(batch == name) for name in self._known}
+        rows = {name: np.flatnonzero(mine) for name, mine in self._members().items()}
         there = rows[self._reference]
         points = self._spaces[self._reference].points
         about: dict[str, Any] = {"reference": self._reference}
-        entries, embedding = [], None
-        if points is not None:
-            embedding = np.full((whole.n_obs, points.shape[1]), np.nan)
-            embedding[there] = points
+        entries, embedding = [], {self._reference: points}
         for pair, result in self.solutions.items():
             here = rows[pair[0]]
             sparse, kept = largest_entries(result, count)
             part = sparse.tocoo()
             entries.append((part.data, here[part.row], there[part.col]))
             about[pair[0]] = figures(result, self._warned[pair], kept)
-            if points is not None and embedding is not None:
-                embedding[here] = means(result.lazy_plan, points)
+            embedding[pair[0]] = None if points is None else means(result.lazy_plan, points)
         data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
         shape = (whole.n_obs, whole.n_obs)
         whole.obsp[f"{key}_plan"] = scipy.sparse.csr_matrix((data, (row, column)), shape=shape)
-        if embedding is not None:
-            whole.obsm[f"X_{key}"] = embedding
+        if points is not None:
+            whole.obsm[f"X_{key}"] = self._joined(embedding)
         cells = np.concatenate([there, *(rows[name] for name, _ in self.solutions)])
         order = np.argsort(cells)
         for name, _, _ in carried:
@@ -659,8 +631,23 @@ class TranslationProblem:
         obs = self._whole.obs
         column = obs[name].to_numpy(np.float64) if name in obs else np.full(len(obs), np.nan)
         column = column.copy()
-        column[obs[self._batch_key].astype(str).to_numpy() == side.name] = values
+        column[self._members()[side.name]] = values
         obs[name] = column
+
+    def _members(self) -> dict[str, NDArray[np.bool_]]:
+        """Tell for each batch which cells of the one object are in it."""
+        assert self._whole is not None
+        batch = self._whole.obs[self._batch_key].astype(str).to_numpy()
+        return {name: batch == name for name in self._known}
+
+    def _joined(self, tables: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Put tables by batch into one over all cells, NaN for those of other batches."""
+        members = self._members()
+        width = next(iter(tables.values())).shape[1]
+        joined = np.full((len(members[self._reference]), width), np.nan)
+        for name, part in tables.items():
+            joined[members[name]] = part
+        return joined
 
 
 def _batches(data: AnnData, key: str) -> list[Side]:
@@ -681,11 +668,8 @@ def _batches(data: AnnData, key: str) -> list[Side]:
 
 
 def _column(side: Side, name: Any) -> Any:
-    """Look up a column of obs; an error lists those that exist."""
-    if not isinstance(name, str) or name not in side.adata.obs:
-        known = ", ".join(map(repr, side.adata.obs.columns)) or "nothing"
-        raise InvalidInputError(f"There is no {name!r} in `{side.shown}.obs`, which has {known}.")
-    return side.adata.obs[name]
+    """Look up a column of obs."""
+    return look_up(side.adata.obs, name, f"`{side.shown}.obs`")
 
 
 def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:

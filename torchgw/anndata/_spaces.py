@@ -29,6 +29,7 @@ __all__ = [
     "check_objects",
     "check_sources",
     "is_object",
+    "look_up",
     "points_of",
     "read_spaces",
     "solve_arguments",
@@ -73,9 +74,9 @@ def check_objects(*objects: tuple[str, Any]) -> None:
             raise InvalidTypeError(f"`{shown}` must be an AnnData; got {type(adata).__name__}.")
 
 
-def check_name(argument: str, value: Any) -> None:
-    """Refuse anything but a name or ``None``."""
-    if not isinstance(value, (str, type(None))):
+def check_name(argument: str, value: Any, *, none: bool = True) -> None:
+    """Refuse anything but a name, or ``None`` if that will do."""
+    if not isinstance(value, str) and not (none and value is None):
         raise InvalidTypeError(f"`{argument}` must be a name; got {value!r}.")
 
 
@@ -119,7 +120,7 @@ def read_spaces(
     for side, key, joint in zip(sides, keys, shared, strict=True):
         common = None if joint_rep is None else points_of(side.shown, side.adata, joint)
         if use_obsp is not None:
-            value = _entry(side.adata, "obsp", key)
+            value = look_up(side.adata.obsp, key, ".obsp")
             graph = scipy.sparse.issparse(value)
             if graph and str(key).endswith("connectivities"):
                 value = _steps(value, f"{side.shown}.obsp[{key!r}]")
@@ -155,12 +156,11 @@ def solve_arguments(
     return arguments
 
 
-def _entry(adata: AnnData, slot: str, name: Any) -> Any:
-    """Look up an entry of obsm or obsp; an error lists those that exist."""
-    table = getattr(adata, slot)
-    if name not in table:
+def look_up(table: Any, name: Any, where: str) -> Any:
+    """Look up an entry of obsm or obsp, or a column of obs; an error lists those that exist."""
+    if not isinstance(name, str) or name not in table:
         known = ", ".join(map(repr, table.keys())) or "nothing"
-        raise InvalidInputError(f"There is no {name!r} in .{slot}, which has {known}.")
+        raise InvalidInputError(f"There is no {name!r} in {where}, which has {known}.")
     return table[name]
 
 
@@ -170,7 +170,7 @@ def points_of(
     """Read the points of one side, as a copy: what is written back must not change with them."""
     if name is None:
         name = "X_pca" if "X_pca" in adata.obsm else "X"
-    value = adata.X if name == "X" else _entry(adata, "obsm", name)
+    value = adata.X if name == "X" else look_up(adata.obsm, name, ".obsm")
     what = f"{shown}.X" if name == "X" else f"{shown}.obsm[{name!r}]"
     if value is None:
         raise InvalidInputError(f"`{what}` is None; name an entry of obsm as `use_rep`.")

@@ -70,23 +70,16 @@ def largest_entries(result: GWResult, count: int) -> tuple[scipy.sparse.csr_matr
 
 def figures(result: GWResult, warned: list[str], kept: float) -> dict[str, Any]:
     """Describe a solve in what h5ad files can hold."""
+    same = "value epsilon alpha converged marginal_error gradient ambiguity doubt"
+    others = result.alternatives
     about = {
-        "value": result.value,
-        "epsilon": result.epsilon,
-        "alpha": result.alpha,
+        **{name: getattr(result, name) for name in same.split()},
         "status": result.status.name,
-        "converged": result.converged,
-        "marginal_error": result.marginal_error,
         "mass": float(result.marginal_a.sum()),
         "plan_mass_kept": kept,
-        "gradient": result.gradient,
         "random_state": str(result.random_state),
-        "ambiguity": result.ambiguity,
-        "alternative_values": np.array([other.value for other in result.alternatives]),
-        "alternative_relations": np.array(
-            [other.relation for other in result.alternatives], object
-        ),
-        "doubt": result.doubt,
+        "alternative_values": np.array([other.value for other in others]),
+        "alternative_relations": np.array([other.relation for other in others], object),
         "warnings": "\n".join(warned),
     }
     decided = result.log["distances"]

@@ -38,27 +38,14 @@ _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = {"X", "Y", "result", "points"}
 
 
-# How each command is called, after its name.
-_EXAMPLES = {
-    "info": ("", " out.npz"),
-    "score": (" out.npz --truth partners.txt", " out.npz --labels-x x.txt --labels-y y.txt --json"),
-    "plot": (" out.npz -o plan.png", " out.npz --kind clouds --lines 50 -o clouds.png"),
-    "transform": (" out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse"),
-    "benchmark": ("", " --n 2000 --m 2000 --device cpu --json"),
-    "demo": ("", " --output demo.png --seed 3"),
-    "warmup": ("", " --device cuda:0"),
-    "completion": (" bash > torchgw.bash",),
-}
-
-
 def add_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], whole: argparse.ArgumentParser
 ) -> None:
     """Add the commands of this module to the parser of the whole command line."""
 
-    def add(run: Callable[[argparse.Namespace], int], about: str, more: str) -> Any:
+    def add(run: Callable[[argparse.Namespace], int], about: str, more: str, *examples: str) -> Any:
         name = run.__name__.removeprefix("_")
-        shown = "".join(f"  torchgw {name}{rest}\n" for rest in _EXAMPLES[name])
+        shown = "".join(f"  torchgw {name}{rest}\n" for rest in examples)
         parser = commands.add_parser(
             name, help=about, description=more, epilog=f"examples:\n{shown}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -70,32 +57,42 @@ def add_commands(
     info = add(
         _info, "say what can run here, or what a result file holds",
         "Without a file: versions, devices and backends. With one: its result.",
+        "", " out.npz",
     )  # fmt: skip
     score = add(
         _score, "score a result against known partners or labels",
         "Print the value and errors of a result, and scores where answers are given.",
+        " out.npz --truth partners.txt", " out.npz --labels-x x.txt --labels-y y.txt --json",
     )  # fmt: skip
-    plot = add(_plot, "draw a result", "Draw a result to a picture file.")
+    plot = add(
+        _plot, "draw a result", "Draw a result to a picture file.",
+        " out.npz -o plan.png", " out.npz --kind clouds --lines 50 -o clouds.png",
+    )  # fmt: skip
     transform = add(
         _transform, "map new points by a result",
         "Map new points of X to the space of Y, or back, without solving again.",
+        " out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse",
     )  # fmt: skip
     benchmark = add(
         _benchmark, "time a solve on this machine",
         "Match a spiral with a Swiss roll of given sizes, and report time and quality.",
+        "", " --n 2000 --m 2000 --device cpu --json",
     )  # fmt: skip
     demo = add(
         _demo, "match a spiral with a Swiss roll and draw it",
         "Match a spiral with a Swiss roll, print how well, and draw the match.",
+        "", " --output demo.png --seed 3",
     )  # fmt: skip
     warmup = add(
         _warmup, "compile the kernels for this GPU",
         "Compile the kernels of default solves for this GPU into Triton's cache, and say where it "
         "lies. Copies of it serve machines with the same GPU and versions (TRITON_CACHE_DIR).",
+        "", " --device cuda:0",
     )  # fmt: skip
     completion = add(
         _completion, "print a completion script for a shell",
         "Print a script that makes a shell complete commands, options and files.",
+        " bash > torchgw.bash",
     )  # fmt: skip
 
     for parser, count in ((info, "?"), (score, None), (plot, None), (transform, None)):
@@ -127,27 +124,21 @@ def add_commands(
             "--m", type=positive, default=m, help="points of the Swiss roll (default: %(default)s)"
         )
     benchmark.add_argument(
-        "--repeat",
-        type=positive,
-        default=3,
+        "--repeat", type=positive, default=3,
         help="solves; the first one warms up (default: %(default)s)",
-    )
+    )  # fmt: skip
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
     for parser in (score, benchmark):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
     warmup.add_argument("--device", help="torch device, such as cuda:0")
     demo.add_argument(
-        "--output",
-        type=Path,
-        default=Path("demo.png"),
+        "--output", type=Path, default=Path("demo.png"),
         help="picture to write (default: %(default)s)",
-    )
+    )  # fmt: skip
     demo.add_argument(
-        "--seed",
-        type=int,
-        default=0,
+        "--seed", type=int, default=0,
         help="seed of the data and of the solve (default: %(default)s)",
-    )
+    )  # fmt: skip
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(whole=whole, commands=commands)
 
@@ -245,12 +236,17 @@ def _score(options: argparse.Namespace) -> int:
         scores["mass_on_same_label"] = float(agreeing / moved.sum())
         if projected is not None and target is not None:
             scores["label_accuracy"] = label_accuracy(projected, own, target, other)
-    if options.json:
-        print(json.dumps(scores))
-    else:
-        for name, value in scores.items():
-            print(f"{name:19s} {value if isinstance(value, str) else f'{value:.6g}'}")
+    _print_figures(scores, options.json, width=19, digits=6)
     return 0
+
+
+def _print_figures(figures: dict[str, Any], as_json: bool, *, width: int, digits: int) -> None:
+    """Print figures by name, one in a line or all as one JSON object."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:{width}s} {f'{value:.{digits}g}' if isinstance(value, float) else value}")
 
 
 def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
@@ -361,11 +357,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         "status": result.status.name,
         "phases": {name: round(value, 4) for name, value in result.timings.items()},
     }
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:16s} {value:.5g}" if isinstance(value, float) else f"{name:16s} {value}")
+    _print_figures(figures, options.json, width=16, digits=5)
     return 0 if result.converged else 1
 
 

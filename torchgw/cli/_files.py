@@ -124,9 +124,7 @@ def _label_column(path: Path, member: str | None) -> NDArray[Any]:
         raise InvalidInputError(
             f"{path}: has {len(table.values)} columns; name that of the labels as {path}:NAME."
         )
-    values = table.values[0]
-    numbers = values.dtype.kind != "U" or all(map(_is_number, values))
-    return values.astype(float) if numbers else values
+    return _numbers_or_words(table.values[0])
 
 
 def _check_there(path: Path) -> None:
@@ -202,9 +200,7 @@ class _Columns(NamedTuple):
                 f"{path}: no column named {name!r}; the file has: "
                 f"{', '.join(self.names) or 'no line of names'}."
             )
-        values = self.values[self.names.index(name)]
-        numbers = values.dtype.kind != "U" or all(map(_is_number, values))
-        return values.astype(float) if numbers else values
+        return _numbers_or_words(self.values[self.names.index(name)])
 
 
 def _side_of(
@@ -238,33 +234,37 @@ def _as_words(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(str)
 
 
+def _numbers_or_words(values: NDArray[Any]) -> NDArray[Any]:
+    """Make numbers of a column if all of its cells are."""
+    return values if len(_words_in(values)) else values.astype(float)
+
+
+def _words_in(values: NDArray[Any]) -> list[int]:
+    """List the cells of a column that are no numbers."""
+    if values.dtype.kind != "U":
+        return []
+    return [row for row, cell in enumerate(values) if not _is_number(cell)]
+
+
 def _are_words(values: list[NDArray[Any]]) -> bool:
     """Whether the first of several columns holds words alone, all others apart from it."""
-    return (
-        len(values) > 1
-        and values[0].dtype.kind == "U"
-        and not any(field.strip() == "" or _is_number(field) for field in values[0])
-    )
+    if len(values) < 2 or values[0].dtype.kind != "U":
+        return False
+    return not any(cell.strip() == "" or _is_number(cell) for cell in values[0])
 
 
 def _check_numbers(path: Path, names: list[str], columns: list[NDArray[Any]]) -> None:
     """Refuse a cell that is no number, and say where it is."""
     for place, values in enumerate(columns):
-        bad = (
-            []
-            if values.dtype.kind != "U"
-            else [i for i, x in enumerate(values) if not _is_number(x)]
-        )
+        bad = _words_in(values)
         if not bad:
             continue
-        name = f"{place + 1}" + (f" ({names[place]})" if names else "")
-        words = len(bad) == len(values) and names
-        what = (
-            f" If it holds labels, pass --label-column {names[place]}; or name the columns that "
-            f"are coordinates: {path}:NAME,NAME."
-            if words
-            else ""
-        )
+        name, what = f"{place + 1}" + (f" ({names[place]})" if names else ""), ""
+        if len(bad) == len(values) and names:
+            what = (
+                f" If it holds labels, pass --label-column {names[place]}; or name the columns "
+                f"that are coordinates: {path}:NAME,NAME."
+            )
         raise InvalidInputError(
             f"{path}: row {bad[0] + 1}, column {name} is {str(values[bad[0]])[:40]!r}, and every "
             f"cell must be a number (rows are counted from 1, without the header).{what}"

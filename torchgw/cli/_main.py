@@ -110,12 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # who read has closed the pipe, as head does; at exit Python would flush into it once more
         _let_go_of_output()
         return EXIT_PIPE
-    except OSError as error:
-        # what is left to print would fail in the same way, as where the disk is full
-        _let_go_of_output()
-        print(f"torchgw: error: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except TorchGWError as error:
+    except (OSError, TorchGWError) as error:
+        if isinstance(error, OSError):
+            # what is left to print would fail in the same way, as where the disk is full
+            _let_go_of_output()
         print(f"torchgw: error: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except _Terminated:
@@ -210,10 +208,9 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("Y", help="target, in the same forms")
     parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
     parser.add_argument(
-        "--distance-matrices",
-        action="store_true",
+        "--distance-matrices", action="store_true",
         help="X and Y are square matrices of distances, not points",
-    )
+    )  # fmt: skip
     parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
     parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
     parser.add_argument(
@@ -239,11 +236,9 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     stored.add_argument("--dense", action="store_true", help="store all that is n x m or n x n")
     stored.add_argument("--plan", action="store_true", help="store the dense plan")
     stored.add_argument(
-        "--sparse-topk",
-        type=positive,
-        metavar="K",
+        "--sparse-topk", type=positive, metavar="K",
         help="store the K largest entries of every row of the plan",
-    )
+    )  # fmt: skip
     solver = parser.add_argument_group("solver, with the defaults of torchgw.solve")
     names = _add_solve_options(solver)
     parser.set_defaults(solve_options=names)
@@ -263,19 +258,16 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
         names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
 
     add(
-        "--distances",
-        type=_pair,
+        "--distances", type=_pair,
         help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
         f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
-    )
+    )  # fmt: skip
     add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
     add(
-        "--curvature",
-        type=_numbers,
-        metavar="C[,C]",
+        "--curvature", type=_numbers, metavar="C[,C]",
         help="curvature of poincare, lorentz and sphere distances, of both sides or of each",
-    )
+    )  # fmt: skip
     add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
     add("--gradient", help="auto, dense, factored or sampled")
@@ -289,13 +281,10 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
     add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
     add(
-        "--unbalanced",
-        type=_numbers,
-        metavar="RHO[,RHO]",
+        "--unbalanced", type=_numbers, metavar="RHO[,RHO]",
         help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
-    )
-    losses = ", ".join(LOSSES)
-    add("--loss", help=f"one of {losses}: how distances of the two sides are compared")
+    )  # fmt: skip
+    add("--loss", help=f"one of {', '.join(LOSSES)}: how distances of the two sides are compared")
     add("--min-iter", type=int, help="iterations before a sampled solve may stop")
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
@@ -306,10 +295,9 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
     add("--inner-tol", type=float, help="tolerance of the marginals")
     add(
-        "--resolution",
-        type=_number_or_auto,
+        "--resolution", type=_number_or_auto,
         help="marginal error that large problems may be left with, a number or auto; 0 for none",
-    )
+    )  # fmt: skip
     add("--backend", help=", ".join(get_args(BackendName)))
     add("--device", help="torch device, such as cpu or cuda:0")
     add("--precision", help="auto, mixed, float64 or float32")
@@ -408,22 +396,15 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         "scale_used": result.scale,
         "torchgw": torchgw.__version__,
     }
+    same = "value epsilon ambiguity doubt converged marginal_error marginal_a marginal_b n_iters"
     return {
-        "value": np.asarray(result.value),
+        **{name: to_numpy(getattr(result, name)) for name in same.split()},
         "f": to_numpy(result.potential_a),
         "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
-        "epsilon": np.asarray(result.epsilon),
-        "ambiguity": np.asarray(result.ambiguity),
-        "doubt": np.asarray(result.doubt),
         "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
-        "converged": np.asarray(result.converged),
         "status": np.asarray(result.status.name),
         "advice": np.asarray(result.status.advice),
-        "marginal_error": np.asarray(result.marginal_error),
-        "marginal_a": to_numpy(result.marginal_a),
-        "marginal_b": to_numpy(result.marginal_b),
-        "n_iters": np.asarray(result.n_iters),
         "settings": np.asarray(json.dumps(used)),
     }
 
