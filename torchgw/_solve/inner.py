@@ -38,7 +38,7 @@ ANNEALING_TOLERANCE = 1e-2
 _INNER_SHARE = 0.1
 # The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
 _PATIENT_SHARE = 0.01
-# Share of the error before that is left, from which on a linear problem counts as slow. [L509]
+# Share of the error before that is left, from which on a linear problem counts as slow. [L513]
 _FALLING = 0.5
 # Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
 _ROUNDING_SHARE = 0.5
