@@ -42,6 +42,7 @@ STUDIES = {
     "log-tables": ("harness.studies", "print what a study measured as Markdown"),
     "tables": ("harness.pages", "write the tables of a documentation page from what was measured"),
     "trees": ("distances.trees", "a random tree in the hyperbolic plane and its copy"),
+    "unseen": ("quality.unseen_study", "problems that no default was tuned on, by defaults"),
 }
 
 

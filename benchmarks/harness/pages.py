@@ -183,6 +183,14 @@ def _hard() -> str:
     return markdown(heads, [[str(row.get(head, "")) for head in heads] for row in rows])
 
 
+def _unseen() -> str:
+    """Problems that no default was tuned on: how many seeds end within 1% of the best known."""
+    heads = ["problem", "within 1%", "worst", "above and silent", "thorough", "POT"]
+    heads += ["right", "right by POT", "CPU s", "of POT"]
+    lines = [[str(row.get(head, "")) for head in heads] for row in read("unseen")]
+    return markdown(heads, lines)
+
+
 def _pot_tests() -> str:
     """What became of POT's tests, by file, and of all."""
     rows = [row for row in read("pot") if row["table"] == "POT's tests on torchgw.pot"]
@@ -214,6 +222,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "standing": _standing,
     "compared": _compared,
     "hard": _hard,
+    "unseen": _unseen,
     "pot-tests": _pot_tests,
     "pot-times": _pot_times,
     "solves": _table(

@@ -26,6 +26,7 @@ __all__ = [
     "geometric",
     "rewired",
     "scale_free",
+    "snare_cells",
     "snare_points",
     "snare_scot",
     "tree",
@@ -140,7 +141,7 @@ def _path_lengths(edges: Index, n: int, length: Array | None = None) -> Array:
 
 def snare_scot(rng: Generator) -> Instance:
     """SNARE-seq, SCOT's distances and epsilon; the metric is FOSCTTM, lower is better."""
-    data = _snare(rng)
+    data = snare_cells(rng)
     answer = permutation_plan(data.match)
     return from_matrices(
         data.d_atac, data.d_rna, _foscttm(data), answer=answer, epsilon=snare.EPSILON
@@ -149,11 +150,11 @@ def snare_scot(rng: Generator) -> Instance:
 
 def snare_points(rng: Generator) -> Instance:
     """SNARE-seq as published, points with default geodesics."""
-    data = _snare(rng)
+    data = snare_cells(rng)
     return from_geodesics(data.atac, data.rna, _foscttm(data), permutation_plan(data.match))
 
 
-def _snare(rng: Generator) -> snare.Snare:
+def snare_cells(rng: Generator) -> snare.Snare:
     path = snare.data_path()
     if not path.is_file():
         raise MissingDataError(f"{path} is absent; set {snare.DATA_VARIABLE}")

@@ -13,12 +13,13 @@ import torchgw
 from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._problem.problem import Problem
-from torchgw._search.chains import _first_chains, _World, climb
+from torchgw._search.chains import Guess, _first_chains, _World, climb
 from torchgw._search.coarse import coarsen
 from torchgw._search.convex import is_graph
 from torchgw._search.graphs import least_value
 from torchgw._search.optima import is_structured
 from torchgw._typing import Marginals
+from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances.precomputed import PrecomputedDistance
 
 
@@ -238,8 +239,37 @@ def test_a_known_optimum_takes_part():
     whole = coarsen(problem_of(graph, copy), 90)
     plan = torch.zeros(90, 90, dtype=torch.float64)
     plan[torch.arange(90), torch.as_tensor(truth)] = 1 / 90
-    found = climb(whole, 0.0025 * whole.scale, 4, [("known", plan)])
+    found = climb(whole, 0.0025 * whole.scale, 4, [Guess("known", plan, None)])
     assert found.trials[0].value < 1e-3
+
+
+def test_what_few_points_found_is_no_worse_among_chains():
+    x, y = spiral(100, random_state=1)[0], swiss_roll(120, random_state=10)[0]
+    few = torchgw.solve(x, y, random_state=0).alternatives[0].label
+    with warnings.catch_warnings():
+        # that so few chains disagree
+        warnings.simplefilter("ignore", SearchWarning)
+        result = torchgw.solve(x, y, n_init=6, search="thorough", random_state=0)
+    # it was compared before it had met its marginals, at four times the objective
+    found = next(trial for trial in result.trials if trial.start == few)
+    assert found.objective <= 1.05 * result.trials[0].objective
+
+
+def test_a_guess_of_some_points_takes_part():
+    x = np.random.default_rng(0).normal(size=(60, 3)) * [1, 2, 3]
+    table = cdist(x, x)
+    whole = coarsen(problem_of(table, table), 60)
+    source, target = whole.problem.source.indices, whole.problem.target.indices
+    rows = torch.arange(0, 60, 3)
+    plan = torch.zeros(60, 60, dtype=torch.float64)
+    plan[rows, torch.argsort(target)[source[rows]]] = 1 / len(rows)
+    found = climb(whole, 0.0025 * whole.scale, 4, [Guess("some", plan, rows)])
+    mine = next(trial for trial in found.trials if trial.start == "some")
+    assert mine.objective <= 1.01 * found.trials[0].objective
+    # the plan of the copy itself
+    place = [trial.start for trial in found.trials].index("some")
+    right = torch.argsort(target)[source] == found.plans[place].argmax(1)
+    assert bool(right.all())
 
 
 def test_search_is_checked():

@@ -23,10 +23,11 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
 from torchgw._search.graphs import Graphs, density, least_value
+from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
-__all__ = ["Climbed", "Trial", "chains_within", "climb"]
+__all__ = ["Climbed", "Guess", "Trial", "chains_within", "climb"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,14 @@ _GROUPS = 3
 _ROUNDS, _PATIENCE = 32, 8
 
 
+class Guess(NamedTuple):
+    """A plan that was found by other means."""
+
+    name: str
+    plan: Tensor  # (s, t)
+    rows: Tensor | None  # of the points that it is about, unless it is about all
+
+
 class Trial(NamedTuple):
     """What one start came to."""
 
@@ -157,12 +166,10 @@ def chains_within(operations: float, n: int, m: int) -> int:
     return int(operations / (iterations * n * m * (n + m)))
 
 
-def climb(
-    coarse: Coarsened, target: float, count: int, guesses: Sequence[tuple[str, Tensor]] = ()
-) -> Climbed:
+def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess] = ()) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
-    Plans (s, t) found by other means are compared with the best at the end, by their names.
+    Guesses are compared with the best at the end, by their names.
     """
     world = _World(coarse)
     low = target / coarse.scale
@@ -203,8 +210,12 @@ def climb(
             break
         # what looked alike has parted: the others are compared at the target
         level = low
-    found = [world.take(name, plan) for name, plan in guesses]
-    world.descend(found, _REFINE._replace(start=low), low)
+    found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
+    # at once they would be far from their marginals, and look worse than they are
+    world.descend(found, _REFINE, low)
+    lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
+    world.descend(lifted, _QUICK, low)
+    found += lifted
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
@@ -434,6 +445,15 @@ class _World:
     def take(self, name: str, plan: Tensor) -> _Chain:
         """Make a chain of a plan that was found by other means."""
         return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
+
+    def lift(self, name: str, plan: Tensor, rows: Tensor) -> _Chain:
+        """Make a chain of a plan that is about some rows alone."""
+        chain = self.take(name, plan)
+        costs = self.costs_at_rows(chain.plan, rows)[None]
+        start = torch.zeros_like(chain.g)[None]
+        plans, g = self.solve(costs, start, GUESS_EPSILON * self.scale, _LAST_INNER)
+        chain.plan, chain.g = plans[0], g[0]
+        return chain
 
     def solve(
         self, costs: Tensor, g: Tensor, epsilon: float, iterations: int, relaxation: float = 1.0

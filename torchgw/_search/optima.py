@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all, way_to_call
-from torchgw._search.chains import Trial, chains_within, climb
+from torchgw._search.chains import Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
@@ -284,13 +284,11 @@ def search_all_points(
         # every chain would end at the one plan that there is
         return first
     coarse = whole.problem
-    guesses = [
-        (one.label, one.plan)
-        for one in first.alternatives
-        if torch.equal(one.source, coarse.source.indices)
-        and torch.equal(one.target, coarse.target.indices)
-    ]
-    if guesses and first.alternatives[0].value <= _ISOMETRIC * whole.scale:
+    guesses = [Guess(one.label, *_among_all(one, coarse)) for one in first.alternatives]
+    if (
+        any(guess.rows is None for guess in guesses)
+        and first.alternatives[0].value <= _ISOMETRIC * whole.scale
+    ):
         # nothing is better than a match that keeps all distances
         return first
     # far below, a ladder of stages would have no end
@@ -311,6 +309,15 @@ def search_all_points(
     )
     doubt = "" if found.agreed else _WHY_OPEN[how].format(count=len(found.trials))
     return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
+
+
+def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
+    """Put a plan of some points among all, and say which rows those are unless it has them all."""
+    sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
+    rows, columns = (every.argsort()[some] for every, some in sides)
+    plan = whole.base.new_zeros(whole.base.shape)
+    plan[rows[:, None], columns] = found.plan
+    return plan, None if found.plan.shape == plan.shape else rows
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:

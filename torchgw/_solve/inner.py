@@ -21,6 +21,7 @@ __all__ = [
     "ANNEALING_TOLERANCE",
     "check_finite",
     "inner_tolerance",
+    "is_behind",
     "look_ahead",
     "loop_tolerance",
     "next_budget",
@@ -37,6 +38,8 @@ ANNEALING_TOLERANCE = 1e-2
 _INNER_SHARE = 0.1
 # The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
 _PATIENT_SHARE = 0.01
+# Share of the error before that is left, from which on a linear problem counts as slow. [L513]
+_FALLING = 0.5
 # Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
 _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
@@ -71,17 +74,27 @@ def solve_linear(
     return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
-def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, missed: bool) -> int:
+def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
+    """Whether a linear problem is solved more slowly than the plan settles.
+
+    Its column error is then what plans still change by. One that has risen is rounding, which more
+    iterations do not take away.
+    """
+    slow = _FALLING * before < inner.error < before
+    return slow and not inner.converged and inner.error > _INNER_SHARE * change
+
+
+def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, longer: bool) -> int:
     """Choose how many Sinkhorn iterations the next linear problem may take.
 
-    ``missed`` says that marginals have not been met for long.
+    ``longer`` says that marginals have not been met for long, or that they are behind the plan.
     """
     # once the plan has settled, only more of them can improve its marginals
     if settled:
         return setting.options.inner_max_iter
     # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
     # go from one such plan to the next for ever
-    return 2 * budget if missed or error > ANNEALING_TOLERANCE else budget
+    return 2 * budget if longer or error > ANNEALING_TOLERANCE else budget
 
 
 def loop_tolerance(setting: Setting, change: float) -> float:

@@ -12,6 +12,7 @@ from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
     check_finite,
     inner_tolerance,
+    is_behind,
     look_ahead,
     loop_tolerance,
     next_budget,
@@ -95,8 +96,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             recorder.checkpoint(state)
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and not sampled and change <= reachable
+        behind = at_target and is_behind(inner, error, change)
         budget = next_budget(
-            setting, budget, inner.error, settled=settled, missed=missed >= _MISSES
+            setting, budget, inner.error, settled=settled, longer=behind or missed >= _MISSES
         )
 
         objective = math.nan

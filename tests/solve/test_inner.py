@@ -1,0 +1,45 @@
+"""Budgets of linear problems."""
+
+import numpy as np
+import pytest
+
+import torchgw
+from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._solve import loop
+from torchgw._solve.inner import is_behind
+
+
+def left(error):
+    return SinkhornResult(None, error, 50, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "change", "expected"),
+    [
+        (6.5e-4, 7.8e-4, 1.8e-3, True),
+        # the plan moves by far more than its columns miss
+        (1.1e-3, 1.3e-3, 4.7e-2, False),
+        # iterations are quick enough
+        (1e-4, 7.8e-4, 1e-4, False),
+        # rounding
+        (2.8e-4, 1.2e-4, 2.7e-4, False),
+    ],
+)
+def test_a_slow_linear_problem_is_behind_a_plan_that_settles(error, before, change, expected):
+    assert is_behind(left(error), before, change) is expected
+
+
+def test_one_that_is_solved_is_not_behind():
+    assert not is_behind(left(1e-7)._replace(converged=True), 1.1e-7, 1e-8)
+
+
+def test_repeated_points_take_fewer_linearisations(monkeypatch):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(90, 4)) * [1, 1.5, 2, 3]
+    given = {"X": np.repeat(x, rng.integers(1, 6, size=90), 0), "Y": x, "random_state": 0}
+    quick = torchgw.solve(**given, distances="euclidean")
+    monkeypatch.setattr(loop, "is_behind", lambda *_: False)
+    slow = torchgw.solve(**given, distances="euclidean")
+    assert quick.n_iters < slow.n_iters
+    # both end within the tolerance of the objective
+    assert quick.value == pytest.approx(slow.value, rel=1e-3)
