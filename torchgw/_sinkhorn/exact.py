@@ -18,13 +18,13 @@ Places = NDArray[np.intp]
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
-# some pivots of the simplex at most. [L408, L482, L509]
+# some pivots of the simplex at most. [L408, L482, L518]
 _LARGE = 150
 _KEPT = 12
 _EVERY = 16
 _ROUNDS = 6
 _PIVOTS = 1_000_000
-# Share of the value that the prices of a partial problem may prove it to be off by. [L509]
+# Share of the value that the prices of a partial problem may prove it to be off by. [L518]
 _EXACT = 1e-11
 
 
