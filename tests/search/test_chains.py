@@ -15,8 +15,8 @@ from torchgw import SearchWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.chains import Guess, _first_chains, _World, climb
 from torchgw._search.coarse import coarsen
-from torchgw._search.convex import is_graph
-from torchgw._search.graphs import least_value
+from torchgw._search.convex import _slopes, is_graph
+from torchgw._search.graphs import Graphs, least_value
 from torchgw._search.optima import is_structured
 from torchgw._typing import Marginals
 from torchgw.datasets import spiral, swiss_roll
@@ -297,7 +297,28 @@ def test_chains_end_where_nothing_is_better():
     # with edges removed no bound is met, and all chains are followed
     graph[:20] = graph[:, :20] = 0
     whole = coarsen(problem_of(graph, copy), 380)
-    assert _first_chains(_World(whole), 0.02, 0.0025) is None
+    found, followed = _first_chains(_World(whole), 0.02, 0.0025)
+    assert found is None
+    assert [(high.number, low.number) for high, low in followed.items()] == [(0, 0)]
+
+
+def test_convex_objective_of_a_copy_is_zero_at_the_match_alone():
+    """With unequal weights too: the match is not its minimum if they are left out."""
+    graph, copy, order = network_pair(60, 3, 0.0, seed=0)
+    a, b = graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()
+    small = coarsen(problem_of(graph, copy, a, b), 60).problem
+    weights = Marginals(small.source.weights.float(), small.target.weights.float())
+    match = torch.zeros(60, 60)
+    match[torch.as_tensor(order), torch.arange(60)] = weights.b
+    torch.testing.assert_close(match.sum(1), weights.a)
+
+    def objective(plan):
+        return float((_slopes(Graphs(small), weights, plan).at(1.0) * plan).sum()) / 2
+
+    scale = float((_slopes(Graphs(small), weights, match).crossed * match).sum())
+    # float32 sums of terms that cancel
+    assert abs(objective(match)) < 1e-5 * abs(scale)
+    assert objective(torch.outer(*weights)) > 1e-2 * abs(scale)
 
 
 def test_chains_of_one_optimum_agree_under_unequal_weights():

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -174,21 +174,25 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
     world = _World(coarse)
     low = target / coarse.scale
     level, sharp = max(low, _COMPARED_AT), low < _COMPARED_AT
-    kinds = itertools.chain(_FIRST, itertools.cycle(_LATER))
     graph = is_graph(coarse.problem)
-    if graph:
-        # otherwise all chains together take as long
-        first = _first_chains(world, level, low) if world.large else None
-        if first is not None:
-            return first
-        # the convex path finds what most chains do not
-        count = max(len(_FIRST), count // 2)
     chains: list[_Chain] = []
     behind: list[_Chain] = []
+    known: dict[_Chain, _Chain] = {}  # chains at that level, and at the target
+    if graph:
+        # otherwise all chains together take as long
+        if world.large:
+            first, known = _first_chains(world, level, low)
+            if first is not None:
+                return first
+            chains += known
+        # the convex path finds what most chains do not
+        count = max(len(_FIRST), count // 2)
+    kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
     while True:
         done = len(chains) + len(behind)
-        numbers = range(done, min(count, done + (_ROUND if done else len(_FIRST))))
+        most = done + _ROUND if done >= len(_FIRST) else len(_FIRST)
+        numbers = range(done, min(count, most))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
             world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
@@ -198,13 +202,15 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         if not agreed and numbers.stop < count:
             continue
         best = _promising(chains)
+        rest = [chain for chain in best if chain not in known]
         if low < level:
-            world.descend(best, _REFINE, low)
+            world.descend(rest, _REFINE, low)
+            best = [known.get(chain, chain) for chain in best]
         if sharp:
             # unequal weights are met late: chains of one optimum differ until they are [L438]
-            world.settle(best, low)
+            world.settle(rest, low)
         best.sort(key=lambda chain: chain.objective)
-        behind += [chain for chain in chains if chain not in best]
+        behind += [chain for chain in chains if known.get(chain, chain) not in best]
         chains = best
         if not agreed or _agree(best) or numbers.stop >= count:
             break
@@ -244,14 +250,20 @@ def _tell(done: int, count: int, seconds: float, objective: float) -> None:
     )  # fmt: skip
 
 
-def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
-    """Follow few chains on two large graphs; they are all, if no plan is better than the first."""
+def _first_chains(
+    world: _World, level: float, low: float
+) -> tuple[Climbed | None, dict[_Chain, _Chain]]:
+    """Follow few chains on two large graphs; they are all, if no plan is better than the first.
+
+    If one may be, return the first chain at the epsilon of the comparison and at the target.
+    """
     chains: list[_Chain] = []
     plans: list[Tensor] = []
     behind: list[_Chain] = []
     for number, kind in enumerate(_FIRST):
         chain = world.begin(kind, number)
         world.descend([chain], kind.ladder, level)
+        high = replace(chain)
         world.descend([chain], _REFINE, low)
         plan = _unbeaten(world, chain, low)
         if plan is None:
@@ -260,13 +272,13 @@ def _first_chains(world: _World, level: float, low: float) -> Climbed | None:
             chains.append(chain)
             plans.append(plan)
         if not chains:
-            return None
+            return None, {high: chain}
         if len(chains) == _TRIED_FIRST:
             break
     order = sorted(range(len(chains)), key=lambda place: chains[place].objective)
     trials = [chains[place].trial("refined") for place in order]
     trials += [chain.trial("left behind") for chain in behind]
-    return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True)
+    return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True), {}
 
 
 def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:

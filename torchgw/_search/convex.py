@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem
 from torchgw._search.graphs import Graphs, density
+from torchgw._typing import Marginals
 
 __all__ = ["convex_path", "is_graph"]
 
@@ -37,11 +38,12 @@ def is_graph(problem: CoarseProblem) -> bool:
 
 
 def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
-    """Minimise |A P - P B|^2 over plans (s, t), then turn its convex part off by stages.
+    """Minimise |S Q - Q T|^2 over plans (s, t), then turn its convex part off by stages.
 
-    The first problem is convex, and sees what graphs have in common wherever that is; what is left
-    at the end is the Gromov-Wasserstein objective. Mirror descent, whose step becomes shorter when
-    the objective has risen.
+    S_ij is A_ij sqrt(a_i a_j), T is B likewise, Q_ij is P_ij / sqrt(a_i b_j): a permutation where
+    P is a matching of equal weights. The first problem is convex, and sees what graphs have in
+    common wherever that is; what is left at the end is the Gromov-Wasserstein objective. Mirror
+    descent, whose step becomes shorter when the objective has risen.
 
     References
     ----------
@@ -49,8 +51,9 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     IEEE Transactions on Pattern Analysis and Machine Intelligence 2009.
     """
     graphs = Graphs(problem)
-    product = torch.outer(problem.source.weights, problem.target.weights).float()
-    plan, slopes = product, _slopes(graphs, product)
+    weights = Marginals(problem.source.weights.float(), problem.target.weights.float())
+    product = torch.outer(*weights)
+    plan, slopes = product, _slopes(graphs, weights, product)
     first = weight = float(slopes.at(1.0).std())
     shares = [1.0] * _CONVEX_STEPS
     shares += [1 - stage / _STAGES for stage in range(1, _STAGES + 1) for _ in range(_STAGE_STEPS)]
@@ -59,7 +62,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
         # a proximal step: its entropy is relative to the plan itself
         near = (plan / product).clamp_min(_LEAST).log_()
         moved = project(slope - weight * near, weight, _INNER)
-        after = _slopes(graphs, moved)
+        after = _slopes(graphs, weights, moved)
         # the objective is quadratic: half the product with its derivative
         if float((after.at(share) * moved).sum()) <= float((slope * plan).sum()):
             plan, slopes = moved, after
@@ -70,7 +73,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
 
 
 class _Slopes(NamedTuple):
-    """Derivatives of <A^2 P + P B^2, P> and of -2 <A P B, P>, (s, t)."""
+    """Derivatives of |S Q|^2 + |Q T|^2 and of -2 <A P B, P>, (s, t)."""
 
     convex: Tensor
     crossed: Tensor
@@ -80,7 +83,10 @@ class _Slopes(NamedTuple):
         return torch.add(self.crossed, self.convex, alpha=share)
 
 
-def _slopes(graphs: Graphs, plan: Tensor) -> _Slopes:
+def _slopes(graphs: Graphs, weights: Marginals, plan: Tensor) -> _Slopes:
     """Differentiate both parts at a plan (s, t)."""
+    a, b = weights.a[:, None], weights.b
     left, right = graphs.left(plan), graphs.right(plan)
-    return _Slopes(2 * (graphs.left(left) + graphs.right(right)), -4 * graphs.right(left))
+    # plans have nothing where a weight is zero
+    convex = graphs.left(a * left) / b.where(b > 0, 1) + graphs.right(right * b) / a.where(a > 0, 1)
+    return _Slopes(2 * convex, -4 * graphs.right(left))

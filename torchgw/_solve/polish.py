@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -19,6 +20,7 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.exact import ExactTransport
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Polished", "check_polish", "polish"]
@@ -78,8 +80,9 @@ def polish(
     cost = cost_at(matrix)
     # relaxed marginals have more vertices, of which corrections found no end
     mean = _Mean(matrix, cost) if rule is None else None
+    least = _vertices(marginals, rule)
     for step in range(_STEPS + 1):
-        vertex = _vertex(cost, marginals, rule)
+        vertex = least(cost)
         here = float((cost * matrix).sum())
         gap = here - float((cost * vertex).sum())
         stationary = gap <= _SMALLEST_GAP * abs(here)
@@ -195,7 +198,7 @@ def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
     free = rule is not None and rule.mass is None
     bounds = rule is not None and rule.mass is not None
     if bounds or not (free or _is_assignment(marginals)):
-        _exact_transport()
+        _need_pot()
 
 
 def _is_assignment(marginals: Marginals) -> bool:
@@ -203,19 +206,25 @@ def _is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertex(cost: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
-    """Find a plan of least linear cost, of mass one."""
+def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tensor], Tensor]:
+    """Prepare what finds a plan of least linear cost, of mass one."""
+    if rule is not None and rule.mass is None:
+        strict = rule.rho.index(math.inf)
+        return lambda cost: _one_sided_vertex(cost, marginals, strict)
     if rule is not None:
-        if rule.mass is not None:
-            return _partial_vertex(cost, marginals, rule.mass)
-        return _one_sided_vertex(cost, marginals, strict=rule.rho.index(math.inf))
+        return _partial_vertices(marginals, rule.mass or 1.0)
+    if _is_assignment(marginals):
+        return lambda cost: _assigned(cost, marginals.a)
     a, b = (weight.cpu().numpy() for weight in marginals)
-    table = cost.cpu().numpy()
-    if not _is_assignment(marginals):
-        return torch.from_numpy(_exact_vertex(a, b, table)).to(cost)
-    rows, columns = scipy.optimize.linear_sum_assignment(table)
+    exact = ExactTransport(a, b / b.sum() * a.sum())
+    return lambda cost: torch.from_numpy(exact(cost.cpu().numpy()).plan).to(cost)
+
+
+def _assigned(cost: Tensor, weights: Tensor) -> Tensor:
+    """Send every point to one of its own, all of one weight."""
+    rows, columns = scipy.optimize.linear_sum_assignment(cost.cpu().numpy())
     vertex = torch.zeros_like(cost)
-    vertex[rows, columns] = marginals.a.to(cost)[rows]
+    vertex[rows, columns] = weights.to(cost)[rows]
     return vertex
 
 
@@ -226,35 +235,27 @@ def _one_sided_vertex(cost: Tensor, marginals: Marginals, strict: int) -> Tensor
     return torch.zeros_like(cost).scatter_(1 - strict, other, weight.unsqueeze(1 - strict))
 
 
-def _partial_vertex(cost: Tensor, marginals: Marginals, mass: float) -> Tensor:
+def _partial_vertices(marginals: Marginals, mass: float) -> Callable[[Tensor], Tensor]:
     """Move a share of the mass: a point of no cost on either side takes what stays."""
     a, b = (np.append(weight.cpu().numpy(), 1 - mass) for weight in marginals)
-    table = np.zeros((len(a), len(b)))
-    table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
-    # what the two send to each other would move more than the share
-    table[-1, -1] = table.max() + 1
-    vertex = _exact_vertex(a, b, table)[:-1, :-1]
-    return torch.from_numpy(vertex / vertex.sum()).to(cost)
+    exact = ExactTransport(a, b / b.sum() * a.sum())
 
+    def vertex(cost: Tensor) -> Tensor:
+        table = np.zeros((len(a), len(b)))
+        table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
+        # what the two send to each other would move more than the share
+        table[-1, -1] = table.max() + 1
+        plan = exact(table).plan[:-1, :-1]
+        return torch.from_numpy(plan / plan.sum()).to(cost)
 
-def _exact_vertex(
-    a: NDArray[np.float64], b: NDArray[np.float64], table: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Find a plan of least cost; of negative costs POT's solver may say that there is none."""
-    shifted = np.ascontiguousarray(table - table.min())
-    vertex: NDArray[np.float64] = _exact_transport()(a, b / b.sum() * a.sum(), shifted)
     return vertex
 
 
-def _exact_transport() -> Callable[..., Any]:
-    """Find POT's solver of the linear problem for weights of any kind."""
-    try:
-        import ot
-    except ImportError:
+def _need_pot() -> None:
+    """Refuse where POT's exact solver is not installed: SciPy's would take minutes."""
+    if importlib.util.find_spec("ot") is None:
         raise UnsupportedError(
             "`polish=True` solves an assignment problem for equal weights and n = m; others need "
             "POT's exact solver, which is not installed: pip install pot. Or pass "
             "polish=False."
-        ) from None
-    exact: Callable[..., Any] = ot.emd
-    return exact
+        )

@@ -33,7 +33,7 @@ class Status(Enum):
     STOPPED = "Stopped by the callback or a time limit before convergence."
     OUTER_LIMIT = (
         "Outer iterations ran out before the plan settled: raise `max_iter`, loosen `tol`, or "
-        "raise `epsilon`."
+        "raise `epsilon`. After proximal steps `polish=True` goes the rest of the way."
     )
     INNER_LIMIT = (
         "The plan settled but the last Sinkhorn solve stopped before the marginals were met: raise "

@@ -1,0 +1,127 @@
+"""Linear transport problems without regularisation, one after another between the same weights."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from torchgw._errors import NumericalError
+
+__all__ = ["ExactTransport", "Vertex"]
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+# Problems with more points on both sides are solved on part of their entries: so many a row, and so
+# many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
+# some pivots of the simplex at most. [L408, L482, L518]
+_LARGE = 150
+_KEPT = 12
+_EVERY = 16
+_ROUNDS = 6
+_PIVOTS = 1_000_000
+# Share of the value that the prices of a partial problem may prove it to be off by. [L518]
+_EXACT = 1e-11
+
+
+class Vertex(NamedTuple):
+    """A plan of least cost, and what proves it: dual potentials."""
+
+    plan: Array  # (n, m)
+    u: Array  # (n,)
+    v: Array  # (m,)
+
+
+class ExactTransport:
+    """Solve by POT's network simplex if it is installed, otherwise by SciPy's HiGHS.
+
+    Large problems after the first are solved on the entries that cost least beside the last prices,
+    and on those that the prices found leave too cheap, until there are none [1]_.
+
+    References
+    ----------
+    .. [1] B. Schmitzer. A sparse multiscale algorithm for dense optimal transport. Journal of
+       Mathematical Imaging and Vision 2016.
+    """
+
+    def __init__(self, p: Array, q: Array) -> None:
+        self.p, self.q = p, q
+        try:
+            from ot import emd
+        except ImportError:
+            self._emd: Any = None
+            self._sparse = False
+        else:
+            # POT takes sparse costs since it takes these
+            self._emd = emd
+            self._sparse = "potentials_init" in inspect.signature(emd).parameters
+        self.last: Vertex | None = None  # of the last cost, less its least entry
+        self.used: tuple[Places, Places] | None = None  # entries that the last was found on
+
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
+        """Solve; where a value is reached already, any plan that gains half of the most will do."""
+        if self._emd is None:
+            return _by_scipy(self.p, self.q, cost)
+        # of negative costs the network simplex may say that there is no plan
+        lowest = cost.min()
+        if lowest:
+            cost = cost - lowest
+        if not self._by_parts(cost, reached - lowest * self.p.sum()):
+            self.on(cost)
+        assert self.last is not None
+        return self.last._replace(u=self.last.u + lowest)
+
+    def _by_parts(self, cost: Array, worth: float) -> bool:
+        """Solve on some entries, unless these would be many or POT takes no sparse costs."""
+        if self.last is None or min(cost.shape) < _LARGE or not self._sparse:
+            return False
+        plan, u, v = self.last
+        rest = cost - u[:, None] - v
+        used = (plan > 0) | (rest <= _cheap(rest))
+        slack = 1e-12 * cost.max()
+        for _ in range(_ROUNDS):
+            entries = rows, columns = np.nonzero(used)
+            _, value = self.on(scipy.sparse.coo_array((cost[entries], entries), cost.shape))
+            _, u, v = self.last
+            rest = cost - u[:, None] - v
+            bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
+            missed = -float(max(bounds))
+            if float(worth) - value > missed or missed <= _EXACT * value or rest.min() >= -slack:
+                self.used = rows, columns
+                return True
+            used |= rest < (min(-slack, _cheap(rest)) if worth > -np.inf else -slack)
+        return False
+
+    def on(self, cost: Any) -> tuple[Array, float]:
+        """Solve by POT, on the entries of a sparse cost or on all; also return the value."""
+        assert self._emd is not None
+        plan, log = self._emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
+        if not isinstance(plan, np.ndarray):
+            plan = plan.toarray()
+        self.last = Vertex(plan, log["u"], log["v"])
+        return plan, float(log["cost"])
+
+
+def _cheap(rest: Array) -> float:
+    """Find what only the cheapest entries are below, from some of the rows."""
+    few = rest[::_EVERY]
+    place = few.size * _KEPT // min(rest.shape)
+    return float(np.partition(few, place, axis=None)[place])
+
+
+def _by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
+    n, m = cost.shape
+    rows = scipy.sparse.kron(scipy.sparse.eye_array(n), np.ones((1, m)))
+    columns = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye_array(m))
+    sums = scipy.sparse.vstack([rows, columns]).tocsr()
+    found: Any = scipy.optimize.linprog(
+        cost.ravel(), A_eq=sums, b_eq=np.append(p, q * (p.sum() / q.sum())), method="highs"
+    )
+    if found.x is None:
+        raise NumericalError(f"The transport problem was not solved: {found.message}")
+    prices = np.asarray(found.eqlin.marginals)
+    return Vertex(found.x.reshape(n, m), prices[:n], prices[n:])
