@@ -267,6 +267,13 @@ def test_no_array_of_real_numbers(name, kind):
         torchgw.solve(**{**sides, name: NO_ARRAYS[kind]}, distances="euclidean")
 
 
+def test_columns_that_are_not_numbers_are_named():
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=["x", "y", "z"])
+    assert solve(frame, Y).value == solve(X, Y).value
+    with pytest.raises(InvalidTypeError, match="these columns are not numbers: 'kind'. Drop them"):
+        solve(frame.assign(kind="a"), Y)
+
+
 def test_tensors_without_plain_numbers():
     with pytest.raises(InvalidTypeError, match="`X` must be a plain tensor.*complex"):
         solve(torch.tensor(X + 1j), Y)
@@ -288,7 +295,8 @@ def test_masked_entries_are_not_taken_for_data():
 
 @pytest.mark.parametrize("value", [X[:, 0], X[None], np.zeros((0, 3)), np.zeros((3, 0)), 3.0])
 def test_points_have_a_row_each(value):
-    with pytest.raises(InvalidInputError, match=r"`X` must have shape \(n, d\).*X\[:, None\]"):
+    column = r"numpy.asarray\(X\)\[:, None\]" if np.ndim(value) == 1 else r"; got \(.*\)\.$"
+    with pytest.raises(InvalidInputError, match=rf"`X` must have shape \(n, d\).*{column}"):
         solve(value, Y)
     with pytest.raises(InvalidInputError, match=r"`Y` must have shape \(n, d\)"):
         solve(X, value)
@@ -439,7 +447,7 @@ def test_unknown_arguments_name_the_nearest_one():
         solve(X, Y, epsilom=1)
     with pytest.raises(InvalidTypeError, match="no argument 'zzz'. Known: X, Y, a, b"):
         solve(X, Y, zzz=1)
-    with pytest.raises(TypeError, match="without a name"):
+    with pytest.raises(TypeError, match="without a name; got 3.*by name, as a="):
         torchgw.solve(X, Y, None)
 
 
@@ -587,9 +595,10 @@ def with_weight(weight):
         (with_weight(None), "`X` must have numbers as edge attribute"),
         (with_weight(-1.0), "non-negative edge lengths"),
         (with_weight(float("nan")), "finite, non-negative edge lengths"),
-        (networkx.Graph(), "must be square"),
+        (networkx.Graph(), "`X` is a graph without nodes"),
+        ([GRAPH, GRAPH], "`X` must be one graph; got a list of them.*solve_many"),
         (scipy.sparse.triu(ADJACENCY), "`X` must be symmetric; got a directed graph.*symmetrise"),
-        (ADJACENCY[:, :4], "must be square"),
+        (ADJACENCY[:, :4], r"must be square.*sparse points as `X.toarray\(\)`"),
         (ADJACENCY.astype(complex), "real weights"),
         (pyg(num_nodes=3), "`X.edge_index` must be within 0 and num_nodes - 1 = 2"),
         (pyg(num_nodes=None), "`X.num_nodes` must be a positive integer"),

@@ -134,7 +134,7 @@ def test_a_matrix_taken_as_points_is_pointed_out_by_its_place():
     text = str(next(item.message for item in caught if "symmetric" in str(item.message)))
     assert text.startswith("`spaces[1]` is a square")
     assert "D_" not in text
-    assert "PrecomputedDistance(matrix). Pass the edge" in text
+    assert "PrecomputedDistance(torch.as_tensor(matrix)). Pass the edge" in text
 
 
 @pytest.mark.parametrize("factors", [False, True])

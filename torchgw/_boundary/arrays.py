@@ -150,13 +150,26 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` is an AnnData. Use torchgw.anndata.align, or pass its points, such as "
             "adata.obsm['X_pca']."
         )
+    if isinstance(value, str):
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; got the text {value!r}. If it names a "
+            "file, read that first, for example by numpy.load."
+        )
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise InvalidTypeError(
             f"`{name}` must be an array of real numbers; got {type(value).__name__}, which cannot "
-            f"be converted: {error}"
+            f"be converted, as where rows have different lengths: {error}"
         ) from error
+    columns = getattr(value, "select_dtypes", None)
+    if array.dtype.kind not in "fiub" and columns is not None:
+        words = ", ".join(repr(column) for column in columns(exclude=["number", "bool"]).columns)
+        if words:
+            raise InvalidTypeError(
+                f"`{name}` must be an array of real numbers; got a {type(value).__name__} "
+                f"in which these columns are not numbers: {words}. Drop them."
+            )
     if array.dtype.kind not in "fiub":
         raise InvalidTypeError(
             f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "
@@ -184,7 +197,8 @@ def check_points(name: str, value: Any) -> Tensor:
     """Convert points to a floating tensor of shape (n, d), n and d at least one."""
     tensor = _floating(to_tensor(name, value))
     what = "one row per point, with n and d at least 1"
-    check_shape(name, tensor, ("n", "d"), what, "A single feature is a column: X[:, None].")
+    column = f"One number per point is a column: numpy.asarray({name})[:, None]."
+    check_shape(name, tensor, ("n", "d"), what, column if tensor.ndim == 1 else "")
     check_finite(name, tensor)
     check_magnitude(name, tensor)
     return tensor

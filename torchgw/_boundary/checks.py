@@ -80,10 +80,11 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         what = type(args[0]) if function.__name__ == "__init__" else function
         if len(args) > placed and not free:
             count = placed - method
+            example = known[placed if placed < len(known) else -1]
             raise InvalidTypeError(
                 f"{what.__name__}() takes {count or 'no'} argument{'' if count == 1 else 's'} "
                 f"without a name; got {len(args) - method}. Pass the others by name, as "
-                f"{known[-1]}=..."
+                f"{example}=..."
             )
         for name in kwargs:
             if name in known:

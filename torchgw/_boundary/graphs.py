@@ -27,6 +27,11 @@ def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.s
     """
     if scipy.sparse.issparse(value):
         return value
+    if isinstance(value, (list, tuple)) and any(map(_is_any, value)):
+        raise InvalidTypeError(
+            f"`{name}` must be one graph; got a {type(value).__name__} of them. Lists of graphs "
+            "are for torchgw.solve_many, torchgw.pairwise and torchgw.barycenter."
+        )
     if hasattr(value, "to_homogeneous"):
         raise InvalidTypeError(
             f"`{name}` must be a graph of one kind of nodes; got a {type(value).__name__}. Pass "
@@ -73,6 +78,11 @@ def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
             f"Attribute {key!r} of `{name}` has no one shape: {error}"
         ) from error
     return array if array.dtype.kind in "biuf" else array.astype(str)
+
+
+def _is_any(value: Any) -> bool:
+    known = _is_geometric(value) or _is_networkx(value) or _is_igraph(value)
+    return known or scipy.sparse.issparse(value)
 
 
 def _is_geometric(value: Any) -> bool:

@@ -91,7 +91,7 @@ def _looks_like_distances(points: Tensor) -> bool:
 def _warn_of_distances(name: str, spec: Any) -> None:
     """Warn that what looks like a matrix of distances is taken as points; refuse "precomputed"."""
     what = f"`{name}` is a square symmetric matrix with a zero diagonal"
-    wrapped = "torchgw.distances.PrecomputedDistance(matrix)"
+    wrapped = "torchgw.distances.PrecomputedDistance(torch.as_tensor(matrix))"
     has_table = name in ("X", "Y")
     instead = f"`D_{name}`" if has_table else wrapped
     if spec == "precomputed":

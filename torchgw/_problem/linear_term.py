@@ -47,8 +47,8 @@ def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] |
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidInputError(
-            "`features` must be a pair (F_X, F_Y) of shapes (n, d) and (m, d), or the name of a "
-            f"signature of nodes; got {type(value).__name__}."
+            "`features` must be a pair (F_X, F_Y) of shapes (n, d) and (m, d), or, for graphs, a "
+            f"name such as 'degree'; got {type(value).__name__}."
         )
     source, target = (check_points(f"features[{side}]", item) for side, item in enumerate(value))
     if source.shape[1] != target.shape[1]:

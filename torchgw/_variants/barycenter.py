@@ -78,7 +78,7 @@ def barycenter(
     ----------
     spaces : sequence
         Each points of shape (n_s, d_s), a graph, or a DistanceProvider; wrap a matrix as
-        ``torchgw.distances.PrecomputedDistance(D)``.
+        ``torchgw.distances.PrecomputedDistance(torch.as_tensor(D))``.
     n : int
         Number of points of the barycenter.
     weights : array-like, shape (s,), optional

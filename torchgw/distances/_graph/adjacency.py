@@ -58,10 +58,13 @@ def validate_graph(
             f"`{name}` must be a SciPy sparse matrix of edge lengths; got {type(graph).__name__}. "
             "Pass points to `knn_graph`, or a full distance matrix to `PrecomputedDistance`."
         )
-    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
+    if graph.shape == (0, 0):
+        raise InvalidInputError(f"`{name}` is a graph without nodes.")
+    if graph.ndim != 2 or graph.shape[0] != graph.shape[1]:
         raise InvalidInputError(
-            f"`{name}` must be square, (n, n) with n >= 1; got {graph.shape}. "
-            "Pass the adjacency of one graph, a row and a column for each vertex."
+            f"`{name}` is sparse, which stands for a graph: it must be square, (n, n) with n >= 1, "
+            f"a row and a column for each node; got {graph.shape}. Pass sparse points as "
+            f"`{name}.toarray()`."
         )
     if graph.dtype.kind not in "buif":
         raise InvalidInputError(f"`{name}` must have real weights; got dtype {graph.dtype}.")
