@@ -121,7 +121,7 @@ def test_what_is_no_graph_is_refused():
         torchgw.solve(graph, points, features="degree")
     with pytest.raises(torchgw.InvalidInputError, match="of `D_X` 100% of the entries"):
         torchgw.solve(D_X=distances, D_Y=table, features="wl")
-    with pytest.raises(torchgw.InvalidInputError, match="or the name of a signature"):
+    with pytest.raises(torchgw.InvalidInputError, match="for graphs, a name such as"):
         torchgw.solve(graph, graph, features=3)
 
 
