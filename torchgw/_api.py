@@ -112,9 +112,9 @@ def solve(
     checkpoint: str | os.PathLike[str] | None = None,
     momentum: float | None = None,
 ) -> GWResult:
-    """Align two datasets by their inner distances: entropic Gromov-Wasserstein transport.
+    """Match two data sets by the distances inside each: entropic Gromov-Wasserstein transport.
 
-    Minimises over plans P with marginals a and b
+    Minimises over plans P, of shape (n, m) and with marginals a and b,
 
         alpha * sum_ijkl (DX_ik - DY_jl)^2 P_ij P_kl + (1 - alpha) <M, P> + epsilon KL(P | a x b).
 
@@ -127,21 +127,24 @@ def solve(
         Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
         uniform by default.
     distances : str, DistanceProvider, or a pair of these
-        How distances are made of points: ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``,
-        ``"correlation"``; or
-        ``"poincare"``, ``"lorentz"`` or ``"sphere"``, of points in a space of constant
-        ``curvature`` (see :class:`torchgw.distances.CurvedDistance` and docs/curved.md); or
-        geodesics on the nearest-neighbour graph, which are ``"precomputed"`` (all pairs, once),
-        ``"dijkstra"`` (on demand; but all pairs of up to 1,000 points, 6,000 on a GPU, unless
-        ``gradient`` or ``n_anchors`` asks for a sample) or ``"landmark"`` (low-rank). With
-        ``"auto"`` the points of both sides decide: geodesics on curves, surfaces and solids whose
-        neighbour graph is in one piece; otherwise what agrees best on a few points, of Euclidean
-        (squared for many points), geodesic and cosine distances. ``result.log["distances"]`` says
-        what was taken and why. ``n_neighbors``, ``n_landmarks`` and graphs ask for geodesics, which
-        are
-        ``"precomputed"`` up to 3,000 points per side and ``"landmark"`` above. With the square loss
-        on a CPU it is ``"landmark"`` from 1,000 points on where the landmarks of both sides err by
-        0.5% or less, unless ``gradient="dense"`` or ``polish`` asks for exact distances.
+        How distances are computed from points; a pair has one for each side.
+
+        - ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``, ``"correlation"``.
+        - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant ``curvature``, see
+          :class:`torchgw.distances.CurvedDistance` and docs/curved.md.
+        - Shortest paths on the nearest-neighbour graph (geodesics): ``"precomputed"`` (all pairs,
+          once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when they are
+          needed; but all pairs of up to 1,000 points, 6,000 on a GPU, unless ``gradient`` or
+          ``n_anchors`` asks for a sample).
+        - ``"auto"``: geodesics for graphs, with ``n_neighbors`` or ``n_landmarks``, and on curves,
+          surfaces and solids whose neighbour graph is in one piece. Otherwise those in which the
+          two sides agree best on a few points, of Euclidean (squared for many points), geodesic
+          and cosine distances. ``result.log["distances"]`` says what was taken and why.
+
+        Geodesics of ``"auto"`` are ``"precomputed"`` up to 3,000 points per side and ``"landmark"``
+        above. With the square loss on a CPU they are ``"landmark"`` from 1,000 points on where the
+        error of the landmarks of both sides is 0.5% or less, unless ``gradient="dense"`` or
+        ``polish`` asks for exact distances.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
         kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
@@ -152,7 +155,7 @@ def solve(
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
         Features of both sides, in place of ``M``: their distances are the linear cost. Where both
         sides are graphs, or adjacency matrices (at most half of D_X and of D_Y is not zero), a name
-        has them made from the edges, whatever their lengths: ``"degree"``, ``"clustering"``,
+        has them computed from the edges, whatever their lengths: ``"degree"``, ``"clustering"``,
         ``"heat"`` (heat that stays at a node, at five times) or ``"wl"`` (Weisfeiler-Lehman:
         degrees averaged with those of the neighbours, three times). They have a total variance of
         one, and carry no gradients. Any other name is an attribute of the nodes of both graphs
@@ -205,24 +208,24 @@ def solve(
     redraw : float in (0, 1]
         Share of the anchors that each iteration of a sampled solve draws anew.
     n_init : int, optional
-        Starts of the multi-start, 16 by default. It solves a coarse problem of up to 96 points per
-        side, and compares the best optima on 256; the solve continues from the winner. 1 is a
-        single start from a x b at a large epsilon. Where few points do not represent the spaces, as
-        in many dimensions or on graphs, half as many starts are made on all points if there are at
-        most 512 per side, and then as many chains on all points as ``search`` allows. Relaxed
-        problems start the coarse relaxed problem from the optima found and from a x b, and continue
-        from where its objective is lowest; where few points do not represent the spaces they make a
-        single start unless ``n_init`` is given.
+        Number of starts, 16 by default. Each solves the problem on up to 96 points per side (the
+        coarse problem); the best optima are compared on 256 points, and the solve goes on from the
+        best one. 1 is a single start from a x b at a large epsilon. Where few points do not
+        represent the spaces, as in many dimensions or on graphs, half as many starts are made on
+        all points if there are at most 512 per side, and then those of ``search``. Relaxed problems
+        (``unbalanced``, ``mass``) start the coarse relaxed problem from the optima found and from
+        a x b, and go on from the plan of lowest objective; where few points do not represent the
+        spaces they have a single start unless ``n_init`` is given.
     search : {"auto", "fast", "thorough"}
-        How far to search where few points do not represent the spaces. ``"auto"`` follows up to 16
-        chains on all points, from near a x b down a ladder of epsilons, and keeps the best by the
-        objective; it ends as soon as independent chains agree. That is for up to about 1,500 points
-        per side on a CPU (1,000 take about 20 s on two cores) and 3,500 on a GPU; beyond, and with
-        ``"fast"``, there is a single start. ``"thorough"`` follows up to 64 chains whatever the
-        spaces, and up to 16 times the work. Graphs have half as many, and one more start.
-        ``result.trials`` tells what each chain came to. Relaxed problems and the absolute loss have
-        no chains and refuse ``"thorough"``; large problems that begin on a subsample have none, and
-        then say so.
+        How far to search where few points do not represent the spaces. ``"auto"`` makes up to 16
+        starts near a x b on all points, follows each from a large epsilon down to the final one (a
+        chain), and goes on from the one with the lowest objective; it ends as soon as independent
+        chains agree. That is done for up to about 1,500 points per side on a CPU (1,000 take about
+        20 s on two cores) and 3,500 on a GPU; beyond, and with ``"fast"``, there is a single start.
+        ``"thorough"`` follows up to 64 chains whatever the spaces, and takes up to 16 times as
+        long. Graphs have half as many chains, and one more start. ``result.trials`` tells what each
+        chain came to. Relaxed problems and the absolute loss have no chains and refuse
+        ``"thorough"``; large problems that begin on a subsample have none, and then say so.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
@@ -235,7 +238,8 @@ def solve(
     min_iter : int
         A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
-        Relative change of the plan at which an exact solve has settled; 2e-4 at least in float32.
+        Relative change of the plan from one outer iteration to the next, below which an exact solve
+        has converged (its plan has settled); 2e-4 at least in float32.
     objective_tol : float
         Relative decrease of the objective per iteration, a mean over five, below which an exact
         entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
@@ -255,8 +259,8 @@ def solve(
     regularization : {"entropic", "proximal"}
         ``"proximal"`` replaces KL(P | a x b) by KL(P | last plan), which vanishes at the end: the
         plan becomes sharp and its value that of a stationary point without regularisation.
-        ``epsilon`` is then the weight of a step; ``result.epsilon`` is what the entropy of the
-        last plan amounts to, about ``epsilon`` over the number of steps.
+        ``epsilon`` is then the weight of a step; ``result.epsilon`` is the epsilon of an entropic
+        solve that ends at the last plan, about ``epsilon`` over the number of steps.
     polish : bool
         Whether to end with conditional gradient steps without regularisation. By
         ``report.polish_gap`` the linearised objective could still fall from there. Needs an exact
@@ -265,14 +269,14 @@ def solve(
         semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
         steps before it end at a change of 3e-3, or of ``tol`` if that is larger.
     backend : {"auto", "triton", "compile", "eager"} or Backend
-        Implementation of the half-step. A backend asked for by name runs or raises; an object with
-        the methods of ``torchgw.backends.Backend`` is used as it is.
+        Implementation of the half-steps of Sinkhorn's iteration. A backend asked for by name runs
+        or raises; an object with the methods of ``torchgw.backends.Backend`` is used as it is.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     dtype : torch.float32 or torch.float64, optional
         The same as ``precision="float32"`` or ``"float64"``.
     precision : {"auto", "mixed", "float64", "float32"}
-        ``"mixed"`` iterates in float32 and settles marginals and values in float64. ``"auto"`` is
+        ``"mixed"`` iterates in float32 and ends with marginals and values in float64. ``"auto"`` is
         float64 for small problems and mixed otherwise. Where float32 cannot resolve ``epsilon``,
         the status is ``PRECISION_LIMIT``, and the plan and its numbers are float64.
     storage : {"auto", "stored", "streamed"}
@@ -281,19 +285,19 @@ def solve(
         a matrix of more than 2 GiB on a GPU or 256 MiB on a CPU, or one that does not fit. The
         dense gradient and ``M`` have stored costs in any case.
     skip_tiles : bool or "auto"
-        Whether streamed half-steps and plan products leave out the tiles of the plan that hold
-        nothing: at most a few roundings of any row's or column's mass, see ``report.tiles``.
-        ``"auto"`` leaves them out where the cost has factors and is streamed.
+        Whether streamed half-steps and products with the plan leave out the blocks (tiles) of the
+        plan that hold nothing: at most a few roundings of any row's or column's mass, see
+        ``report.tiles``. ``"auto"`` leaves them out where the cost has factors and is streamed.
     resolution : float, "auto" or None
-        L1 marginal error that a large problem with factored distances may be left with, so that it
-        can be solved on cells of near points in place of all of them: at a fixed epsilon the number
-        of cells that are needed does not grow with n. The error is measured at 4,096 points of each
-        side, ``marginal_a`` and ``marginal_b`` are then the weights, and ``report.resolution`` says
-        more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is given, from about 300,000
-        points per side on a GPU and 200,000 on a CPU. ``None`` or 0 solves on all points; so do
-        smaller problems (of up to 9 million pairs), and those where no number of cells will do. The
-        value, which has no pass over all pairs either, was within 0.1% of that of all points at
-        30,000 and 60,000.
+        L1 marginal error that a large problem with factored distances may have at the end. It can
+        then be solved on groups of near points (cells) in place of all points: at a fixed epsilon
+        the number of cells that are needed does not grow with n. The error is measured at 4,096
+        points of each side, ``marginal_a`` and ``marginal_b`` are then the weights, and
+        ``report.resolution`` says more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is
+        given, from about 300,000 points per side on a GPU and 200,000 on a CPU. ``None`` or 0
+        solves on all points; so do smaller problems (of up to 9 million pairs), and those where no
+        number of cells meets the error. The value is computed on cells too, and was within 0.1% of
+        that of all points at 30,000 and 60,000.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
         b, D_X, D_Y, M, features, ``alpha`` and ``epsilon`` that require them. With
@@ -311,7 +315,7 @@ def solve(
     callback : callable, optional
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
-        Show progress on standard error: how far a search on all points is and what it may still
+        Show progress on standard error: how far a search on all points is and how long it may still
         take; then a bar in terminals and notebooks if tqdm is installed (``pip install tqdm``),
         otherwise one line per outer iteration. The choices of backend and gradient go to
         ``logging.getLogger("torchgw")``.
@@ -322,10 +326,10 @@ def solve(
         not depend on how many there are. DTensors are gathered first, by all processes. ``True``
         needs a process group, ``"auto"`` makes use of one if there is one. See docs/distributed.md.
     checkpoint : path, optional
-        File that keeps where the outer loop stands, written whole about every minute. Where it is
-        there, the solve goes on from it, in any number of processes, without a search; input and
-        options have to be the same. It is removed when the solve has ended. The history of the
-        result begins with the restart.
+        File that keeps the state of the outer iterations, written about every minute. If it exists,
+        the solve goes on from it, in any number of processes, without a search; input and options
+        have to be the same. It is removed when the solve has ended. The history of the result
+        begins with the restart.
     momentum : float, optional
         Former name of ``redraw``, deprecated.
 

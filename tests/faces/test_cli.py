@@ -398,11 +398,16 @@ def test_help_names_the_exit_codes(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "exit codes" in printed
     for text in (
-        "tolerance of the outer iterations (default: 1e-05)",
+        "change of the plan at which to stop (default: 1e-05)",
         "(default: auto)",
         "examples:",
     ):
         assert text in printed
+
+
+def test_search_is_passed_on(files, capsys):
+    assert main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--search", "slow"]) == 2
+    assert "`search` must be one of 'auto', 'fast', 'thorough'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("output", ["X.npy", "Y.npy", "./X.npy", "both.npz", "a.npy", "out.csv"])

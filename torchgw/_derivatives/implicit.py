@@ -239,9 +239,9 @@ def _warn_of_growth(growth: float) -> None:
     """Warn of a solution far larger than the right side."""
     if growth > _NEARLY_SINGULAR:
         warn_user(
-            f"The plan is a nearly singular fixed point: its implicit derivative is {growth:.1e} "
-            "times as large as what it follows from, and so is the share of the error of the plan "
-            "in it. Lower `tol` and `inner_tol`, or raise `epsilon`.",
+            "The fixed point of the solve is nearly singular: the implicit derivative enlarges "
+            f"errors of the plan {growth:.1e} times. Lower `tol` and `inner_tol`, or raise "
+            "`epsilon`.",
             ConvergenceWarning,
         )
 

@@ -73,7 +73,7 @@ class GWResult(Result):
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
         Entropic regularisation of the plan, in units of the squared (scaled) distances: after
-        proximal steps what their entropy amounts to, and 0 for a polished plan.
+        proximal steps that of an entropic solve that ends at the same plan; 0 for a polished plan.
     alpha : float
         Weight of the quadratic term.
     scale : tuple of float
@@ -85,9 +85,9 @@ class GWResult(Result):
     random_state : int
         Seed that reproduces the run on the same device and backend.
     alternatives : tuple of Alternative
-        The distinct optima that a multi-start found on a coarse problem, the best one first. The
-        solve goes on from that one, unless it is in doubt and all points can be matched by their
-        distances. Each can be passed as ``init``. Empty without a multi-start, and where few points
+        The distinct optima that several starts found on a few points, the best one first. The solve
+        goes on from that one, unless they are about as good and all points can be matched by their
+        distances. Each can be passed as ``init``. Empty with a single start, and where few points
         do not represent the spaces.
     ambiguity : float
         Value of the best alternative over that of the second best, in [0, 1]: near 1 two optima
@@ -95,9 +95,10 @@ class GWResult(Result):
         none, and for relaxed problems, whose values have no common zero. With a linear cost both
         values count from the least that its entries could cost.
     trials : tuple of Trial
-        What each chain of a search on all points came to, the best one first: its start, the
-        epsilon that it has reached, the objective with entropy and the value there, seconds, and
-        whether it was refined or left behind. Empty without such a search.
+        What each start that a search followed on all points (a chain) came to, the best one first:
+        its start, the epsilon that it has reached, the objective with entropy and the value there,
+        seconds, and whether it was "refined" (followed to the final epsilon) or "left behind"
+        before. Empty without such a search.
     doubt : str
         Why there may be a better optimum and what to do about it; empty where nothing says so.
     n_iters : int

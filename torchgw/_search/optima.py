@@ -95,14 +95,14 @@ _WHY_SINGLE = {
     "that you know, or fewer points.",
 }
 WHY_SUBSAMPLE = (
-    "The problem is so large that its solve began on a subsample, and no chains on all points were "
-    "followed; there may be a better optimum. Pass search='auto', or an `init` that you know."
+    "The problem is so large that its solve began on a subsample, and no starts were followed on "
+    "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
 )
 _WHY_OPEN = {
-    "auto": "{count} chains on all points did not agree on an optimum; there may be a better one. "
-    "See `result.trials`; pass search='thorough' to search longer.",
-    "thorough": "{count} chains on all points did not agree on an optimum; there may be a better "
-    "one. See `result.trials`; pass a larger `n_init` to search longer.",
+    "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
+    "better one. See `result.trials`; pass search='thorough' to search longer.",
+    "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
+    "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
 # Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L378]
 _PICKLED = 1e-4

@@ -27,30 +27,31 @@ class Status(Enum):
     )
     FLAT = (
         "Converged in value: the objective no longer falls and both marginals are met, though the "
-        "plan still moves among plans of nearly the same objective. Pass `objective_tol=0` to go "
-        "on until it settles."
+        "plan still changes among plans of nearly the same objective. Pass `objective_tol=0` to go "
+        "on."
     )
     STOPPED = "Stopped by the callback or a time limit before convergence."
     OUTER_LIMIT = (
-        "Outer iterations ran out before the plan settled: raise `max_iter`, loosen `tol`, or "
-        "raise `epsilon`. After proximal steps `polish=True` goes the rest of the way."
+        "The plan still changed after `max_iter` outer iterations: raise `max_iter`, loosen `tol`, "
+        "or raise `epsilon`. After proximal steps `polish=True` goes the rest of the way."
     )
     INNER_LIMIT = (
-        "The plan settled but the last Sinkhorn solve stopped before the marginals were met: raise "
-        "`inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
+        "The plan no longer changed, but the last Sinkhorn solve stopped before the marginals were "
+        "met: raise `inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
     )
     BOTH_LIMITS = (
-        "Outer iterations ran out before the plan settled, and the last Sinkhorn solve stopped "
-        "before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise `epsilon`."
+        "The plan still changed after `max_iter` outer iterations, and the last Sinkhorn solve "
+        "stopped before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise "
+        "`epsilon`."
     )
     PRECISION_LIMIT = (
-        "Rounding ends the solve before its tolerances are met: the exponents, cost over epsilon, "
-        "are too large for the precision. Raise `epsilon`, or pass `precision='mixed'` or "
+        "Rounding ends the solve before its tolerances are met: the cost divided by epsilon is too "
+        "large for the precision. Raise `epsilon`, or pass `precision='mixed'` or "
         "`'float64'` where float32 was used."
     )
     IMPLAUSIBLE = (
-        "The plan costs more than the product plan a x b, or less than nothing: it is no useful "
-        "answer, whatever the iteration says. Raise `epsilon`, or pass another `init`."
+        "The plan costs more than the product plan a x b, which matches every point with all, or "
+        "less than zero: it is no useful answer. Raise `epsilon`, or pass another `init`."
     )
     POLISH_LIMIT = (
         "The conditional gradient steps of `polish` ran out before the plan was stationary: it is "

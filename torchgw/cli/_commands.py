@@ -105,7 +105,7 @@ def add_commands(
     for parser in (score, plot):
         parser.add_argument("--labels-x", metavar="FILE", help="a label for each row of X")
         parser.add_argument("--labels-y", metavar="FILE", help="a label for each row of Y")
-    plot.add_argument("--kind", default="plan", choices=_KINDS, help="(default: plan)")
+    plot.add_argument("--kind", default="plan", choices=_KINDS, help="what (default: plan)")
     plot.add_argument(
         "--lines", type=int, default=0, metavar="N",
         help="lines between matched points, with --kind clouds (default: 0)",

@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = _Parser(
         prog="torchgw",
-        description="Gromov-Wasserstein optimal transport.",
+        description="Match two data sets by the distances inside each (Gromov-Wasserstein).",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -214,7 +214,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
     parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
     parser.add_argument(
-        "--linear-cost", metavar="FILE", help="n x m linear cost M between the sides"
+        "--linear-cost", metavar="FILE", help="n x m costs of a row of X with a row of Y"
     )
     parser.add_argument(
         "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
@@ -233,7 +233,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         "each outer iteration",
     )  # fmt: skip
     stored = parser.add_argument_group("what else is stored")
-    stored.add_argument("--dense", action="store_true", help="store all that is n x m or n x n")
+    stored.add_argument("--dense", action="store_true", help="store matrices in full")
     stored.add_argument("--plan", action="store_true", help="store the dense plan")
     stored.add_argument(
         "--sparse-topk", type=positive, metavar="K",
@@ -262,7 +262,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
         help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
         f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
     )  # fmt: skip
-    add("--n-neighbors", type=int, metavar="K", help="neighbours in the kNN graphs")
+    add("--n-neighbors", type=int, metavar="K", help="neighbours of a point in the graph")
     add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
     add(
         "--curvature", type=_numbers, metavar="C[,C]",
@@ -270,35 +270,42 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     )  # fmt: skip
     add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
     add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
-    add("--gradient", help="auto, dense, factored or sampled")
+    add("--gradient", help="how costs are computed: auto, dense, factored or sampled")
     add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
-    add("--redraw", type=float, help="share of the anchors redrawn in each iteration")
+    add("--redraw", type=float, help="share of the anchors that an iteration draws anew")
     add("--momentum", type=float, help=argparse.SUPPRESS)
-    add("--n-init", type=int, metavar="K", help="starts on a coarse problem")
+    add("--n-init", type=int, metavar="K", help="number of starts, on few points")
+    add("--search", help="how far to look for a better match: auto, fast or thorough")
     add("--regularization", help="entropic or proximal")
-    add("--polish", action="store_true", help="sharpen the plan without entropy in the end")
-    add("--disconnected", help="stitch or fill")
-    add("--alpha", type=float, help="weight of the quadratic term, with --linear-cost")
+    add("--polish", action="store_true", help="lower the value further without entropy")
+    add("--disconnected", help="what to do with a graph in pieces: stitch or fill")
+    add("--alpha", type=float, help="weight of distances, beside --linear-cost")
     add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
     add(
         "--unbalanced", type=_numbers, metavar="RHO[,RHO]",
-        help="penalty of other marginals, of both or of each; inf holds one, 0 frees it",
+        help="penalty where weights are not met, of both sides or of each; inf: they are met, 0: "
+        "they may be missed freely",
     )  # fmt: skip
     add("--loss", help=f"one of {', '.join(LOSSES)}: how distances of the two sides are compared")
-    add("--min-iter", type=int, help="iterations before a sampled solve may stop")
+    add(
+        "--min-iter",
+        type=int,
+        help="a sampled solve stops after half of it, 20 at least, without progress",
+    )
     add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
     add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
-    add("--storage", help="auto, stored or streamed")
+    add("--storage", help="whether costs are kept: auto, stored or streamed")
     add("--max-iter", type=int, help="largest number of outer iterations")
-    add("--tol", type=float, help="tolerance of the outer iterations")
-    add("--objective-tol", type=float, help="decrease of the objective that goes on; 0 for any")
-    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in each")
-    add("--inner-tol", type=float, help="tolerance of the marginals")
+    add("--tol", type=float, help="change of the plan at which to stop")
+    add("--objective-tol", type=float, help="decrease of the objective at which to stop; 0: never")
+    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in an outer one")
+    add("--inner-tol", type=float, help="L1 error of the marginals at which Sinkhorn stops")
     add(
         "--resolution", type=_number_or_auto,
-        help="marginal error that large problems may be left with, a number or auto; 0 for none",
+        help="marginal error that large problems may have in the end, a number or auto; 0: solve "
+        "on all points",
     )  # fmt: skip
-    add("--backend", help=", ".join(get_args(BackendName)))
+    add("--backend", help=f"one of {', '.join(get_args(BackendName))}")
     add("--device", help="torch device, such as cpu or cuda:0")
     add("--precision", help="auto, mixed, float64 or float32")
     add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
