@@ -1,4 +1,8 @@
-"""Gromov-Wasserstein optimal transport on PyTorch."""
+"""Match two data sets by the distances inside each: Gromov-Wasserstein transport on PyTorch.
+
+``result = torchgw.solve(X, Y)`` takes points, graphs or distance matrices (``D_X``, ``D_Y``);
+``result.lazy_plan.argmax()`` gives the partner of every row of X.
+"""
 
 import os
 from importlib import import_module
@@ -101,7 +105,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, or the room of distances."""
+    """Import a name, or the module of distances."""
     if name == "distances":
         return import_module("torchgw.distances")
     if name not in _HOMES:

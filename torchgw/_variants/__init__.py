@@ -1,4 +1,4 @@
-"""Other problems, solved with the rooms below: low rank, barycenters, embeddings."""
+"""Plans of low rank, barycenters and embeddings, made with :func:`torchgw.solve`."""
 
 from __future__ import annotations
 
