@@ -405,6 +405,21 @@ def test_help_names_the_exit_codes(capsys):
         assert text in printed
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--epsilon", "small", "argument --epsilon: must be a number, or auto; got 'small'"),
+        ("--unbalanced", "1,b", "must be a number, or two joined by a comma; got 'b'"),
+        ("--sparse-topk", "-1", "must be a whole number of at least 1; got '-1'"),
+    ],
+)
+def test_what_is_no_number_is_named(files, option, value, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["align", "X.npy", "Y.npy", "-o", "out.npz", f"{option}={value}"])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_search_is_passed_on(files, capsys):
     assert main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--search", "slow"]) == 2
     assert "`search` must be one of 'auto', 'fast', 'thorough'" in capsys.readouterr().err

@@ -458,14 +458,22 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _number(text: str, wanted: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {wanted}; got {text!r}") from error
+
+
 def _number_or_auto(text: str) -> float | str:
     """Read a number, or the word auto."""
-    return text if text == "auto" else float(text)
+    return text if text == "auto" else _number(text, "a number, or auto")
 
 
 def _numbers(text: str) -> float | tuple[float, ...]:
     """Read one number, or some joined by commas."""
-    numbers = tuple(float(part) for part in text.split(","))
+    wanted = "a number, or two joined by a comma"
+    numbers = tuple(_number(part, wanted) for part in text.split(","))
     return numbers[0] if len(numbers) == 1 else numbers
 
 
