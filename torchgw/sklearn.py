@@ -494,6 +494,16 @@ class GWTransport(TransformerMixin, _GWEstimator, auto_wrap_output_keys=None):  
         return self._give(_shares(self.result_.lazy_plan, _labels(yt, self.xt_.shape[0], "yt")))
 
 
+def _listed(spaces: Any) -> list[Any]:
+    """Make a list of spaces; refuse a table, whose rows are the points of one."""
+    if getattr(spaces, "ndim", 1) == 2:
+        raise InvalidTypeError(
+            "`X` must be a list of spaces, each with points of its own; got "
+            f"{tuple(spaces.shape)}. Two spaces are compared by torchgw.solve(X, Y)."
+        )
+    return list(spaces)
+
+
 def _matrix(name: str, given: Any) -> Any:
     """Make a sparse matrix of a graph, and leave what is none."""
     graph = as_graph(name, given)
@@ -556,13 +566,13 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> GWDistance:
         """Keep the spaces that others are compared with."""
-        self.spaces_ = list(X)
+        self.spaces_ = _listed(X)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute distances of spaces to those of ``fit``, shape (q, n)."""
         check_is_fitted(self)
-        return self._from_values(self._values(list(X), self.spaces_))
+        return self._from_values(self._values(_listed(X), self.spaces_))
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> NDArray[np.float64]:
         """Compute distances among spaces, shape (n, n), each pair once."""

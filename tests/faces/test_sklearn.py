@@ -334,3 +334,5 @@ def test_spaces_are_samples_of_distances_and_kernels():
     assert clone(GWKernel(gamma=2.0)).get_params()["gamma"] == 2.0
     with pytest.raises(NotFittedError):
         GWDistance().transform(spaces)
+    with pytest.raises(TypeError, match=r"`X` must be a list of spaces.*got \(5, 2\)"):
+        GWDistance().fit(np.zeros((5, 2)))

@@ -186,8 +186,8 @@ def _unit(points: Tensor, metric: PointMetric) -> Tensor:
         row = int(flat[:, 0].nonzero()[0, 0])
         what = "zero vector" if metric == "cosine" else "constant row"
         raise InvalidInputError(
-            f"`points` has a {what} in row {row}, which has no direction for metric={metric!r}. "
-            "Drop that row, or pass metric='euclidean'."
+            f"`points` has a {what} in row {row}, which has no direction, and so no {metric!r} "
+            "distance. Drop that row, or take 'euclidean' distances."
         )
     points = points / largest
     return torch.nn.functional.normalize(points, dim=1, eps=0.0)
