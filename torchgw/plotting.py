@@ -350,7 +350,7 @@ def plot_alternatives(
     colour: Any = None,
     ax: Axes | None = None,
 ) -> Any:
-    """Draw the optima that a multi-start found: their values, or their matches side by side.
+    """Draw the optima that several starts found: their values, or their matches side by side.
 
     Values that are nearly equal mean that the data allow several alignments; pass one of
     ``result.alternatives`` as ``init`` to solve from there. Matches have a new figure; returned are
@@ -370,7 +370,7 @@ def plot_alternatives(
     found = result.alternatives
     if not found:
         raise InvalidInputError(
-            "The result has no alternatives: there was no multi-start. Pass `n_init` to solve()."
+            "The result has no alternatives: the solve had a single start. Pass `n_init` to solve()."
         )
     if (X is None) != (Y is None):
         raise InvalidInputError("`X` and `Y` go together; only one was given.")
@@ -418,10 +418,10 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
 
 @reject_unknown
 def plot_trials(result: GWResult, *, ax: Axes | None = None) -> Axes:
-    """Draw the objectives that the chains of a search have reached, the first 20 of them.
+    """Draw the objectives that the starts of a search on all points (chains) have reached.
 
-    They are in the order of ``result.trials``: the best refined chain is on top. Those left behind
-    at a larger epsilon have their objective there, in grey.
+    The first 20 of ``result.trials`` are drawn in their order, the best on top. Those that were not
+    followed to the final epsilon have their objective at the last one they reached, in grey.
     """
     _check_result(result, "trials")
     known = result.trials
