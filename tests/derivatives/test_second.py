@@ -140,3 +140,33 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
     assert found.converged
     # the largest is the basis of GMRES: 60 vectors of m numbers and a coupling
     assert largest.size <= 61 * (80 + 4 * 4)
+
+
+@pytest.mark.parametrize("case", ["sqeuclidean", "cosine", "features"])
+def test_moments_of_a_plan_solve_the_same_system(case, monkeypatch):
+    given = inputs_of(case)
+    _, result = solved(case, given)
+    steps = direction_of(given)
+    found = result.hvp(steps)
+    monkeypatch.setattr("torchgw._derivatives.implicit.MOST_NUMBERS", 0)
+    whole = result.hvp(steps)
+    assert whole.converged
+    assert whole.iterations != found.iterations
+    for name, expected in whole.products.items():
+        assert (found.products[name] - expected).norm() <= 1e-7 * expected.norm(), name
+
+
+def test_points_matched_one_to_one_do_not_slow_the_system():
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, 21).double() ** -0.5
+    x = torch.randn(200, 20, generator=generator, dtype=torch.float64) * scale
+    y = x + 0.3 * scale * torch.randn(200, 20, generator=generator, dtype=torch.float64)
+    epsilon = 0.02 * float(torch.cdist(x, x).square().mean()) ** 2
+    result = torchgw.solve(
+        x.requires_grad_(), y, distances="sqeuclidean", epsilon=epsilon, n_init=1,
+        gradient="factored", storage="streamed", differentiable="value",
+    )  # fmt: skip
+    # with columns scaled by their weights 1,001 products left 8e-6
+    found = result.hvp(torch.ones_like(x).cumsum(0))
+    assert found.residual < 1e-9
+    assert found.iterations < 150
