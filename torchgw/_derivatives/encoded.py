@@ -19,7 +19,7 @@ from torchgw._derivatives.krylov import gmres
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw.distances.base import Factors
 
-__all__ = ["MOST_NUMBERS", "Encoded", "Moved"]
+__all__ = ["MOST_NUMBERS", "Encoded", "Moved", "what_moves"]
 
 # Numbers of a coupling up to which its moments, as many squared, are made. [L508]
 MOST_NUMBERS = 4_356
@@ -49,6 +49,14 @@ class Solution(NamedTuple):
     products: int  # with the matrix of the linear system
 
 
+def what_moves(column: Tensor, squares: Tensor) -> Tensor:
+    """Compute what a change of v_j alone does to its column once u follows, q_j - squares_j, (m,).
+
+    Where a plan is nearly a matching that is far less than q_j; rounding leaves some of it.
+    """
+    return torch.maximum(column - squares, torch.finfo(column.dtype).eps ** 0.75 * column)
+
+
 class Encoded:
     """The linear system of a response, and what is made of a plan for it.
 
@@ -76,10 +84,7 @@ class Encoded:
         back = self._far(torch.cat([torch.ones_like(one[:, :1]), self.A], 1))
         self.p, self._PB = ahead[:, 0].contiguous(), ahead[:, 1:]
         self.q, self._PA = back[:, 0].contiguous(), back[:, 1:]
-        # What a change of v_j alone does to its column once u follows: far less than q_j where the
-        # plan is nearly a matching.
-        least = 16 * torch.finfo(one.dtype).eps
-        root = torch.maximum(self.q - squares(self.p), least * self.q).sqrt()
+        root = what_moves(self.q, squares(self.p)).sqrt()
         self._root, self._null = root, root / root.norm()
         self._moments = self._make_moments()
 

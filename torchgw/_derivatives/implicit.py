@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.encoded import MOST_NUMBERS, Encoded, Moved
+from torchgw._derivatives.encoded import MOST_NUMBERS, Encoded, Moved, what_moves
 from torchgw._derivatives.krylov import gmres
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
@@ -201,7 +201,7 @@ def respond(
         response = _by_moments(density, gradient, upstream, forced)
         if response is not None:
             return response
-    root = _root(density)
+    root = what_moves(density.b, density.squares(density.a)).sqrt()
     null = root / root.norm()
 
     def step(
@@ -269,16 +269,6 @@ def respond(
     _warn_of_growth(growth)
     _warn_of_residual(reached)
     return finish(*unpack(x), reached, products)
-
-
-def _root(density: _Density) -> Tensor:
-    """Take roots of what a change of v alone does to its column once u follows, (m,).
-
-    Where a plan is nearly a matching that is far less than the column's weight.
-    """
-    b = density.b
-    left = b - density.squares(density.a)
-    return torch.maximum(left, 16 * torch.finfo(b.dtype).eps * b).sqrt()
 
 
 def _by_moments(
