@@ -171,3 +171,48 @@ def test_points_matched_one_to_one_do_not_slow_the_system():
     found = result.hvp(torch.ones_like(x).cumsum(0))
     assert found.residual < 1e-9
     assert found.iterations < 150
+
+
+def test_rotations_turn_the_gradient():
+    # the loss is the same at X and at X R, so that the Hessian along X S is the gradient times S
+    given = inputs_of("sqeuclidean")
+    x = given["X"].clone().requires_grad_()
+    result = torchgw.solve(
+        x, given["Y"], distances="sqeuclidean", epsilon=1.5, differentiable="value", **EXACT
+    )
+    (gradient,) = torch.autograd.grad(result.loss, x)
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    found = result.hvp(x.detach() @ turn).products["X"]
+    torch.testing.assert_close(found, gradient @ turn, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stop", [12, 16])
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(stop):
+    given = inputs_of("sqeuclidean")
+    step = direction_of(given)["X"]
+    plans, products = [], []
+    for options in ({}, {"max_iter": stop}):
+        result = torchgw.solve(
+            given["X"].clone().requires_grad_(), given["Y"], distances="sqeuclidean", epsilon=1.5,
+            differentiable="value", n_init=1, **(EXACT | options),
+        )  # fmt: skip
+        found = result.hvp(step)
+        assert found.converged
+        plans.append(result.plan.detach())
+        products.append(found.products["X"])
+    assert result.status.name == "OUTER_LIMIT"
+    away = (plans[1] - plans[0]).norm() / plans[0].norm()
+    error = (products[1] - products[0]).norm() / products[0].norm()
+    assert 1e-9 < away < 0.02
+    assert away / 20 < error < 20 * away
+
+
+def test_a_system_that_is_not_solved_is_said(monkeypatch):
+    monkeypatch.setattr("torchgw._derivatives.implicit._MAX_ITER", 2)
+    given = inputs_of("sqeuclidean")
+    _, result = solved("sqeuclidean", given)
+    with pytest.warns(torchgw.ConvergenceWarning, match="residual"):
+        found = result.hvp(direction_of(given))
+    assert not found.converged
+    assert found.residual > 1e-4
