@@ -54,7 +54,7 @@ def on_hyperboloid(points):
     return np.column_stack([np.sqrt(1 + (points**2).sum(1)), points])
 
 
-# Distances of pairs of points as geomstats 2.8.0 computes them, in float64. [L510]
+# Distances of pairs of points as geomstats 2.8.0 computes them, in float64. [L526]
 GEOMSTATS = {
     "poincare": (
         np.array([[0.1, -0.2], [0.5, 0.5], [-0.7, 0.6], [0.0, 0.999]]),

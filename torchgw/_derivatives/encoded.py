@@ -21,9 +21,9 @@ from torchgw.distances.base import Factors
 
 __all__ = ["MOST_NUMBERS", "Encoded", "Moved", "what_moves"]
 
-# Numbers of a coupling up to which its moments, as many squared, are made. [L508]
+# Numbers of a coupling up to which its moments, as many squared, are made. [L524]
 MOST_NUMBERS = 4_356
-# Columns of a product of the plan with many. [L508]
+# Columns of a product of the plan with many. [L524]
 _COLUMNS = 256
 
 # A product of the plan, or of the plan transposed, with values of shape (m, c) or (n, c).

@@ -15,7 +15,7 @@ __all__ = ["gmres"]
 
 # Vectors kept before a restart at least. [L243]
 _RESTART = 60
-# At most, and numbers in all of them from which on there are fewer. [L511]
+# At most, and numbers in all of them from which on there are fewer. [L527]
 _MOST = 240
 _NUMBERS = 2**25
 
