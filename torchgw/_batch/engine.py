@@ -31,7 +31,7 @@ _AUTO_EPSILON = 0.0025
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
-# Entries of the plans that are solved in Triton together. [L397]
+# Entries of the plans that are solved in Triton together. [L509]
 _TOGETHER = 2**27
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
@@ -263,6 +263,7 @@ def _solver_in_triton(
     from torchgw._batch.rough_triton import rough
     from torchgw._batch.settle_triton import settle
     from torchgw._batch.tile_triton import padded
+    from torchgw._batch.worth_triton import worth
 
     n, m = problems.shape
     # programs hold powers of two
@@ -290,16 +291,15 @@ def _solver_in_triton(
         settle(single, index, alpha, warm, cost, target, rules.tol)
         del cost
         made = finish(double, index, alpha, linear, target, warm, tols)
-        x, y, a, b = (part[at] for part, at in zip(double, (*index, *index), strict=True))
-        cross = batch_cross(double[:2], index, made.plan)
-        terms = _Terms.of(x, y, made.plan, cross, alpha, linear)
-        objective = terms.objective(made.f, made.g, made.spending)
+        sums = worth(double, index, linear, made.plan, (made.f, made.g))
+        terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
+        product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
+        objective = terms.quadratic + terms.linear + sums.potentials - made.spending
         solved = (made.settled == 1) & (made.error <= rules.inner_tol)
         solved &= (made.done <= rules.max_iter) & objective.isfinite()
-        product = _Terms.product(x, y, a, b, alpha, linear)
         found = _evaluate(
-            terms, product, objective, target, made.error, torch.full_like(index[0], _CONVERGED),
-            solved, (made.done, made.inner), rules,
+            (terms, product), sums.missing, objective, target, made.error,
+            torch.full_like(index[0], _CONVERGED), solved, (made.done, made.inner), rules,
         )  # fmt: skip
         ended = Ended(numbers, made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], objective)
         over, left = solved.nonzero()[:, 0], (~solved).nonzero()[:, 0]
@@ -440,13 +440,18 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     error, settling = pool.error[places], pool.settling[places]
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
     cross = _cross(x, y, plan)
-    terms = _Terms.of(x, y, plan, cross, alpha, linear)
+    p, q = plan.sum(2), plan.sum(1)
+    terms = _Terms.of(x, y, (p, q), (cross * plan).sum((1, 2)), alpha)
+    if linear is not None:
+        terms = terms._replace(linear=(linear * plan).sum((1, 2)))
     if pool.told is None:
         change = (plan - pool.point[at]).abs_().sum((1, 2))
         spending = (plan * pool.cost[at]).sum((1, 2))
     else:
         change, spending = (part[at] for part in pool.told)
-    objective = terms.objective(f, g, spending)
+    # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
+    entropy = (f * p).sum(1) + (g * q).sum(1) - spending
+    objective = terms.quadratic + terms.linear + entropy
 
     # how the loop goes on
     at_target = epsilon <= target
@@ -505,12 +510,16 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     if not bool(finished.any()):
         return None
     over = finished.nonzero()[:, 0]
-    product = _Terms.product(
-        x[over], y[over], a[over], b[over], alpha[over], None if linear is None else linear[over]
-    )
+    x, y, a, b = x[over], y[over], a[over], b[over]
+    means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
+    product = _Terms.of(x, y, (a, b), means, alpha[over])
+    if linear is not None:
+        costs = (linear[over] * a[:, :, None] * b[:, None, :]).sum((1, 2))
+        product = product._replace(linear=costs)
+    missing = (p[over] - a).abs().sum(1).maximum((q[over] - b).abs().sum(1))
     where = places[over]
     found = _evaluate(
-        terms.of_places(over), product, objective[over], epsilon[over], error[over],
+        (terms.of_places(over), product), missing, objective[over], epsilon[over], error[over],
         settling[over], solved[over], (done[over], pool.inner[where]), rules,
     )  # fmt: skip
     out = pool.number[where]
@@ -519,8 +528,8 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
 
 
 def _evaluate(
-    terms: _Terms,
-    product: _Terms,
+    both: tuple[_Terms, _Terms],
+    missing: Tensor,
     objective: Tensor,
     epsilon: Tensor,
     error: Tensor,
@@ -529,8 +538,8 @@ def _evaluate(
     counts: tuple[Tensor, Tensor],
     rules: Rules,
 ) -> _Found:
-    """Judge plans that have ended, beside a x b, whose marginals are those that were asked."""
-    missing = (terms.p - product.p).abs().sum(1).maximum((terms.q - product.q).abs().sum(1))
+    """Judge plans that have ended beside a x b, by what is ``missing`` of their marginals."""
+    terms, product = both
     ended = _judge(ending, solved, missing, terms, product, rules)
     ended = torch.where(error.isfinite(), ended, _INNER)
     numbers = torch.stack([terms.quadratic, terms.linear, objective, missing, epsilon])
@@ -558,39 +567,19 @@ class _Terms(NamedTuple):
     quadratic: Tensor  # alpha <L(P), P>
     linear: Tensor  # (1 - alpha) <M, P>
     squares: Tensor  # what cancels in the quadratic term
-    p: Tensor  # (k, n) masses of rows
-    q: Tensor  # (k, m) masses of columns
 
     @classmethod
     def of(
-        cls, x: Tensor, y: Tensor, plan: Tensor, cross: Tensor, alpha: Tensor, linear: Tensor | None
+        cls, x: Tensor, y: Tensor, masses: tuple[Tensor, Tensor], crossed: Tensor, alpha: Tensor
     ) -> _Terms:
-        """Evaluate plans (k, n, m), given X P Y."""
-        p, q = plan.sum(2), plan.sum(1)
-        squares = alpha * (_own(x, p) + _own(y, q))
-        mixed = 2 * alpha * (cross * plan).sum((1, 2))
-        costs = torch.zeros_like(alpha) if linear is None else (linear * plan).sum((1, 2))
-        return cls(squares - mixed, costs, squares, p, q)
+        """Evaluate plans of some masses, given <X P Y, P>, without linear costs."""
+        own = _own(x, masses[0]) + _own(y, masses[1])
+        return cls.of_sums(alpha, crossed, torch.zeros_like(alpha), own)
 
     @classmethod
-    def product(
-        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, alpha: Tensor, linear: Tensor | None
-    ) -> _Terms:
-        """Evaluate a x b."""
-        squares = alpha * (_own(x, a) + _own(y, b))
-        means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
-        costs = torch.zeros_like(alpha)
-        if linear is not None:
-            costs = (linear * a[:, :, None] * b[:, None, :]).sum((1, 2))
-        return cls(squares - 2 * alpha * means, costs, squares, a, b)
-
-    def objective(self, f: Tensor, g: Tensor, spending: Tensor) -> Tensor:
-        """Add epsilon KL(plan | a x b), where plan = a b exp((f + g - cost) / epsilon).
-
-        ``spending`` is <cost, plan>.
-        """
-        entropy = (f * self.p).sum(1) + (g * self.q).sum(1) - spending
-        return self.quadratic + self.linear + entropy
+    def of_sums(cls, alpha: Tensor, crossed: Tensor, linear: Tensor, own: Tensor) -> _Terms:
+        """Evaluate plans by <X P Y, P>, what they spend, and sums of D_ij^2 over their masses."""
+        return cls(alpha * own - 2 * alpha * crossed, linear, alpha * own)
 
     def of_places(self, places: Tensor) -> _Terms:
         """Take some of them."""

@@ -33,8 +33,8 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["Finished", "finish"]
 
-# Outer iterations, and iterations of one linear problem, at most. [L508]
-_ITERATIONS, _INNER_ITERATIONS = 8, 256
+# Outer iterations, and iterations of one linear problem, at most. [L511]
+_ITERATIONS, _INNER_ITERATIONS = 32, 256
 # Entries of a matrix for each thread, and its registers. [L508]
 _ENTRIES, _REGISTERS = 32, 128
 
@@ -281,7 +281,8 @@ def finish(
         plan.new_empty(count), plan.new_empty(count), torch.empty_like(warm.done),
     )  # fmt: skip
     square = tile_of(m, m, _ENTRIES)
-    tile = tile_of(n, m, n * m // (32 * square.warps))
+    # as many threads
+    tile = tile_of(n, m, max(1, n * m // (32 * square.warps)))
     launch(
         _finish_kernel, (count,), *tables, *index, alpha, epsilon,
         plan if linear is None else linear, torch.empty_like(plan), torch.empty_like(plan),

@@ -48,8 +48,12 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, columns: int, entries: int) -> Tile:
-    """Choose tiles of so many entries for a matrix, as square as they can be; at least a warp."""
-    threads = max(32, rows * columns // entries)
+    """Choose tiles for a matrix, as square as they can be, of so many entries at most.
+
+    Two threads for each row at least: small matrices are waited for more than computed. [L509]
+    """
+    side = 1 << (rows.bit_length() + columns.bit_length() - 2) // 2
+    threads = max(2 * side, rows * columns // entries)
     across = min(columns, 8 if threads < 128 else 16)
     down = min(rows, threads // across)
     across = threads // down
