@@ -33,6 +33,8 @@ _AUTO_EPSILON = 0.0025
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L509]
 _TOGETHER = 2**27
+# Iterations of programs after which a problem that has not settled begins anew. [L513]
+_LOST = 100
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -192,7 +194,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
     parts = [solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))]
     left, places = torch.cat([part[0] for part in parts]), [part[1] for part in parts]
     warm = Warm(*map(torch.cat, zip(*places, strict=True)))
-    # what float32 has overflowed in begins anew
+    # where programs got lost, or float32 has overflowed, the engine begins anew
     known = warm.g.isfinite().all(1) & warm.plan.sum((1, 2)).isfinite()
     on, anew = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
     for some, begun in ((on, warm.at(on)), (anew, None)):
@@ -307,6 +309,8 @@ def _solver_in_triton(
             found = _Found(found.numbers[:, over], found.counts[:, over])
             ended = Ended(*(part[over] for part in ended))
         store(found, ended)
+        # so many iterations without an end were none of the engine's
+        made.g[(made.settled == 0) & (made.done >= _LOST)] = math.nan
         rest = Warm(made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], made.done)
         return numbers[left], rest.at(left)
 

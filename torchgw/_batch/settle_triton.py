@@ -99,8 +99,8 @@ def _settle_kernel(
         change = tl.sum(tl.sum(sums_of_columns(tl.abs(moved)), 1), 0)
         turns += 1
         going = tl.where((change <= tol) | (turns >= most) | (change != change), 0, 1)
-        # a sequence that falls by the same share goes to its limit
-        known = (last > 0) & (error <= 0.1 * change)
+        # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
+        known = (last > 0) & (error <= 0.1 * change) & (change <= 1e-2)
         now = tl.where(known, change / tl.where(last > 0, last, 1.0), 0.0)
         steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate) & (going == 1)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, 0.0)), 0.0)
