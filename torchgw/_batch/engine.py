@@ -31,9 +31,9 @@ _AUTO_EPSILON = 0.0025
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
-# Entries of the plans that are solved in Triton together. [L509]
+# Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
-# Iterations of programs after which a problem that has not settled begins anew. [L513]
+# Iterations of programs after which a problem that has not settled begins anew. [L537]
 _LOST = 100
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2

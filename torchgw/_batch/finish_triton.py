@@ -33,9 +33,9 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["Finished", "finish"]
 
-# Outer iterations, and iterations of one linear problem, at most. [L511]
+# Outer iterations, and iterations of one linear problem, at most. [L535]
 _ITERATIONS, _INNER_ITERATIONS = 32, 256
-# Entries of a matrix for each thread, and its registers. [L508]
+# Entries of a matrix for each thread, and its registers. [L532]
 _ENTRIES, _REGISTERS = 32, 128
 
 

@@ -12,7 +12,7 @@ from torchgw._tensors.launch import launch
 __all__ = ["batch_cross", "batch_product"]
 
 # Rows of a product that a program computes, and what of the inner dimension is read at once;
-# entries of a matrix for each thread. Choices. [L511]
+# entries of a matrix for each thread. Choices. [L535]
 _ROWS, _CHUNK = 32, 32
 _ENTRIES = 32
 

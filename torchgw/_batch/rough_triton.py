@@ -26,12 +26,12 @@ from torchgw._tensors.launch import launch
 __all__ = ["ENTRIES", "REGISTERS", "rough", "scaled"]
 
 # Change of the plan at which float32 hands over, outer iterations until then at most, and the
-# column error of its linear problems. [L397] [L508]
+# column error of its linear problems. [L397] [L532]
 _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ITERATIONS = 60
 _ROUGH_ERROR = 5e-5
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
-# multiprocessor. [L508]
+# multiprocessor. [L532]
 ENTRIES, REGISTERS = 64, 128
 
 

@@ -29,7 +29,7 @@ from torchgw._tensors.launch import launch
 __all__ = ["settle"]
 
 # Outer iterations, and iterations of one linear problem, at most; its column error as a share of
-# the last change, and what float32 does not go below: Newton steps remove it afterwards. [L510]
+# the last change, and what float32 does not go below: Newton steps remove it afterwards. [L534]
 _ITERATIONS, _INNER_ITERATIONS = 40, 48
 _SHARE, _ERROR = 0.1, 3e-6
 

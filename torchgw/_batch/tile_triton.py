@@ -6,7 +6,7 @@ loaded as [RI * CI, RT * CT], of which compilers give each thread a column; as a
 columns its layout would be the compiler's choice, with several times the instructions. In memory
 matrices have as many rows and columns as blocks have, powers of two, so that nothing is masked and
 addresses are constants; ``shift``, which is zero, keeps it from compilers that they are aligned, or
-they would read four columns at once and give a thread four. [L508]
+they would read four columns at once and give a thread four. [L532]
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 def tile_of(rows: int, columns: int, entries: int) -> Tile:
     """Choose tiles for a matrix, as square as they can be, of so many entries at most.
 
-    Two threads for each row at least: small matrices are waited for more than computed. [L509]
+    Two threads for each row at least: small matrices are waited for more than computed. [L533]
     """
     side = 1 << (rows.bit_length() + columns.bit_length() - 2) // 2
     threads = max(2 * side, rows * columns // entries)

@@ -16,7 +16,7 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["Worth", "worth"]
 
-# Rows that are read at once, and columns for each warp. Choices. [L511]
+# Rows that are read at once, and columns for each warp. Choices. [L535]
 _ROWS, _COLUMNS = 16, 16
 
 
