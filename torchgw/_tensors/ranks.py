@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
@@ -175,6 +175,18 @@ class Ranks:
             for rank in range(1, self.size):
                 ends[rank] = max(ends[rank], ends[rank - 1])
         return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def cut(self, n: int) -> tuple[list[slice], list[int]]:
+        """Cut n rows into pieces: those of this rank, and the number of rows of each rank."""
+        parts = pieces(n)
+        owned = self.own(len(parts))
+        counts = [sum(parts[k].stop - parts[k].start for k in own) for own in owned]
+        return [parts[k] for k in owned[self.rank]], counts
+
+    def in_pieces(self, n: int, compute: Callable[[slice], Tensor], empty: Tensor) -> Tensor:
+        """Compute n rows, (n, ...), each rank its own pieces; ``empty`` is a result of no rows."""
+        own, counts = self.cut(n)
+        return self.gather(torch.cat([empty, *map(compute, own)]), counts)
 
     def gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
         """Join the rows of all ranks, (counts[rank], ...) each, in the order of the ranks."""

@@ -216,30 +216,38 @@ def _add_landmarks(
         if closest.max() == 0:
             # all that is left duplicates a landmark
             break
-        if len(landmarks) < _EXTREMES:
-            fresh = closest.argmax()[None]
-        else:
-            known = torch.cat([rows, others])
-            fresh = _draw_round(closest, known, count - len(landmarks), generator)
+        known = torch.cat([rows, others])
+        farthest = min(_EXTREMES, count) - len(landmarks)
+        fresh = _choose_round(closest, known, farthest, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
         rows = torch.cat([rows, rows_of(fresh)])
     return landmarks, rows
 
 
-def _draw_round(closest: Tensor, known: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Draw the landmarks of a round in parts, each away from the parts before."""
+def _choose_round(
+    closest: Tensor, known: Tensor, farthest: int, size: int, generator: torch.Generator
+) -> Tensor:
+    """Choose the landmarks of a round in parts, each away from the parts before.
+
+    The first are farthest points, others are drawn. All their distances are then found at once.
+    """
     # Distances to the parts before are not known yet. By the triangle inequality they are at least
     # as large as the difference of the distances to any vertex; on a curve the largest of these
     # differences is the distance.
-    drawn = _draw_spread(closest, min(size, _PART), generator)
-    while len(drawn) < size:
-        least = torch.cdist(known.T, known[:, drawn[-_PART:]].T, p=torch.inf)
-        closest = torch.minimum(closest, least.amin(dim=1)).index_fill(0, drawn, 0.0)
-        part = _draw_spread(closest, min(size - len(drawn), _PART), generator)
-        if not len(part):
-            break
-        drawn = torch.cat([drawn, part])
-    return drawn
+    chosen = landmarks = torch.empty(0, dtype=torch.int64, device=closest.device)
+    while len(landmarks) < size and closest.max() > 0:
+        for one in chosen:
+            least = (known - known[:, one, None]).abs_().amax(dim=0)
+            closest = torch.minimum(closest, least)
+        if len(landmarks):
+            closest = closest.index_fill(0, landmarks, 0.0)
+        part = min(size - len(landmarks), _PART)
+        if len(landmarks) < farthest:
+            chosen = closest.argmax()[None]
+        else:
+            chosen = _draw_spread(closest, part, generator)
+        landmarks = torch.cat([landmarks, chosen])
+    return landmarks
 
 
 def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -40,8 +40,10 @@ _ONE_LAUNCH_SOURCES = 128
 # would take longer than the rounds of some empty columns. [L163]
 _SHARED_SOURCES = 16
 _SHARED_ROWS = 2**16
-# Bytes of the (rows, sources) table of path lengths. [L307]
+# Bytes of the (rows, sources) table of path lengths, and sources that it has room for at least:
+# half as many would take twice the rounds. [L307] [L509]
 _TABLE_BYTES = 2**30
+_LEAST_SOURCES = 32
 
 
 class _Rounds(NamedTuple):
@@ -121,7 +123,7 @@ class EdgeRelaxation:
 
     def columns(self, sources: Tensor) -> Tensor:
         """Compute D[:, sources], shape (n, s), float64, infinite where there is no path."""
-        most = max(1, _TABLE_BYTES // (8 * self._rows))
+        most = max(_LEAST_SOURCES, _TABLE_BYTES // (8 * self._rows))
         parts = [self._solve(part) for part in sources.split(most)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
