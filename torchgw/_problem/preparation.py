@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
+from torchgw._tensors.ranks import Ranks
 from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
@@ -41,7 +43,10 @@ class Preparation:
         cache: Cache | None,
         progress: bool,
         n_landmarks: int | None,
+        ranks: Ranks | None = None,
     ) -> None:
+        # Processes that prepare a side each.
+        self._ranks = ranks
         self.device = device
         # Seconds of all stages so far.
         self.seconds = 0.0
@@ -84,20 +89,31 @@ class Preparation:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
         return self._timed("geodesics", lambda: self._all_pairs(graphs))
 
-    def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
+    def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
+        states = self.divide([partial(self._landmarks, graph) for graph in graphs])
+        return [
+            LandmarkDistance.restore(graph.geodesics, state)
+            for graph, state in zip(graphs, states, strict=True)
+        ]
 
+    def _landmarks(self, graph: KeyedGraph) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             geodesics, count = graph.geodesics, self.n_landmarks
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
-        def stage() -> LandmarkDistance:
-            state, _ = self._fetch("landmarks", (graph.key, self.n_landmarks), make)
-            return LandmarkDistance.restore(graph.geodesics, state)
+        content = graph.key, self.n_landmarks
+        return self._timed("landmarks", lambda: self._fetch("landmarks", content, make)[0])
 
-        return self._timed("landmarks", stage)
+    def divide(self, makers: list[Callable[[], T]]) -> list[T]:
+        """Make what the sides need, on one rank each if there are ranks."""
+        if self._ranks is None:
+            return [make() for make in makers]
+        return self._ranks.divide(makers)
 
     def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        if self._ranks is not None and len(graphs) > 1:
+            return self.divide([lambda one=graph: self._all_pairs([one])[0] for graph in graphs])
         if self.device.type == "cuda":
             return [self._table(graph) for graph in graphs]
         if self._cache is None:

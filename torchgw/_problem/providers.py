@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -27,6 +29,7 @@ from torchgw._problem.named import (
 )
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, ScaledDistance, refuse_directed
 from torchgw.distances.directed import DirectedDistance
@@ -88,6 +91,8 @@ class DistanceOptions:
     curvature: float | tuple[float, float] | None = None
     # Whether given tables may have negative entries: the loss takes them, and they have no unit.
     signed: bool = False
+    # Processes that prepare a side each.
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -170,11 +175,13 @@ def build_providers(
         device,
         dense=options.dense or stored,
     )
-    stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
-    graphs = [
-        _graph(item, options, stages) if name in from_graphs() else None
-        for item, name in zip(given, names, strict=True)
-    ]
+    stages = Preparation(
+        device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
+    )
+    wanted = [name in from_graphs() for name in names]
+    makers = [partial(_graph, item, options, stages) for item in compress(given, wanted)]
+    built = iter(stages.divide(makers))
+    graphs = [next(built) if want else None for want in wanted]
     automatic = [*zip(specs, names, strict=True)] == 2 * [("auto", "precomputed")]
     found: list[LandmarkDistance] = []
     if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
@@ -305,7 +312,7 @@ def _accurate_landmarks(
     found = []
     for graph in graphs:
         assert graph is not None
-        found.append(stages.landmarks(graph))
+        found += stages.landmarks([graph])
         if found[-1].error > _SMALL_ERROR:
             return []
     return found

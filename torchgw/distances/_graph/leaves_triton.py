@@ -14,7 +14,7 @@ __all__ = ["nearest_in_leaves"]
 
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L508]
 _BOXES = 64
-_WARPS = 4
+_WARPS = 8
 
 
 @triton.jit
