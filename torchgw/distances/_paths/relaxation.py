@@ -25,6 +25,8 @@ _ROUNDS = 16
 # Edges in a row of the table, as a share of the mean degree. A vertex with more has several rows.
 # [L307]
 _SPARE = 1.25
+# Columns of the table that are read together. [L510]
+_TOGETHER = 4
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that few vertices leave idle can
@@ -95,8 +97,9 @@ class EdgeRelaxation:
         mirror[(edges.vertex * self.n + source).argsort()] = row
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # where a row has no neighbour it is its own, at distance zero: nothing changes
-        neighbour = itself[:, None].repeat(1, width)
-        length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
+        columns = _TOGETHER * -(-width // _TOGETHER)
+        neighbour = itself[:, None].repeat(1, columns)
+        length = torch.zeros(self._rows, columns, dtype=torch.float64, device=here)
         column = position % most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length
@@ -177,7 +180,7 @@ class EdgeRelaxation:
                 now, later = tables[number % 2], tables[1 - number % 2]
                 kernel.relax_(
                     distance, self._neighbour, self._length, (now, later), threshold,
-                    number * self._step,
+                    number * self._step, _TOGETHER,
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
             threshold.add_(_ROUNDS * self._step)
