@@ -97,7 +97,7 @@ def check(found, tensor, query, n_neighbors):
 def test_one_launch_equals_scikit_learn(name, others, device):
     skip_unless_kernels_run(device)
     points, n_neighbors = POINTS[name]
-    tensor = torch.tensor(points[:: 1 + len(points) // 50], device=device)
+    tensor = torch.tensor(points[:: 1 + len(points) // 30], device=device)
     query = tensor[::3] + 0.1 if others else tensor
     base = into_leaves(tensor)
     leaves = into_leaves(query) if others else base
