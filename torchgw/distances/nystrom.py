@@ -86,8 +86,8 @@ class NystromDistance(DistanceProvider):
     The first three landmarks are farthest points, which gives the largest distance. The others are
     drawn in proportion to the fourth power of the distance to those before. Farthest points alone
     are as good on curves, but in a large cloud they are all outliers: 7.0% error against 2.5% for
-    100,000 Gaussian points in 3 dimensions. Landmarks are chosen some at a time; how far one is from
-    others that are chosen with it is told by the distances of both to vertices before them.
+    100,000 Gaussian points in 3 dimensions. Some are chosen at a time; how far one is from others
+    that are chosen with it, the distances of both to known vertices tell.
 
     W^+ leaves out small eigenvalues, whose inverses amplify what the landmarks do not capture. No
     fixed tolerance suits both smooth and high-dimensional spaces: the rank is the smallest one
