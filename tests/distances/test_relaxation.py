@@ -54,7 +54,7 @@ def small_tiles(monkeypatch):
     from torchgw.distances._paths import relaxation_triton
 
     monkeypatch.setattr(relaxation_triton, "ROWS", 16)
-    monkeypatch.setattr(relaxation_triton, "SOURCES", 4)
+    monkeypatch.setattr(relaxation_triton, "_PROGRAMS", 3)
     # the interpreter takes its time over rounds in which nothing happens
     monkeypatch.setattr(module, "_ROUNDS", 2)
 

@@ -25,8 +25,6 @@ _ROUNDS = 16
 # Edges in a row of the table, as a share of the mean degree. A vertex with more has several rows.
 # [L307]
 _SPARE = 1.25
-# Columns of the table that are read together. [L510]
-_TOGETHER = 4
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that few vertices leave idle can
@@ -51,8 +49,8 @@ _LEAST_SOURCES = 32
 class _Rounds(NamedTuple):
     """A table for some number of sources and the rounds over it, kept for the next request."""
 
-    distance: Tensor  # (rows, sources) float64
-    pending: Tensor  # (tiles, source blocks) float32, shortest path that each has to extend
+    distance: Tensor  # (sources, rows) float64
+    pending: Tensor  # (sources, tiles) float32, shortest path that each has to extend
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
 
@@ -97,9 +95,8 @@ class EdgeRelaxation:
         mirror[(edges.vertex * self.n + source).argsort()] = row
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # where a row has no neighbour it is its own, at distance zero: nothing changes
-        columns = _TOGETHER * -(-width // _TOGETHER)
-        neighbour = itself[:, None].repeat(1, columns)
-        length = torch.zeros(self._rows, columns, dtype=torch.float64, device=here)
+        neighbour = itself[:, None].repeat(1, width)
+        length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
         column = position % most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length
@@ -147,40 +144,42 @@ class EdgeRelaxation:
             distance[column, row] = 0
             self._kernel.relax_rows_(distance, self._neighbour, self._length)
             return distance[:, self._row_of].T
-        width = len(sources)
+        count = len(sources)
         if self._rows <= _SHARED_ROWS:
-            width = max(width, _SHARED_SOURCES)
-        # a kernel reads whole vectors of a row, and is compiled once
-        width = 16 * -(-width // 16)
-        if width not in self._rounds:
-            self._rounds[width] = self._prepare(width)
-        rounds = self._rounds[width]
+            count = max(count, _SHARED_SOURCES)
+        # so that few counts are recorded
+        count = 16 * -(-count // 16)
+        if count not in self._rounds:
+            self._rounds[count] = self._prepare(count)
+        rounds = self._rounds[count]
         rounds.distance.fill_(torch.inf)
-        rounds.distance[row, column] = 0
-        tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
+        rounds.distance[column, row] = 0
         near = self._neighbour[row].long() // self._kernel.ROWS
-        rounds.pending[tile, block] = 0
-        rounds.pending[near, block[:, None]] = 0
+        rounds.pending[column, row // self._kernel.ROWS] = 0
+        rounds.pending[column[:, None], near] = 0
         rounds.threshold.fill_(0)
         while float(rounds.threshold) < torch.inf:
             rounds.advance()
-        return rounds.distance[self._row_of, : len(sources)]
+        return rounds.distance[: len(sources), self._row_of].T
 
     def _prepare(self, count: int) -> _Rounds:
         """Make a table of path lengths for ``count`` sources, and a call for rounds over it."""
         kernel = self._kernel
-        distance = torch.zeros(self._rows, count, dtype=torch.float64, device=self.device)
-        shape = 2, -(-self._rows // kernel.ROWS), -(-count // kernel.SOURCES)
+        distance = torch.zeros(count, self._rows, dtype=torch.float64, device=self.device)
+        shape = 2, count, -(-self._rows // kernel.ROWS)
         pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
         threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
         tables = pending.unbind()
+        due = torch.empty(tables[0].numel(), dtype=torch.int32, device=self.device)
+        counts = torch.zeros(_ROUNDS, dtype=torch.int32, device=self.device)
 
         def advance() -> None:
+            counts.zero_()
             for number in range(_ROUNDS):
                 now, later = tables[number % 2], tables[1 - number % 2]
                 kernel.relax_(
                     distance, self._neighbour, self._length, (now, later), threshold,
-                    number * self._step, _TOGETHER,
+                    number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
             threshold.add_(_ROUNDS * self._step)
