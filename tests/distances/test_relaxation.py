@@ -79,6 +79,7 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     monkeypatch.setattr(module, "_ONE_LAUNCH_SOURCES", fewest)
     # several parts
     monkeypatch.setattr(module, "_TABLE_BYTES", 8 * graph.shape[0] * 5)
+    monkeypatch.setattr(module, "_LEAST_SOURCES", 1)
     n = graph.shape[0]
     sources = torch.arange(0, n, 8, device=device)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)

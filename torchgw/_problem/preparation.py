@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -87,7 +87,11 @@ class Preparation:
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
-        return self._timed("geodesics", lambda: self._all_pairs(graphs))
+        # one process has all sources of both sides at work together
+        shares = [graphs] if self._ranks is None else [[graph] for graph in graphs]
+        makers = [partial(self._all_pairs, share) for share in shares]
+        tables = self._timed("geodesics", lambda: self.divide(makers))
+        return [table for part in tables for table in part]
 
     def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
@@ -105,15 +109,13 @@ class Preparation:
         content = graph.key, self.n_landmarks
         return self._timed("landmarks", lambda: self._fetch("landmarks", content, make)[0])
 
-    def divide(self, makers: list[Callable[[], T]]) -> list[T]:
+    def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
         """Make what the sides need, on one rank each if there are ranks."""
         if self._ranks is None:
             return [make() for make in makers]
         return self._ranks.divide(makers)
 
     def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
-        if self._ranks is not None and len(graphs) > 1:
-            return self.divide([lambda one=graph: self._all_pairs([one])[0] for graph in graphs])
         if self.device.type == "cuda":
             return [self._table(graph) for graph in graphs]
         if self._cache is None:
