@@ -53,6 +53,7 @@ class _Rounds(NamedTuple):
     pending: Tensor  # (sources, tiles) float32, shortest path that each has to extend
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
+    held: tuple[Tensor, ...]  # what recorded launches write to besides
 
 
 class EdgeRelaxation:
@@ -187,14 +188,14 @@ class EdgeRelaxation:
             threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
 
         if self.device.type != "cuda":
-            return _Rounds(distance, tables[0], threshold, advance)
+            return _Rounds(distance, tables[0], threshold, advance, (due, counts))
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
         if self._memory is None:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
-        return _Rounds(distance, tables[0], threshold, recorded.replay)
+        return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
 
     def _relax_(self, distance: Tensor) -> bool:
         """Shorten every path by its best last edge; tell whether any became shorter."""
