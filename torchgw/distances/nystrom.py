@@ -17,7 +17,7 @@ from torchgw.distances.base import DistanceProvider, Factors
 
 __all__ = ["NystromDistance", "draw"]
 
-# Landmarks found as farthest points. [L101] [L509]
+# Landmarks found as farthest points. [L101] [L539]
 _EXTREMES = 3
 # Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the
 # errors of both sides: within 1% from 100 landmarks on. More factors cost every iteration more, but

@@ -53,7 +53,7 @@ _SMALL_PAIRS = 2**24
 _SEEDS = 4
 _PROBES = 256
 # Neighbours that the registers of a kernel can hold for each point, and rows that are sorted at
-# once. A choice. [L508]
+# once. A choice. [L538]
 _MOST_LISTED = 32
 _SORTED = 2**21
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,

@@ -41,7 +41,7 @@ _ONE_LAUNCH_SOURCES = 128
 _SHARED_SOURCES = 16
 _SHARED_ROWS = 2**16
 # Bytes of the (rows, sources) table of path lengths, and sources that it has room for at least:
-# half as many would take twice the rounds. [L307] [L509]
+# half as many would take twice the rounds. [L307] [L539]
 _TABLE_BYTES = 2**30
 _LEAST_SOURCES = 32
 

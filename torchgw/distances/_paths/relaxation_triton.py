@@ -14,7 +14,7 @@ __all__ = ["ROWS", "relax_", "relax_rows_"]
 ROWS = 64
 # Passes over a tile before it is its neighbours' turn. [L157]
 _PASSES = 16
-# Tiles that a program looks at to list those that are due, and programs that visit these. [L510]
+# Tiles that a program looks at to list those that are due, and programs that visit these. [L540]
 _LISTED = 1024
 _PROGRAMS = 1056
 _WARPS = 8
