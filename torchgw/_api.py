@@ -463,6 +463,7 @@ def solve(
     ranks = join(distributed, where)
     if ranks is not None:
         options = replace(options, ranks=ranks)
+        distance_options = replace(distance_options, ranks=ranks)
         seed = ranks.same_seed(seed)
         generator.manual_seed(seed)
     keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)

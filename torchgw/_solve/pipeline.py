@@ -19,7 +19,7 @@ from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
@@ -333,11 +333,11 @@ def start_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
     state = iterate(small, starting_point(small, guess))
+    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
     assert state.potentials is not None
-    fine, epsilon = setting.gradient, setting.anneal.target
-    whole = fine.linearise(state.coupling).cost
-    assert isinstance(whole, FactoredCost)
-    potentials = extend(sample, whole, fine.marginals, state.potentials, epsilon, small.backend)
+    assert fine is not None
+    whole, weights = fine.factored(state.coupling), setting.gradient.marginals
+    potentials = extend(sample, whole, weights, state.potentials, epsilon, small.backend)
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
     )
