@@ -111,7 +111,7 @@ _SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
-# iteration on a CPU. [L512]
+# iteration on a CPU. [L549]
 _LONG, _MULTIPLICATION = 5.0, 3e-11
 # Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8

@@ -76,9 +76,9 @@ _LONELY = 0.9
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# Share of a value by which another has to be lower to be better. [L509]
+# Share of a value by which another has to be lower to be better. [L546]
 _SAME = 1e-6
-# Points of equal weight up to which all matchings are looked at. [L509]
+# Points of equal weight up to which all matchings are looked at. [L546]
 _ALL_MATCHINGS = 7
 # Points of the larger side from which on chains are of use. [L331]
 _TINY = 12

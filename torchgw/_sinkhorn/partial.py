@@ -27,7 +27,7 @@ _CHECK_EVERY = 10
 # Kernels that may turn out to be too far away before softmins are computed as they are. [L289]
 _MOST_FAILURES = 3
 # Entries of a cost on a GPU up to which the host solves the problem: an iteration takes sixty
-# launches there, and a tenth of their time here. [L511]
+# launches there, and a tenth of their time here. [L548]
 _ON_HOST = 2**17
 # Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3

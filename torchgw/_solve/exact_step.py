@@ -18,9 +18,9 @@ from torchgw._solve.state import Setting
 __all__ = ["falls_further"]
 
 # Multiplications of an exact cost up to which it is computed, and minima of a loss that is no
-# product, which take a thousand times as long. [L508]
+# product, which take a thousand times as long. [L545]
 _PRODUCTS, _MINIMA = 2**26, 2**20
-# What the objective may fall by: a share of it, and standard errors of the sampled cost. [L508]
+# What the objective may fall by: a share of it, and standard errors of the sampled cost. [L545]
 _SHARE, _ERRORS = 0.01, 3.0
 
 

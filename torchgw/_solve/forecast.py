@@ -29,7 +29,7 @@ _MINIMUM = 60_000.0
 _SHARP = 2.5e-4
 _ITERATION, _ENTRY = 2e-4, 1.2e-9
 # The same share from which on a solve may take many iterations, how many some took, and seconds for
-# each entry there. [L514]
+# each entry there. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 

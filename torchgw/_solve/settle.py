@@ -25,7 +25,7 @@ __all__ = ["SETTLE_ITERATIONS", "leaves", "settle"]
 # few, single columns would be left behind. [L189]
 SETTLE_ITERATIONS = 3
 # Multiple of what the last iteration changed, or missed of the marginals, by which a settled plan
-# may differ from the point that its cost is of. [L510]
+# may differ from the point that its cost is of. [L547]
 _GROWTH = 10.0
 # What becomes of a status when the last linear problem is not solved.
 _INNER_FAILED = {

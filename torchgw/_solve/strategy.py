@@ -56,7 +56,7 @@ _ANCHORS = (256, 1024)
 # Points whose distances the scale of another loss than the square one is taken from. [L298]
 _SCALE_POINTS = 64
 # Blocks of a side from which tiles are looked at unless they were asked for: on a GPU an iteration
-# of a few blocks took 7 ms, most of it to choose them. [L513]
+# of a few blocks took 7 ms, most of it to choose them. [L550]
 _FEWEST_BLOCKS = 8
 # Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L351]
 _LEAST_WEIGHT = 1e-3
