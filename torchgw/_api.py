@@ -283,7 +283,8 @@ def solve(
     skip_tiles : bool or "auto"
         Whether streamed half-steps and plan products leave out the tiles of the plan that hold
         nothing: at most a few roundings of any row's or column's mass, see ``report.tiles``.
-        ``"auto"`` leaves them out where the cost has factors and is streamed.
+        ``"auto"`` leaves them out where the cost has factors and is streamed, from eight tiles a
+        side on: 256 points on a CPU, 1,024 on a GPU.
     resolution : float, "auto" or None
         L1 marginal error that a large problem with factored distances may be left with, so that it
         can be solved on cells of near points in place of all of them: at a fixed epsilon the number

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,15 @@ def test_kernels_are_not_compiled_for_sizes(name):
 
 def test_every_kernel_was_looked_at():
     assert len(KERNELS) >= 17
+
+
+@pytest.mark.slow
+def test_every_kernel_is_seen_by_the_sanitizer():
+    """In the interpreter here; ``python tests/house/sanitize.py memcheck`` needs a GPU."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("sanitize.py")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert "all kernels were launched" in ended.stdout, ended.stdout + ended.stderr
 
 
 @pytest.mark.gpu

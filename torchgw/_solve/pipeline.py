@@ -29,6 +29,7 @@ from torchgw._solve.evaluation import (
     judge,
     misses_a_copy,
 )
+from torchgw._solve.exact_step import falls_further
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import promised_error
 from torchgw._solve.loop import iterate
@@ -37,7 +38,7 @@ from torchgw._solve.polish import Polished, polish
 from torchgw._solve.precision import RESOLVED
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.resolution import Resolution, choose_resolution, solve_on_cells
-from torchgw._solve.settle import settle
+from torchgw._solve.settle import leaves, settle
 from torchgw._solve.state import LoopState, Recorder, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
@@ -141,6 +142,8 @@ def solve_problem(
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, strategy.dtypes.settle)
+        while (away := leaves(setting, state, plan)) is not None:
+            plan, state = settle(setting, iterate(setting, away), strategy.dtypes.settle)
         ending = finish(strategy, setting, plan, state)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
@@ -248,6 +251,9 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     status = judge(
         status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )
+    sampled = status is Status.STATIONARY and not constant
+    if sampled and falls_further(setting, plan, evaluation, state.coupling, strategy.mass):
+        status = Status.NOISE_LIMIT
     recorder.time("evaluation", clock)
     # a result is as small as its factors
     backend = alone(setting.backend)
