@@ -320,10 +320,16 @@ def search_all_points(
 def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
     """Put a plan of some points among all, and say which rows those are unless it has them all."""
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
-    rows, columns = (every.argsort()[some] for every, some in sides)
+    rows, columns = (_places_in(every, some) for every, some in sides)
     plan = whole.base.new_zeros(whole.base.shape)
     plan[rows[:, None], columns] = found.plan
     return plan, None if found.plan.shape == plan.shape else rows
+
+
+def _places_in(every: Tensor, some: Tensor) -> Tensor:
+    """Find where some distinct numbers are among all of them, which may leave points out."""
+    known = every.sort()
+    return known.indices[torch.searchsorted(known.values, some)]
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
