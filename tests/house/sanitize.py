@@ -55,8 +55,10 @@ def solve_all(device):
     from scipy.sparse import random_array
 
     import torchgw
-    from torchgw._batch import engine
+    from torchgw._batch import engine, product_triton
     from torchgw.distances._graph.edges import from_csr
+    from torchgw.distances._graph.leaves import into_leaves
+    from torchgw.distances._graph.neighbours import _nearest_by_one_launch
     from torchgw.distances._graph.neighbours_triton import nearest_candidates
     from torchgw.distances._paths import relaxation, relaxation_triton
     from torchgw.distances._paths.min_plus_triton import close_
@@ -85,18 +87,25 @@ def solve_all(device):
     many = rng.normal(size=(600, 2))
     alone = {"precision": "float64", "storage": "streamed", "skip_tiles": False, "n_init": 1}
     torchgw.solve(x, many, **common | alone)
-    engine.may_begin = engine.on_chip = lambda *_, **__: True
-    torchgw.solve_many([x[:9], x[:12]], [y[:7], y[:8]], distances="euclidean", device=device)
+    engine.on_chip = lambda *_: True
+    for by_programs in (True, False):
+        engine.may_begin = lambda *_, by_programs=by_programs: by_programs
+        torchgw.solve_many([x[:9], x[:12]], [y[:7], y[:8]], distances="euclidean", device=device)
+    tables = torch.rand(2, 3, 9, 7, dtype=torch.float64, device=device)
+    product_triton.batch_product(tables[0], tables[1].mT)
     half = random_array((150, 150), density=0.05, rng=rng)
     edges = from_csr((half + half.T).tocsr()).to(device)
     few = relaxation.EdgeRelaxation(edges, kernel=True)
-    relaxation_triton.ROWS, relaxation_triton.SOURCES, relaxation._ROUNDS = 16, 4, 2
-    found = few.columns(torch.arange(5, device=device))
-    relaxation_triton.relax_rows_(found.T.contiguous(), few._neighbour, few._length)
+    relaxation_triton.ROWS, relaxation._ROUNDS = 16, 2
+    few.columns(torch.arange(5, device=device))
+    relaxation._ONE_LAUNCH_SOURCES = 5
+    few.columns(torch.arange(5, device=device))
     close_(torch.rand(150, 150, dtype=torch.float64, device=device))
     points = torch.rand(250, 40, dtype=torch.float64, device=device) / 40
     for products in (1, 3):
         nearest_candidates(points, points[:60], 16, products)
+    leaves = into_leaves(points[:, :3].contiguous())
+    _nearest_by_one_launch(leaves, leaves, 5)
 
 
 def inside():

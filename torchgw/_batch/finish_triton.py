@@ -106,7 +106,7 @@ def _solved(
 
 
 @triton.jit(do_not_specialize=["shift", "tick", "most", "most_inner"])
-def _finish_kernel(
+def _converge_kernel(
     x,  # [S, N, N] float64
     y,  # [S', M, M] float64
     a,  # [S, N] float64
@@ -284,7 +284,7 @@ def finish(
     # as many threads
     tile = tile_of(n, m, max(1, n * m // (32 * square.warps)))
     launch(
-        _finish_kernel, (count,), *tables, *index, alpha, epsilon,
+        _converge_kernel, (count,), *tables, *index, alpha, epsilon,
         plan if linear is None else linear, torch.empty_like(plan), torch.empty_like(plan),
         plan.new_empty(count, m, m), plan.new_empty(count, 6, m), *made,
         0, TICK, _ITERATIONS, _INNER_ITERATIONS, *tols,

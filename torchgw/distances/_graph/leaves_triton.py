@@ -59,7 +59,7 @@ def _visit(query, real, leaf, points, row, size, d, score, place, worst, POINTS:
 
 
 @triton.jit(do_not_specialize=["groups", "per", "size", "query_size", "d"])
-def _nearest_kernel(
+def _in_leaves_kernel(
     points,  # [leaves, size, d] float64
     row,  # [leaves, size] int64, -1 for none
     boxes,  # [leaves, 2, d] float64, low and high corners
@@ -139,7 +139,7 @@ def nearest_in_leaves(
     place = torch.empty(count, keep, dtype=torch.int32, device=device)
     sizes = base.row.shape[1], query.row.shape[1]
     launch(
-        _nearest_kernel, (len(query.row),),
+        _in_leaves_kernel, (len(query.row),),
         base.points, base.row, boxes, group_boxes, query.points, query.row, query_boxes,
         seeds.int() // per, square, place, len(group_boxes), per, *sizes,
         base.points.shape[2], KEEP=keep, POINTS=triton.next_power_of_2(max(sizes)), BOXES=_BOXES,
