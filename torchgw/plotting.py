@@ -370,7 +370,7 @@ def plot_alternatives(
     found = result.alternatives
     if not found:
         raise InvalidInputError(
-            "The result has no alternatives: the solve had a single start. Pass `n_init` to solve()."
+            "The result has no alternatives: there was a single start. Pass `n_init` to solve()."
         )
     if (X is None) != (Y is None):
         raise InvalidInputError("`X` and `Y` go together; only one was given.")

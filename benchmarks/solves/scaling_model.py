@@ -4,10 +4,10 @@ FILE holds the JSON lines of ``python -m benchmarks scaling --output FILE`` on o
 benchmarks/results/scaling.jsonl; those of problems that were solved on cells count. Rates are
 fitted to the rows of a million points and more, for each space that has two sizes:
 
-- preparation (neighbours, landmarks) takes c n^p; every process does all of it;
+- preparation (neighbours, landmarks) takes c n^p; two processes do one side each;
 - cells take the same time whatever n is; every process solves them;
 - the passes between points and cells take c n times the number of cells, shared by the GPUs;
-- potentials and products are gathered over NVLink, or 400 Gb/s beyond eight GPUs;
+- prepared sides, potentials and products are sent over NVLink, or 400 Gb/s beyond eight GPUs;
 - memory is c n, on each GPU, since every process holds all points.
 
 It is printed beside every row, with its error, and with that of the same model fitted to the other
@@ -33,6 +33,8 @@ _NVLINK, _NETWORK = 4.5e11, 5e10
 _HOST = 8
 # Tables of one float64 number a point that are gathered: potentials, and products in 64 columns.
 _GATHERED = 2 + 64
+# Bytes a point that are sent of a prepared side: 20 edges of 16, and 25 factors.
+_SENT = 20 * 16 + 25 * 8
 _MEMORY = 141e9
 
 
@@ -60,10 +62,10 @@ def predict(rates: dict[str, float], n: float, gpus: int, pairs: float) -> dict[
     """Compute the seconds of each part, and the bytes on each GPU."""
     speed = math.inf if gpus == 1 else _NVLINK if gpus <= _HOST else _NETWORK
     return {
-        "preparation": rates["preparation"] * n ** rates["power"],
+        "preparation": rates["preparation"] * n ** rates["power"] / min(gpus, 2),
         "cells": rates["cells"],
         "points and cells": rates["pair"] * pairs / gpus,
-        "exchange": 2 * 8 * n * _GATHERED / speed,
+        "exchange": 2 * n * (8 * _GATHERED + _SENT) / speed,
         "bytes": rates["bytes"] * n,
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import reference
@@ -35,6 +37,29 @@ def packed_problems(device, sizes, fused):
     return Packed(rows, columns, index, index, alpha, 0.04 * ones, ones, linear)
 
 
+def first_iterations(problems):
+    """Return plans of the float32 program, and what the one that goes on is given."""
+    from torchgw._batch.rough_triton import rough
+    from torchgw._batch.tile_triton import padded
+
+    numbers = torch.arange(len(problems), device=problems.device)
+    linear, target, first = engine._units(problems, numbers)
+    rows, columns = (1 << (size - 1).bit_length() for size in problems.shape)
+    sides = (problems.x, rows), (problems.y, columns)
+    tables = (
+        *(padded(stack.tables, size, size) for stack, size in sides),
+        *(padded(stack.weights, size) for stack, size in sides),
+    )
+    single = tuple(part.float() for part in tables)
+    noise = padded(engine._noise(problems.shape, problems.device), rows, columns)
+    linear = None if linear is None else padded(linear, rows, columns)
+    index = problems.i, problems.j
+    warm = rough(single, index, problems.alpha, linear, None, target, first, noise)
+    cross = engine._cross(*tables[:2], warm.plan.double())
+    cost = engine._gradient(cross, problems.alpha, linear)
+    return warm, (single, index, problems.alpha, warm, cost, target)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("fused", [False, True])
@@ -42,20 +67,20 @@ def test_rough_plans_are_near_the_fixed_point(device, fused):
     skip_unless_kernels_run(device)
     sizes = [(9, 18), (12, 20), (16, 17)]
     problems = packed_problems(device, sizes, fused)
-    numbers = torch.arange(3, device=device)
-    warm = engine._begin_roughly(problems, numbers)
+    warm, _ = first_iterations(problems)
     assert int(warm.done.max()) < 60
     for k, (n, m) in enumerate(sizes):
         x, y = problems.x.tables[k].cpu().numpy(), problems.y.tables[k].cpu().numpy()
         a, b = problems.x.weights[k].cpu().numpy(), problems.y.weights[k].cpu().numpy()
         plan = warm.plan[k].double().cpu().numpy()
-        assert plan[n:].sum() == plan[:, m:].sum() == 0
+        # what has no weight is given next to none
+        assert max(plan[n:].sum(), plan[:, m:].sum()) < 1e-25
         np.testing.assert_allclose(plan.sum(1), a, atol=2e-6)
         assert np.abs(plan.sum(0) - b).sum() < 5e-4
         alpha = float(problems.alpha[k])
         cost = 2 * alpha * reference.gw_cost(x, y, plan)[:n, :m]
         if fused:
-            cost += (1 - alpha) * problems.linear(numbers[k : k + 1])[0, :n, :m].cpu().numpy()
+            cost += (1 - alpha) * problems.linear(torch.tensor([k]))[0, :n, :m].cpu().numpy()
         f, g, _ = reference.sinkhorn(cost, a[:n], b[:m], 0.04, 300)
         again = reference.plan(cost, a[:n], b[:m], f, g, 0.04)
         assert np.abs(again - plan[:n, :m]).sum() < 1e-2
@@ -63,21 +88,112 @@ def test_rough_plans_are_near_the_fixed_point(device, fused):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_the_engine_goes_on_from_them_to_the_same_answers(device, monkeypatch):
+@pytest.mark.parametrize("fused", [False, True])
+def test_settled_plans_are_fixed_points_in_float64(device, fused):
+    from torchgw._batch.settle_triton import settle
+
+    skip_unless_kernels_run(device)
+    sizes = [(9, 18), (12, 20)]
+    problems = packed_problems(device, sizes, fused)
+    warm, given = first_iterations(problems)
+    settle(*given, engine.Rules().tol)
+    assert int(warm.done.max()) < 100
+    for k, (n, m) in enumerate(sizes):
+        x, y = problems.x.tables[k].cpu().numpy(), problems.y.tables[k].cpu().numpy()
+        a, b = problems.x.weights[k].cpu().numpy(), problems.y.weights[k].cpu().numpy()
+        plan, alpha = warm.plan[k].double().cpu().numpy(), float(problems.alpha[k])
+        # what has no weight is given next to none
+        assert max(plan[n:].sum(), plan[:, m:].sum()) < 1e-25
+        np.testing.assert_allclose(plan.sum(1), a, atol=1e-7)
+        assert np.abs(plan.sum(0) - b).sum() < 5e-6
+        cost = 2 * alpha * reference.gw_cost(x, y, plan)[:n, :m]
+        if fused:
+            cost += (1 - alpha) * problems.linear(torch.tensor([k]))[0, :n, :m].cpu().numpy()
+        f, g, _ = reference.sinkhorn(cost, a[:n], b[:m], 0.04, 2000)
+        again = reference.plan(cost, a[:n], b[:m], f, g, 0.04)
+        assert np.abs(again - plan[:n, :m]).sum() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_products_in_triton_have_the_same_bits_in_any_batch(device):
+    from torchgw._batch.product_triton import batch_product
+
+    skip_unless_kernels_run(device)
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.rand(5, *shape, generator=generator, dtype=torch.float64).to(device)
+        for shape in ((40, 33), (17, 33))
+    )
+    whole = batch_product(left, right.mT)
+    torch.testing.assert_close(whole, torch.matmul(left, right.mT), rtol=1e-13, atol=0)
+    assert torch.equal(batch_product(left[3:4], right[3:4].mT), whole[3:4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_programs_end_where_the_engine_does(device, fused, chosen, monkeypatch):
+    skip_unless_kernels_run(device)
+    # columns are padded to 48, and programs hold 64
+    problems = packed_problems(device, [(9, 36), (12, 40)], fused)
+    if chosen:
+        generator = torch.Generator().manual_seed(1)
+        costs = torch.rand(2, *problems.shape, generator=generator, dtype=torch.float64).to(device)
+        begins = torch.tensor([True, False], device=device)
+        begin = lambda numbers: (costs[numbers], begins[numbers])  # noqa: E731
+        problems = dataclasses.replace(problems, begin=begin)
+    rules = engine.Rules(objective_tol=0)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: False)
+    kept = {}
+    plain = engine.run(problems, rules, lambda ended: None)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+
+    def keep(ended):
+        for place, number in enumerate(ended.number.tolist()):
+            kept[number] = ended.plan[place], ended.f[place], ended.g[place]
+
+    with monkeypatch.context() as patch:
+        # nothing is left to the engine
+        patch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
+        programs = engine.run(problems, rules, keep)
+    torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-7, atol=0)
+    assert (programs.ending == plain.ending).all()
+    assert float(programs.marginal_error.max()) < 5e-6
+    for number, (plan, f, g) in kept.items():
+        a, b = problems.x.weights[number], problems.y.weights[number]
+        assert not plan[a == 0].any()
+        assert not plan[:, b == 0].any()
+        # potentials are those of the plan, but for what the last change of the plan, 1e-5, does
+        x, y = problems.x.tables[number], problems.y.tables[number]
+        cost = -4 * problems.alpha[number] * x @ plan @ y
+        if fused:
+            cost += 0.4 * problems.linear(torch.tensor([number], device=device))[0]
+        again = a[:, None] * b * ((f[:, None] + g - cost) / 0.04).exp()
+        assert float((again - plan).abs().sum()) < 1e-3
+    # each one has the bits that it has among others
+    monkeypatch.setattr(engine, "_TOGETHER", 1)
+    for mine, its in zip(engine.run(problems, rules), programs, strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_the_engine_goes_on_from_programs_to_the_same_answers(device, monkeypatch):
+    from torchgw._batch import finish_triton
+
     skip_unless_kernels_run(device)
     problems = packed_problems(device, [(9, 16), (12, 10)], fused=True)
     rules = engine.Rules(objective_tol=0)
-    monkeypatch.setattr(engine, "may_begin", lambda *args, **kwargs: False)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: False)
     plain = engine.run(problems, rules)
-    monkeypatch.setattr(engine, "may_begin", lambda *args, **kwargs: True)
-    rough = engine.run(problems, rules)
-    torch.testing.assert_close(rough.objective, plain.objective, rtol=1e-7, atol=0)
-    assert (rough.ending == plain.ending).all()
-    assert float(rough.marginal_error.max()) < 5e-6
-    # each one has the bits that it has among others
-    monkeypatch.setattr(engine, "_ROUGH_ENTRIES", 1)
-    for mine, its in zip(engine.run(problems, rules), rough, strict=True):
-        assert torch.equal(mine, its)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    # one iteration is too few to tell that a plan has settled
+    monkeypatch.setattr(finish_triton, "_ITERATIONS", 1)
+    left = engine.run(problems, rules)
+    torch.testing.assert_close(left.objective, plain.objective, rtol=1e-7, atol=0)
+    assert (left.ending == plain.ending).all()
 
 
 @pytest.mark.slow
@@ -86,7 +202,7 @@ def test_the_engine_goes_on_from_them_to_the_same_answers(device, monkeypatch):
 def test_linear_problems_on_chip_are_those_of_ticks(device, fused, monkeypatch):
     skip_unless_kernels_run(device)
     problems = packed_problems(device, [(9, 16), (12, 10)], fused)
-    monkeypatch.setattr(engine, "may_begin", lambda *args, **kwargs: False)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: False)
     monkeypatch.setattr(engine, "on_chip", lambda *args: False)
     # programs iterate to the end, without Newton's steps between
     monkeypatch.setattr(engine, "_step", lambda *args: None)
@@ -110,6 +226,6 @@ def test_sizes_up_to_the_largest_compile_and_agree(monkeypatch):
         problems = packed_problems(device, 4 * [(n, m)], fused=False)
         rough = engine.run(problems, engine.Rules(objective_tol=0))
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "may_begin", lambda *args, **kwargs: False)
+            patch.setattr(engine, "may_begin", lambda *args: False)
             plain = engine.run(problems, engine.Rules(objective_tol=0))
         torch.testing.assert_close(rough.objective, plain.objective, rtol=1e-4, atol=0)

@@ -903,6 +903,19 @@ def test_points_of_weight_zero_have_no_say(distances, scale):
     assert float(np.abs(result.plan[:20] - expected.plan).sum()) < 1e-2
 
 
+def test_rounding_of_points_that_coincide_is_no_scale():
+    """Used points at one place, as products leave them, and one elsewhere of no weight."""
+    table = np.full((4, 4), 1.0)
+    noise = 1e-33 * np.random.default_rng(0).random((3, 3))
+    table[:3, :3] = noise + noise.T
+    np.fill_diagonal(table, 0)
+    a = np.array([0.2, 0.3, 0.5, 0])
+    other = cdist(np.arange(5.0)[:, None], np.arange(5.0)[:, None])
+    result = torchgw.solve(D_X=table, D_Y=other, a=a, random_state=0)
+    assert result.converged
+    assert result.epsilon > 1e-4
+
+
 def test_weights_over_many_decades_have_a_usable_epsilon():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 2)), rng.normal(size=(20, 3))

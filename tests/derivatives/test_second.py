@@ -129,6 +129,7 @@ def test_what_a_direction_must_be():
 def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
     monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._derivatives.implicit._STORED_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))
     result = torchgw.solve(
@@ -140,3 +141,78 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
     assert found.converged
     # the largest is the basis of GMRES: 60 vectors of m numbers and a coupling
     assert largest.size <= 61 * (80 + 4 * 4)
+
+
+@pytest.mark.parametrize("case", ["sqeuclidean", "cosine", "features"])
+def test_moments_of_a_plan_solve_the_same_system(case, monkeypatch):
+    given = inputs_of(case)
+    _, result = solved(case, given)
+    steps = direction_of(given)
+    found = result.hvp(steps)
+    monkeypatch.setattr("torchgw._derivatives.implicit.MOST_NUMBERS", 0)
+    whole = result.hvp(steps)
+    assert whole.converged
+    assert whole.iterations != found.iterations
+    for name, expected in whole.products.items():
+        assert (found.products[name] - expected).norm() <= 1e-7 * expected.norm(), name
+
+
+def test_points_matched_one_to_one_do_not_slow_the_system():
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, 21).double() ** -0.5
+    x = torch.randn(200, 20, generator=generator, dtype=torch.float64) * scale
+    y = x + 0.3 * scale * torch.randn(200, 20, generator=generator, dtype=torch.float64)
+    epsilon = 0.02 * float(torch.cdist(x, x).square().mean()) ** 2
+    result = torchgw.solve(
+        x.requires_grad_(), y, distances="sqeuclidean", epsilon=epsilon, n_init=1,
+        gradient="factored", storage="streamed", differentiable="value",
+    )  # fmt: skip
+    # with columns scaled by their weights 1,001 products left 8e-6
+    found = result.hvp(torch.ones_like(x).cumsum(0))
+    assert found.residual < 1e-9
+    assert found.iterations < 150
+
+
+def test_rotations_turn_the_gradient():
+    # the loss is the same at X and at X R, so that the Hessian along X S is the gradient times S
+    given = inputs_of("sqeuclidean")
+    x = given["X"].clone().requires_grad_()
+    result = torchgw.solve(
+        x, given["Y"], distances="sqeuclidean", epsilon=1.5, differentiable="value", **EXACT
+    )
+    (gradient,) = torch.autograd.grad(result.loss, x)
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    found = result.hvp(x.detach() @ turn).products["X"]
+    torch.testing.assert_close(found, gradient @ turn, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stop", [12, 16])
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(stop):
+    given = inputs_of("sqeuclidean")
+    step = direction_of(given)["X"]
+    plans, products = [], []
+    for options in ({}, {"max_iter": stop}):
+        result = torchgw.solve(
+            given["X"].clone().requires_grad_(), given["Y"], distances="sqeuclidean", epsilon=1.5,
+            differentiable="value", n_init=1, **(EXACT | options),
+        )  # fmt: skip
+        found = result.hvp(step)
+        assert found.converged
+        plans.append(result.plan.detach())
+        products.append(found.products["X"])
+    assert result.status.name == "OUTER_LIMIT"
+    away = (plans[1] - plans[0]).norm() / plans[0].norm()
+    error = (products[1] - products[0]).norm() / products[0].norm()
+    assert 1e-9 < away < 0.02
+    assert away / 20 < error < 20 * away
+
+
+def test_a_system_that_is_not_solved_is_said(monkeypatch):
+    monkeypatch.setattr("torchgw._derivatives.implicit._MAX_ITER", 2)
+    given = inputs_of("sqeuclidean")
+    _, result = solved("sqeuclidean", given)
+    with pytest.warns(torchgw.ConvergenceWarning, match="residual"):
+        found = result.hvp(direction_of(given))
+    assert not found.converged
+    assert found.residual > 1e-4

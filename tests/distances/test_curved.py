@@ -49,6 +49,39 @@ def exact(x, y, model, curvature):
         return float(angle / mpmath.sqrt(c))
 
 
+def on_hyperboloid(points):
+    """Add the time coordinate."""
+    return np.column_stack([np.sqrt(1 + (points**2).sum(1)), points])
+
+
+# Distances of pairs of points as geomstats 2.8.0 computes them, in float64. [L526]
+GEOMSTATS = {
+    "poincare": (
+        np.array([[0.1, -0.2], [0.5, 0.5], [-0.7, 0.6], [0.0, 0.999]]),
+        [1.9929840220911164, 3.635041918861821, 4.373499460038084, 8.02325919008145,
+         7.600403335500913, 9.066740564217127],
+    ),
+    "lorentz": (
+        on_hyperboloid(np.array([[0.5, -2.0], [1.5, 1.0], [-1.0, 4.0], [4.0, 40.0]])),
+        [2.473418039006065, 3.594974206282789, 2.5186871411164207, 5.829743279698768,
+         4.301148912491614, 3.3733237452012914],
+    ),
+    "sphere": (
+        np.array([[1.0, 2, 2], [2, -1, 2], [-2, -2, 1], [0, 3, 0]]) / 3,
+        [1.1102423351135742, 2.031350318476219, 1.5707963267948966, 0.8410686705679302,
+         1.9106332362490184, 2.300523983021863],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_distances_equal_those_of_geomstats(model):
+    points, expected = GEOMSTATS[model]
+    table = CurvedDistance(torch.from_numpy(points), model).columns(torch.arange(4))
+    rows, columns = np.tril_indices(4, -1)
+    np.testing.assert_allclose(table[rows, columns], expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("curvature", [1.0, 0.37])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("model", MODELS)

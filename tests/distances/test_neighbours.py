@@ -58,7 +58,6 @@ def small(monkeypatch):
     """Have small sets of points take several leaves, tiles and blocks."""
     monkeypatch.setattr(leaves_module, "_LEAF_POINTS", 6)
     monkeypatch.setattr(neighbours, "_WORK_BYTES", (0, 2**17))
-    monkeypatch.setattr(neighbours, "_TOGETHER", 4)
 
 
 @pytest.mark.usefixtures("small")
@@ -70,7 +69,11 @@ def test_equals_scikit_learn(points, n_neighbors, way, dtype, device):
         skip_unless_kernels_run(device)
     tensor = torch.tensor(points, dtype=dtype, device=device)
     query = tensor[: 1 + len(tensor) // 3] if way == "products" else tensor
-    found = WAYS[way](tensor, query, n_neighbors)
+    check(WAYS[way](tensor, query, n_neighbors), tensor, query, n_neighbors)
+
+
+def check(found, tensor, query, n_neighbors):
+    """Compare with scikit-learn, and with distances from differences."""
     host = tensor.double().cpu().numpy()
     brute = NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(host)
     got = found.distances.cpu().numpy()
@@ -85,6 +88,20 @@ def test_equals_scikit_learn(points, n_neighbors, way, dtype, device):
     measured = np.linalg.norm(host[chosen] - query.double().cpu().numpy()[:, None], axis=2)
     np.testing.assert_allclose(got, measured, rtol=1e-12)
     assert all(len(set(row)) == n_neighbors for row in chosen.tolist())
+
+
+# interpreted kernels take seconds for some leaves
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["fewer than a leaf", "ties", "equal", "outliers"])
+@pytest.mark.parametrize("others", [False, True], ids=["themselves", "others"])
+def test_one_launch_equals_scikit_learn(name, others, device):
+    skip_unless_kernels_run(device)
+    points, n_neighbors = POINTS[name]
+    tensor = torch.tensor(points[:: 1 + len(points) // 30], device=device)
+    query = tensor[::3] + 0.1 if others else tensor
+    base = into_leaves(tensor)
+    leaves = into_leaves(query) if others else base
+    check(neighbours._nearest_by_one_launch(base, leaves, n_neighbors), tensor, query, n_neighbors)
 
 
 @pytest.mark.parametrize("n", [1, 5, 64, 65, 300])

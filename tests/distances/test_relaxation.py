@@ -54,7 +54,7 @@ def small_tiles(monkeypatch):
     from torchgw.distances._paths import relaxation_triton
 
     monkeypatch.setattr(relaxation_triton, "ROWS", 16)
-    monkeypatch.setattr(relaxation_triton, "SOURCES", 4)
+    monkeypatch.setattr(relaxation_triton, "_PROGRAMS", 3)
     # the interpreter takes its time over rounds in which nothing happens
     monkeypatch.setattr(module, "_ROUNDS", 2)
 
@@ -79,6 +79,7 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     monkeypatch.setattr(module, "_ONE_LAUNCH_SOURCES", fewest)
     # several parts
     monkeypatch.setattr(module, "_TABLE_BYTES", 8 * graph.shape[0] * 5)
+    monkeypatch.setattr(module, "_LEAST_SOURCES", 1)
     n = graph.shape[0]
     sources = torch.arange(0, n, 8, device=device)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ def kernels() -> dict[str, tuple[list[str], ast.FunctionDef]]:
         if "@triton.jit" in source:
             for node in ast.parse(source).body:
                 if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                    assert node.name not in found, f"two kernels are called {node.name}"
                     found[node.name] = source.splitlines(), node
     return found
 
@@ -52,7 +55,16 @@ def test_kernels_are_not_compiled_for_sizes(name):
 
 
 def test_every_kernel_was_looked_at():
-    assert len(KERNELS) >= 17
+    assert len(KERNELS) >= 28
+
+
+@pytest.mark.slow
+def test_every_kernel_is_seen_by_the_sanitizer():
+    """In the interpreter here; ``python tests/house/sanitize.py memcheck`` needs a GPU."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("sanitize.py")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert "all kernels were launched" in ended.stdout, ended.stdout + ended.stderr
 
 
 @pytest.mark.gpu

@@ -170,32 +170,41 @@ def bits(result):
     return np.asarray(result.plan).tobytes(), result.value, np.asarray(result.potential_a).tobytes()
 
 
+JOBS = [(seed, OPTIONS[seed % len(OPTIONS)]) for seed in range(8)]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
-def test_threads_give_the_bits_of_a_serial_run():
-    jobs = [(seed, OPTIONS[seed % len(OPTIONS)]) for seed in range(8)]
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads_give_the_bits_of_a_serial_run(device):
+    def solved(job):
+        return bits(quiet(*job, max_iter=25, device=device))
+
+    serial = [solved(job) for job in JOBS]
+    # packages that are imported now may add filters of their own
     before = state()
-    serial = [bits(quiet(*job, max_iter=25)) for job in jobs]
     with ThreadPoolExecutor(4) as pool:
-        threaded = list(pool.map(lambda job: bits(quiet(*job, max_iter=25)), jobs))
+        threaded = list(pool.map(solved, JOBS))
     assert threaded == serial
     assert state() == before
 
 
-def in_a_process(job):
+def in_a_process(job, device):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        return bits(quiet(*job, max_iter=25))
+        return bits(quiet(*job, max_iter=25, device=device))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
-def test_processes_give_the_bits_of_a_serial_run():
+@pytest.mark.parametrize("device", DEVICES)
+def test_processes_give_the_bits_of_a_serial_run(device):
     from joblib import Parallel, delayed
 
-    jobs = [(seed, OPTIONS[seed % len(OPTIONS)]) for seed in range(8)]
-    found = Parallel(n_jobs=2, backend="loky")(delayed(in_a_process)(job) for job in jobs)
-    assert found == [in_a_process(job) for job in jobs]
+    found = Parallel(n_jobs=2, backend="loky")(delayed(in_a_process)(job, device) for job in JOBS)
+    assert found == [in_a_process(job, device) for job in JOBS]
 
 
 def handles():
@@ -234,7 +243,7 @@ def count_tensors():
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
-def test_many_solves_leave_the_memory_of_a_gpu_flat():
+def test_many_solves_leave_the_memory_of_a_gpu_and_handles_flat():
     def some(numbers):
         for number in numbers:
             quiet(number % 4, OPTIONS[number % len(OPTIONS)], max_iter=20, device="cuda")
@@ -244,6 +253,8 @@ def test_many_solves_leave_the_memory_of_a_gpu_flat():
     # graphs are recorded in the second iteration, and kept for solves alike
     some(range(3 * len(OPTIONS)))
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    opened = handles()
     some(range(300))
+    assert handles() == opened
     assert torch.cuda.memory_allocated() <= allocated
     assert torch.cuda.memory_reserved() <= reserved + 2**25

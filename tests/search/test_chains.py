@@ -12,6 +12,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
+from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.chains import Guess, _first_chains, _World, climb
 from torchgw._search.coarse import coarsen
@@ -342,3 +343,23 @@ def test_preferential_graphs_are_matched(n, edges, extra):
         result = torchgw.solve(D_X=graph, D_Y=copy, regularization="proximal", random_state=0)
         right = order[result.lazy_plan.argmax()] == np.arange(n)
         assert right.mean() >= 0.99, seed
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+def test_a_search_that_takes_long_says_so(monkeypatch):
+    """Dense networks of 500 nodes that have nothing in common take 13 CPU seconds by default."""
+    graphs = [random_graph(24, 10, seed) for seed in range(2)]
+    given = {"D_X": graphs[0], "D_Y": graphs[1], "random_state": 0, "max_iter": 3}
+
+    def warned(**options):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torchgw.solve(**given, **options)
+        return [str(one.message) for one in said if one.category is PerformanceWarning]
+
+    assert not warned()
+    monkeypatch.setattr("torchgw._search.chains._LONG", 0.0)
+    (message,) = warned()
+    assert "12 more follow" in message or "4 more follow" in message
+    assert "search='fast'" in message
+    assert not warned(search="fast")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 import torchgw
 from torchgw._solve import pipeline
+from torchgw._tensors.ranks import join
 
 
 def points(seed, n, dimension):
@@ -44,6 +47,15 @@ CASES = {
     "absolute": {**DENSE, "loss": "absolute"},
     "compile": {**DENSE, "backend": "compile"},
 }
+# sides that ranks prepare, one each
+CASES["landmark"] = {
+    "X": X,
+    "Y": Y,
+    "distances": "landmark",
+    "n_landmarks": 20,
+    "gradient": "factored",
+}
+CASES["geodesic"] = {"X": X, "Y": Y, "distances": "precomputed", "gradient": "dense"}
 # what ranks but the first are not given, or get in shards
 SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2])}, "shards": DENSE}
 CASES |= SCATTERED
@@ -98,6 +110,22 @@ def run(names):
     return found
 
 
+def makers():
+    """Make three things on some of the ranks: who made each, and what this rank was warned of."""
+
+    def make(number):
+        warnings.warn(f"{number} by {dist.get_rank()}", torchgw.GraphWarning, stacklevel=1)
+        table = torch.full((3, number), number / 3, dtype=torch.float64)
+        return {"by": dist.get_rank(), "tables": (table.T, table[:0]), "none": None}
+
+    ranks = join(True, torch.device("cpu"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        things = ranks.divide([partial(make, number) for number in range(3)])
+    words = [str(one.message) for one in told if one.category is torchgw.GraphWarning]
+    return things, words
+
+
 def enter(rank, size, folder):
     """Join the process group."""
     torch.set_num_threads(1)
@@ -107,12 +135,10 @@ def enter(rank, size, folder):
 
 
 if __name__ == "__main__":
-    import warnings
-
     warnings.simplefilter("ignore")
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
-    found = run(names)
+    found = makers() if names == ["makers"] else run(names)
     Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))
     dist.barrier()
     os._exit(0)

@@ -75,7 +75,22 @@ def compare(size, names, folder):
 
 
 def test_two_processes_have_the_bits_of_one(one, tmp_path):
-    compare(2, ["tiles", "dense", "cells", "one has it"], tmp_path)
+    compare(2, ["tiles", "dense", "cells", "landmark", "one has it"], tmp_path)
+
+
+def test_ranks_make_things_for_each_other(tmp_path):
+    processes = start(2, tmp_path, "makers")
+    errors = finish(processes)
+    assert [process.returncode for process in processes] == [0, 0], errors
+    for rank in range(2):
+        things, words = pickle.loads((tmp_path / f"found{rank}").read_bytes())
+        assert [thing["by"] for thing in things] == [0, 1, 0]
+        assert set(words) == {"0 by 0", "1 by 1", "2 by 0"}
+        for number, thing in enumerate(things):
+            table, empty = thing["tables"]
+            assert torch.equal(table, torch.full((number, 3), number / 3, dtype=torch.float64))
+            assert empty.shape == (0, number)
+            assert thing["none"] is None
 
 
 @pytest.mark.slow

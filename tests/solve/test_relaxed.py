@@ -17,7 +17,7 @@ from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.partial import level, partial_sinkhorn
+from torchgw._sinkhorn.partial import _on_host, level, partial_sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Potentials
@@ -321,6 +321,21 @@ def test_polished_plans_are_stationary_without_entropy(options, gradient):
     # every point of the strict side sends its mass to its cheapest partners
     excess = (plan * (cost - cost.min(1 - strict, keepdims=True))).sum()
     assert excess < 1e-6 * result.value
+
+
+def test_the_host_solves_small_partial_problems_of_a_gpu():
+    """By the same steps, from the same start, streamed costs too."""
+    problem = linear_problem(20, 25, 3, zero_weights=True)
+    given = LinearProblem(problem.factored, problem.marginals, 0.05)
+    options = {"max_iter": 300, "tol": 1e-9, "mass": 0.6}
+    begun = partial_sinkhorn(EagerBackend().prepare(given), None, **options | {"max_iter": 20})
+    for start in (None, begun.potentials):
+        stored = given._replace(cost=problem.dense)
+        here = partial_sinkhorn(EagerBackend().prepare(stored), start, **options)
+        there = _on_host(EagerBackend().prepare(given), start, **options)
+        assert here.n_iters == there.n_iters
+        for mine, its in zip(here.potentials, there.potentials, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

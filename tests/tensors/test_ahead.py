@@ -60,7 +60,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr(ahead, "_asked", set())
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT,))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(ahead, "processors", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(ahead, "find_spec", lambda name: name)
     yield made

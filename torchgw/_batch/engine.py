@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.products import products
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import Warm, may_begin, on_chip
@@ -30,8 +31,10 @@ _AUTO_EPSILON = 0.0025
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
-# Entries of the plans that begin in Triton together. [L397]
-_ROUGH_ENTRIES = 2**28
+# Entries of the plans that are solved in Triton together. [L533]
+_TOGETHER = 2**27
+# Iterations of programs after which a problem that has not settled begins anew. [L537]
+_LOST = 100
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -184,11 +187,19 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
             keep(out)
 
     queue = torch.arange(count, device=device)
-    if not may_begin(problems.shape, device, chosen=problems.begin is not None):
+    if not may_begin(problems.shape, device):
         _run_queue(problems, rules, queue, None, store)
         return Solved(*numbers, *counts)
-    for chunk in queue.split(max(1, _ROUGH_ENTRIES // (n * m))):
-        _run_queue(problems, rules, chunk, _begin_roughly(problems, chunk), store)
+    solve = _solver_in_triton(problems, rules, store)
+    parts = [solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))]
+    left, places = torch.cat([part[0] for part in parts]), [part[1] for part in parts]
+    warm = Warm(*map(torch.cat, zip(*places, strict=True)))
+    # where programs got lost, or float32 has overflowed, the engine begins anew
+    known = warm.g.isfinite().all(1) & warm.plan.sum((1, 2)).isfinite()
+    on, anew = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
+    for some, begun in ((on, warm.at(on)), (anew, None)):
+        if len(some):
+            _run_queue(problems, rules, left[some], begun, store)
     return Solved(*numbers, *counts)
 
 
@@ -199,30 +210,31 @@ def _run_queue(
     warm: Warm | None,
     store: Callable[[_Found, Ended], None],
 ) -> None:
-    """Solve the problems of a queue, consecutive numbers, from where they stand."""
-    (n, m), origin = problems.shape, int(queue[0])
+    """Solve the problems of a queue from where they stand."""
+    n, m = problems.shape
     width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
 
-    def enter(chosen: Tensor) -> _Pool:
-        return _enter(problems, chosen, None if warm is None else warm.at(chosen - origin))
+    def enter(places: Tensor) -> _Pool:
+        return _enter(problems, queue[places], None if warm is None else warm.at(places))
 
     solve = _solve_on_chip if on_chip(problems.shape, problems.device) else _tick
-    pool = enter(queue[:width])
+    waiting = torch.arange(len(queue), device=queue.device)
+    pool = enter(waiting[:width])
     if len(pool.number) < _FEWEST:
         # a twin, whose numbers nobody reads
-        pool = enter(queue[:1].expand(_FEWEST))
+        pool = enter(waiting[:1].expand(_FEWEST))
         pool.number[1:] = -1
-    queue = queue[width:]
+    waiting = waiting[width:]
     while True:
         done = solve(pool)
         ended = _advance(pool, done.nonzero()[:, 0], rules) if bool(done.any()) else None
         if ended is not None:
             store(*ended)
         idle = (pool.number < 0).nonzero()[:, 0]
-        if len(queue) and len(idle) >= _IDLE * width:
-            new, queue = queue[: len(idle)], queue[len(idle) :]
+        if len(waiting) and len(idle) >= _IDLE * width:
+            new, waiting = waiting[: len(idle)], waiting[len(idle) :]
             pool.put(idle[: len(new)], enter(new))
-        elif not len(queue):
+        elif not len(waiting):
             busy = (pool.number >= 0).nonzero()[:, 0]
             if not len(busy):
                 return
@@ -244,12 +256,71 @@ def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Te
     return linear, target, (problems.first[numbers] * scale).maximum(target)
 
 
-def _begin_roughly(problems: Packed, numbers: Tensor) -> Warm:
-    """Make the first iterations of some problems in Triton."""
+def _solver_in_triton(
+    problems: Packed, rules: Rules, store: Callable[[_Found, Ended], None]
+) -> Callable[[Tensor], tuple[Tensor, Warm]]:
+    """Make what solves problems by one program each; it returns those left, and where they are."""
+    from torchgw._batch.finish_triton import finish
+    from torchgw._batch.product_triton import batch_cross
     from torchgw._batch.rough_triton import rough
+    from torchgw._batch.settle_triton import settle
+    from torchgw._batch.tile_triton import padded
+    from torchgw._batch.worth_triton import worth
 
-    linear, target, first = _units(problems, numbers)
-    return rough(problems, numbers, linear, target, first, _noise(problems.shape, problems.device))
+    n, m = problems.shape
+    # programs hold powers of two
+    rows, columns = (1 << (size - 1).bit_length() for size in (n, m))
+    sides = ((problems.x, rows), (problems.y, columns))
+    double = (
+        *(padded(stack.tables, size, size) for stack, size in sides),
+        *(padded(stack.weights, size) for stack, size in sides),
+    )
+    single = tuple(part.float() for part in double)
+    noise = padded(_noise(problems.shape, problems.device), rows, columns)
+    tols = rules.tol, _INNER_SHARE * rules.tol, rules.inner_tol
+
+    def solve(numbers: Tensor) -> tuple[Tensor, Warm]:
+        linear, target, first = _units(problems, numbers)
+        linear = None if linear is None else padded(linear, rows, columns)
+        index = problems.i[numbers], problems.j[numbers]
+        alpha = problems.alpha[numbers]
+        begin = None
+        if problems.begin is not None:
+            costs, chosen = problems.begin(numbers)
+            begin = padded(costs, rows, columns), chosen
+        warm = rough(single, index, alpha, linear, begin, target, first, noise)
+        cost = _gradient(batch_cross(double[:2], index, warm.plan.double()), alpha, linear)
+        settle(single, index, alpha, warm, cost, target, rules.tol)
+        del cost
+        made = finish(double, index, alpha, linear, target, warm, tols)
+        sums = worth(double, index, linear, made.plan, (made.f, made.g))
+        terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
+        product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
+        objective = terms.quadratic + terms.linear + sums.potentials - made.spending
+        solved = (made.settled == 1) & (made.error <= rules.inner_tol)
+        solved &= (made.done <= rules.max_iter) & objective.isfinite()
+        found = _evaluate(
+            (terms, product), sums.missing, objective, target, made.error,
+            torch.full_like(index[0], _CONVERGED), solved, (made.done, made.inner), rules,
+        )  # fmt: skip
+        ended = Ended(numbers, made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], objective)
+        over, left = solved.nonzero()[:, 0], (~solved).nonzero()[:, 0]
+        if len(left):
+            found = _Found(found.numbers[:, over], found.counts[:, over])
+            ended = Ended(*(part[over] for part in ended))
+        store(found, ended)
+        # so many iterations without an end were none of the engine's
+        made.g[(made.settled == 0) & (made.done >= _LOST)] = math.nan
+        rest = Warm(made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], made.done)
+        return numbers[left], rest.at(left)
+
+    return solve
+
+
+def _gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
+    """Compute the costs at plans of which X P Y is given, and changed."""
+    cost = cross.mul_(-4 * alpha[:, None, None])
+    return cost if linear is None else cost.add_(linear)
 
 
 def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
@@ -263,11 +334,11 @@ def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
     g, done = torch.zeros_like(b), whole
     if warm is None:
         point = a[:, :, None] * b[:, None, :]
-        cost = _cross(x, y, point * _noise(problems.shape, problems.device))
+        at = point * _noise(problems.shape, problems.device)
     else:
-        point, g, done, epsilon = warm.plan.double(), warm.g.double(), warm.done, target
-        cost = _cross(x, y, point)
-    cost.mul_(-4 * alpha[:, None, None])
+        point, g, done, epsilon = warm.plan.double(), warm.g, warm.done, target
+        at = point
+    cost = _gradient(_cross(x, y, at), alpha, None)
     if problems.begin is not None:
         given, chosen = problems.begin(numbers)
         cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
@@ -296,10 +367,8 @@ def _noise(shape: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def _cross(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
-    """Compute X P Y of some problems; one alone is taken twice, for its bits."""
-    if len(plan) < _FEWEST:
-        return _cross(*(part.expand(_FEWEST, -1, -1) for part in (x, y, plan)))[:1]
-    return torch.bmm(torch.bmm(x, plan), y)
+    """Compute X P Y of some problems."""
+    return products(products(x, plan), y)
 
 
 def _tick(pool: _Pool) -> Tensor:
@@ -375,14 +444,17 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     error, settling = pool.error[places], pool.settling[places]
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
     cross = _cross(x, y, plan)
-    terms = _Terms.of(x, y, plan, cross, alpha, linear)
+    p, q = plan.sum(2), plan.sum(1)
+    terms = _Terms.of(x, y, (p, q), (cross * plan).sum((1, 2)), alpha)
+    if linear is not None:
+        terms = terms._replace(linear=(linear * plan).sum((1, 2)))
     if pool.told is None:
         change = (plan - pool.point[at]).abs_().sum((1, 2))
         spending = (plan * pool.cost[at]).sum((1, 2))
     else:
         change, spending = (part[at] for part in pool.told)
     # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
-    entropy = (f * terms.p).sum(1) + (g * terms.q).sum(1) - spending
+    entropy = (f * p).sum(1) + (g * q).sum(1) - spending
     objective = terms.quadratic + terms.linear + entropy
 
     # how the loop goes on
@@ -422,9 +494,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
-    cost = cross.mul_(-4 * alpha[:, None, None])
-    if linear is not None:
-        cost.add_(linear)
+    cost = _gradient(cross, alpha, linear)
     ahead = _ahead(pool, places, change, exact=at_target & (error <= _EXACT * change), stay=settled)
     plan = torch.add(plan, (plan - pool.point[at]).mul_(ahead[:, None, None]))
     cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
@@ -444,21 +514,40 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     if not bool(finished.any()):
         return None
     over = finished.nonzero()[:, 0]
-    missing = (terms.p - a).abs().sum(1).maximum((terms.q - b).abs().sum(1))[over]
-    ended = _judge(
-        settling[over], solved[over], missing, terms.of_places(over),
-        _Terms.product(x[over], y[over], a[over], b[over], alpha[over],
-                       None if linear is None else linear[over]), rules,
-    )  # fmt: skip
-    ended = torch.where(error[over].isfinite(), ended, _INNER)
+    x, y, a, b = x[over], y[over], a[over], b[over]
+    means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
+    product = _Terms.of(x, y, (a, b), means, alpha[over])
+    if linear is not None:
+        costs = (linear[over] * a[:, :, None] * b[:, None, :]).sum((1, 2))
+        product = product._replace(linear=costs)
+    missing = (p[over] - a).abs().sum(1).maximum((q[over] - b).abs().sum(1))
     where = places[over]
+    found = _evaluate(
+        (terms.of_places(over), product), missing, objective[over], epsilon[over], error[over],
+        settling[over], solved[over], (done[over], pool.inner[where]), rules,
+    )  # fmt: skip
     out = pool.number[where]
     pool.number[where] = -1
-    numbers = torch.stack(
-        [terms.quadratic[over], terms.linear[over], objective[over], missing, epsilon[over]]
-    )
-    counts = torch.stack([ended, done[over], pool.inner[where]])
-    return _Found(numbers, counts), Ended(out, plan[over], f[over], g[over], objective[over])
+    return found, Ended(out, plan[over], f[over], g[over], objective[over])
+
+
+def _evaluate(
+    both: tuple[_Terms, _Terms],
+    missing: Tensor,
+    objective: Tensor,
+    epsilon: Tensor,
+    error: Tensor,
+    ending: Tensor,
+    solved: Tensor,
+    counts: tuple[Tensor, Tensor],
+    rules: Rules,
+) -> _Found:
+    """Judge plans that have ended beside a x b, by what is ``missing`` of their marginals."""
+    terms, product = both
+    ended = _judge(ending, solved, missing, terms, product, rules)
+    ended = torch.where(error.isfinite(), ended, _INNER)
+    numbers = torch.stack([terms.quadratic, terms.linear, objective, missing, epsilon])
+    return _Found(numbers, torch.stack([ended, *counts]))
 
 
 def _ahead(pool: _Pool, places: Tensor, change: Tensor, *, exact: Tensor, stay: Tensor) -> Tensor:
@@ -482,31 +571,19 @@ class _Terms(NamedTuple):
     quadratic: Tensor  # alpha <L(P), P>
     linear: Tensor  # (1 - alpha) <M, P>
     squares: Tensor  # what cancels in the quadratic term
-    p: Tensor  # (k, n) masses of rows
-    q: Tensor  # (k, m) masses of columns
 
     @classmethod
     def of(
-        cls, x: Tensor, y: Tensor, plan: Tensor, cross: Tensor, alpha: Tensor, linear: Tensor | None
+        cls, x: Tensor, y: Tensor, masses: tuple[Tensor, Tensor], crossed: Tensor, alpha: Tensor
     ) -> _Terms:
-        """Evaluate plans (k, n, m), given X P Y."""
-        p, q = plan.sum(2), plan.sum(1)
-        squares = alpha * (_own(x, p) + _own(y, q))
-        mixed = 2 * alpha * (cross * plan).sum((1, 2))
-        costs = torch.zeros_like(alpha) if linear is None else (linear * plan).sum((1, 2))
-        return cls(squares - mixed, costs, squares, p, q)
+        """Evaluate plans of some masses, given <X P Y, P>, without linear costs."""
+        own = _own(x, masses[0]) + _own(y, masses[1])
+        return cls.of_sums(alpha, crossed, torch.zeros_like(alpha), own)
 
     @classmethod
-    def product(
-        cls, x: Tensor, y: Tensor, a: Tensor, b: Tensor, alpha: Tensor, linear: Tensor | None
-    ) -> _Terms:
-        """Evaluate a x b."""
-        squares = alpha * (_own(x, a) + _own(y, b))
-        means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
-        costs = torch.zeros_like(alpha)
-        if linear is not None:
-            costs = (linear * a[:, :, None] * b[:, None, :]).sum((1, 2))
-        return cls(squares - 2 * alpha * means, costs, squares, a, b)
+    def of_sums(cls, alpha: Tensor, crossed: Tensor, linear: Tensor, own: Tensor) -> _Terms:
+        """Evaluate plans by <X P Y, P>, what they spend, and sums of D_ij^2 over their masses."""
+        return cls(alpha * own - 2 * alpha * crossed, linear, alpha * own)
 
     def of_places(self, places: Tensor) -> _Terms:
         """Take some of them."""

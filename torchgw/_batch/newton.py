@@ -7,15 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["NEWTON_BELOW", "NewtonStep", "newton_step"]
+from torchgw._batch.products import products
+
+__all__ = ["LARGEST_STEP", "NEWTON_BELOW", "RIDGE", "NewtonStep", "newton_step"]
 
 # Column error from which on a step may lead near the solution. [L464]
 NEWTON_BELOW = 1e-3
 # Share of the mass of a column that is added to its second derivative, against rounding. [L464]
-_RIDGE = 1e-13
+RIDGE = 1e-13
 # Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
 # [L464]
-_LARGEST_STEP = 10.0
+LARGEST_STEP = 10.0
 
 
 class NewtonStep(NamedTuple):
@@ -33,15 +35,15 @@ def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
     """
     columns = plan.sum(1)
     unused = b == 0
-    shared = torch.bmm(plan.mT, plan / torch.where(a > 0, a, 1.0)[:, :, None])
-    curvature = torch.baddbmm(shared, columns[:, :, None], columns[:, None, :], beta=-1)
-    curvature.diagonal(dim1=1, dim2=2).add_(torch.where(unused, 1.0, (1 + _RIDGE) * columns))
+    shared = products(plan.mT, plan / torch.where(a > 0, a, 1.0)[:, :, None])
+    curvature = columns[:, :, None] * columns[:, None, :] - shared
+    curvature.diagonal(dim1=1, dim2=2).add_(torch.where(unused, 1.0, (1 + RIDGE) * columns))
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((b - columns)[:, :, None], factor)[:, :, 0]
     step = torch.where(unused, 0.0, step)
     # NaN compares as false
-    taken = (failed == 0) & (step.abs().amax(1) <= _LARGEST_STEP)
+    taken = (failed == 0) & (step.abs().amax(1) <= LARGEST_STEP)
     step = torch.where(taken[:, None], step, 0.0)
-    sums = torch.bmm(plan, step.exp()[:, :, None])[:, :, 0]
+    sums = (plan * step.exp()[:, None, :]).sum(2)
     ratio = torch.where(a > 0, a / torch.where(a > 0, sums, 1.0), 1.0)
     return NewtonStep(ratio.log(), step, taken)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ class Packed:
         return len(self.i)
 
 
+@cache
 def padded_size(n: int) -> int:
     """Find what a space of n points is padded to."""
     return next(size for size in _SIZES if size >= n)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._tensors.launch import launch
 
-__all__ = ["Scaling", "scale"]
+__all__ = ["Scaling", "next_relaxation", "relaxed", "scale"]
 
 # Entries of a plan for each warp, and columns of a block: eight threads by two. [L402]
 _ENTRIES_PER_WARP = 256
@@ -47,7 +47,7 @@ class Scaling(NamedTuple):
 
 
 @triton.jit
-def _relaxed(old, goal, sums, excess):
+def relaxed(old, goal, sums, excess):
     """Go further than from old to goal / sums, within a factor of two."""
     ratio = goal / (sums * old)
     step = tl.minimum(tl.maximum(ratio, 0.5), 2.0)
@@ -55,7 +55,7 @@ def _relaxed(old, goal, sums, excess):
 
 
 @triton.jit
-def _next_relaxation(factor, reduction):
+def next_relaxation(factor, reduction):
     """Fit the factor to the reduction of the error by a tick, as ``next_relaxation`` does."""
     rate = tl.sqrt(tl.sqrt(tl.sqrt(tl.minimum(reduction, 1.0))))
     plain = (rate + factor - 1.0) * (rate + factor - 1.0)
@@ -133,14 +133,14 @@ def _scaling_kernel(
     while going == 1:
         for _ in range(tick):
             sums = tl.sum(kernel * s[None, :, None], 1) + none_b
-            t = _relaxed(t, mass_b, sums, factor - 1.0)
+            t = relaxed(t, mass_b, sums, factor - 1.0)
             sums = tl.sum(tl.sum(kernel * t[:, None, :], 0), 1) + none_a
-            s = _relaxed(s, mass_a, sums, factor - 1.0)
+            s = relaxed(s, mass_a, sums, factor - 1.0)
         exact = mass_a / (tl.sum(tl.sum(kernel * t[:, None, :], 0), 1) + none_a)
         found = t * (tl.sum(kernel * exact[None, :, None], 1) + none_b)
         before = error
         error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
-        factor = _next_relaxation(factor, error / before)
+        factor = next_relaxation(factor, error / before)
         restarts += tl.where((before <= error) & (error < most_rounding), 1, 0)
         spent += tick
         # NaN compares as false

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.choose import unavailable_backends
 
-__all__ = ["LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "may_begin", "on_chip"]
+__all__ = ["LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "has_triton", "may_begin", "on_chip"]
 
 # Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
 # program of its own. [L397] [L402]
@@ -20,8 +21,9 @@ LARGEST_ON_CHIP = 64
 class Warm(NamedTuple):
     """Plans of k problems that have nearly settled, and what made them."""
 
-    plan: Tensor  # (k, n, m) float32
-    g: Tensor  # (k, m) float32, potentials in cost units
+    plan: Tensor  # (k, n, m)
+    f: Tensor  # (k, n) float64, potentials in cost units
+    g: Tensor  # (k, m)
     done: Tensor  # (k,) int64, outer iterations
 
     def at(self, places: Tensor) -> Warm:
@@ -29,15 +31,17 @@ class Warm(NamedTuple):
         return Warm(*(part[places] for part in self))
 
 
-def may_begin(shape: tuple[int, int], device: torch.device, *, chosen: bool) -> bool:
-    """Whether problems of these padded sizes can begin in Triton, from ``chosen`` starts or not."""
-    return not chosen and max(shape) <= LARGEST_ROUGH and _has_triton(device)
+def may_begin(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether problems of these padded sizes can begin in Triton."""
+    return max(shape) <= LARGEST_ROUGH and has_triton(device)
 
 
 def on_chip(shape: tuple[int, int], device: torch.device) -> bool:
     """Whether problems of these padded sizes are iterated in Triton."""
-    return max(shape) <= LARGEST_ON_CHIP and _has_triton(device)
+    return max(shape) <= LARGEST_ON_CHIP and has_triton(device)
 
 
-def _has_triton(device: torch.device) -> bool:
+@cache
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton runs there, compiled."""
     return device.type == "cuda" and unavailable_backends(device)["triton"] is None

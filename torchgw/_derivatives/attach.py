@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.plans import as_index, as_points_of
-from torchgw._derivatives.implicit import Response, Upstream, respond
+from torchgw._derivatives.implicit import Response, respond
 from torchgw._derivatives.relaxed import RelaxedSolve, check_relaxed
 from torchgw._derivatives.second import (
     Change,
@@ -38,6 +38,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._results.result import GWResult
+from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._solve.options import Differentiable
 from torchgw._typing import HessianProduct, Marginals, Potentials
 
@@ -73,7 +74,7 @@ class Link(NamedTuple):
         """Write the problem as a function of the inputs named."""
         return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
-    def respond(self, upstream: Upstream, masses: tuple[Tensor, Tensor] | None = None) -> Response:
+    def respond(self, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None) -> Response:
         """Find how the plan responds to its inputs as far as a function of it can see."""
         given = self.definition.problem
         bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
@@ -113,7 +114,7 @@ class Link(NamedTuple):
             if bool((rate[weight == 0] != 0).any()):
                 raise UnsupportedError(_ZERO_WEIGHTS)
             shares.append(torch.where(weight > 0, rate / torch.where(weight > 0, weight, 1.0), 0.0))
-        response = self.respond(lambda rows: cost.rows(rows).dense().matrix, (shares[0], shares[1]))
+        response = self.respond(cost, (shares[0], shares[1]))
         f, g = (
             part.double() - self.plan.epsilon * share + term + growth * before.double()
             for part, share, term, before in zip(
@@ -252,7 +253,7 @@ def _plan_gradient(
 ) -> list[Tensor]:
     """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
     left, right = (part.to(link.plan.dtype) for part in (left, right))
-    response = link.respond(lambda rows: left[rows] @ right.T)
+    response = link.respond(FactoredCost.of_products(-left, right))
     still, alpha = link.model(inputs), link.definition.problem.alpha
     with torch.enable_grad():
         copies = tuple(part.detach().requires_grad_() for part in inputs)

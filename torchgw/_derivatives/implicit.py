@@ -13,23 +13,24 @@ The unknowns are v and the coupling of Z, which is all that C'(Z) needs; u follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.encoded import MOST_NUMBERS, Encoded, Moved, what_moves
 from torchgw._derivatives.krylov import gmres
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
 from torchgw._gradients.dense import PlanMatrix
+from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.cost import exp_
+from torchgw._sinkhorn.cost import Cost, added, exp_
 from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._typing import Marginals
 
-__all__ = ["Response", "Upstream", "respond"]
-
-# A block of rows, (rows, m), of the gradient in the plan of some function of it.
-Upstream = Callable[[slice], Tensor]
+__all__ = ["Response", "respond"]
 
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -58,7 +59,7 @@ class Response:
         density: _Density,
         u: Tensor,
         v: Tensor,
-        upstream: Upstream,
+        cost: Cost,
         transposed: bool = False,
         residual: float = 0.0,
         iterations: int = 0,
@@ -69,7 +70,7 @@ class Response:
         self.u = u
         self.v = v
         self._density = density
-        self._upstream = upstream
+        self._cost = cost
         self._transposed = transposed
 
     @property
@@ -81,7 +82,7 @@ class Response:
     def T(self) -> Response:  # noqa: N802 - the name of every array library
         """The response from target to source."""
         return Response(
-            self._density, self.u, self.v, self._upstream, not self._transposed, self.residual,
+            self._density, self.u, self.v, self._cost, not self._transposed, self.residual,
             self.iterations,
         )  # fmt: skip
 
@@ -95,11 +96,8 @@ class Response:
         """Yield Z by blocks of rows."""
         plan, density = self._density.plan, self._density
         for rows, block in density.blocks():
-            change = self.u[rows, None] + self.v - self._upstream(rows)
-            yield (
-                rows,
-                change.mul_(block).mul_(density.a[rows, None]).mul_(density.b / plan.epsilon),
-            )
+            change = self._cost.rows(rows).exponent(self.u[rows], self.v, plan.epsilon)
+            yield rows, change.mul_(block).mul_(density.a[rows, None]).mul_(density.b)
 
     def __matmul__(self, values: Tensor) -> Tensor:
         """Multiply by values of shape (m, c)."""
@@ -138,11 +136,48 @@ class _Density:
             exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
             yield rows, exp_(exponent.clamp_(max=_LARGEST_EXPONENT[plan.dtype]))
 
+    def times(self, values: Tensor) -> Tensor:
+        """Compute plan @ values, (n, c)."""
+        if self._kept is None:
+            ahead: Tensor = self.plan @ values
+            return ahead
+        weighted = self.b[:, None] * values
+        return torch.cat([block @ weighted for _, block in self._kept]) * self.a[:, None]
+
+    def times_transposed(self, values: Tensor) -> Tensor:
+        """Compute plan.T @ values, (m, c)."""
+        if self._kept is None:
+            back: Tensor = self._turned @ values
+            return back
+        weighted, total = self.a[:, None] * values, torch.zeros_like(self.b)[:, None]
+        for rows, block in self._kept:
+            total = total + block.T @ weighted[rows]
+        return total * self.b[:, None]
+
+    @cached_property
+    def _turned(self) -> TransportPlan:
+        return self.plan.T
+
+    def squares(self, masses: Tensor) -> Tensor:
+        """Compute sum_i P_ij^2 / masses_i over rows that have a mass, (m,)."""
+        masses = torch.where(masses > 0, masses, 1.0)
+        if self._kept is None:
+            plan = self.plan
+            halved = TransportPlan(
+                plan.cost, plan.potentials, Marginals(*(part.square() for part in plan.weights)),
+                plan.epsilon / 2, plan.backend,
+            )  # fmt: skip
+            sums: Tensor = halved.T @ (1 / masses)[:, None]
+            return sums[:, 0]
+        weights = self.a.square() / masses
+        found = sum(weights[rows] @ block.square() for rows, block in self._kept)
+        return self.b.square() * found
+
 
 def respond(
     plan: TransportPlan,
     gradient: Gradient,
-    upstream: Upstream,
+    upstream: Cost,
     masses: tuple[Tensor, Tensor] | None = None,
 ) -> Response:
     """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
@@ -153,7 +188,7 @@ def respond(
     """
     # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = _Density(plan)
-    root = density.b.sqrt()
+    upstream = upstream.to(plan.dtype)
     generator = torch.Generator(device=plan.device)
     product = gradient.start()
     no_change = product.vector()
@@ -162,40 +197,41 @@ def respond(
     forced = zero_sums
     if masses is not None:
         forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
+    if all(bool((weight > 0).all()) for weight in plan.weights):
+        response = _by_moments(density, gradient, upstream, forced)
+        if response is not None:
+            return response
+    root = what_moves(density.b, density.squares(density.a)).sqrt()
+    null = root / root.norm()
 
     def step(
-        v: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+        v: Tensor, term: Cost, sums: tuple[Tensor, Tensor] = zero_sums
     ) -> tuple[Response, Tensor]:
         """Make Z whose rows have given sums for a v, and by how much those of its columns err."""
         u = torch.empty_like(density.a)
         column = -sums[1]
         weighted = density.b * v
         for rows, block in density.blocks():
-            change = term(rows)
+            change = term.rows(rows).dense().matrix
             u[rows] = (block * change) @ density.b - block @ weighted + sums[0][rows]
             column += density.a[rows] @ (block * (u[rows, None] + v - change))
         return Response(density, u, v, term), column
 
-    def curvature(coupling: Tensor) -> Upstream:
-        cost = gradient.linearise(product.with_vector(coupling)).cost
-        return lambda rows: cost.rows(rows).dense().matrix.to(plan.dtype)
+    def curvature(coupling: Tensor) -> Cost:
+        return gradient.linearise(product.with_vector(coupling)).cost.to(plan.dtype)
 
     def residual(
-        v: Tensor, coupling: Tensor, term: Upstream, sums: tuple[Tensor, Tensor] = zero_sums
+        v: Tensor, coupling: Tensor, term: Cost, sums: tuple[Tensor, Tensor] = zero_sums
     ) -> tuple[Tensor, Tensor]:
         response, column = step(v, term, sums)
         answer = gradient.update(response, None, generator).vector()  # type: ignore[arg-type]
-        scaled = root * column
+        scaled = torch.where(root > 0, density.b * column / root, 0.0)
         # potentials are defined up to a constant, which rounding must not excite
-        return scaled - (scaled @ root) * root, (coupling - answer).to(plan.dtype)
+        return scaled - (scaled @ null) * null, (coupling - answer).to(plan.dtype)
 
     def finish(v: Tensor, coupling: Tensor, reached: float, count: int) -> Response:
         """Read Z off the solution of the system."""
-        curve = curvature(coupling)
-
-        def total(rows: slice) -> Tensor:
-            return upstream(rows) + curve(rows)
-
+        total = added(upstream, curvature(coupling))
         response, column = step(v, total, forced)
         # columns of weight zero take the potential that their conditional plan defines
         v = torch.where(root > 0, v, -column)
@@ -235,6 +271,39 @@ def respond(
     return finish(*unpack(x), reached, products)
 
 
+def _by_moments(
+    density: _Density, gradient: Gradient, upstream: Cost, forced: tuple[Tensor, Tensor]
+) -> Response | None:
+    """Solve between spaces that both have factors; ``None`` for others and large ranks."""
+    if not isinstance(gradient, FactoredGradient):
+        return None
+    problem, plan = gradient.problem, density.plan
+    one, two = problem.source.factors(), problem.target.factors()
+    if one is None or two is None or one.signs.numel() * two.signs.numel() > MOST_NUMBERS:
+        return None
+    system = Encoded(
+        (one, two), (density.times, density.times_transposed), density.squares, problem.alpha,
+        plan.epsilon,
+    )  # fmt: skip
+    sums = forced[0] * density.a, forced[1] * density.b
+    given = added(upstream, system.forced(sums[0] / plan.epsilon, sums[1] / plan.epsilon))
+    columns = torch.cat([torch.ones_like(system.B[:, :1]), system.B], 1) * density.b[:, None]
+    means, column = [], torch.zeros_like(density.b)
+    for rows, block in density.blocks():
+        change = block * given.rows(rows).dense().matrix
+        means.append(change @ columns)
+        column += density.a[rows] @ change
+    table = torch.cat(means) * density.a[:, None]
+    moved = Moved(table[:, 0], column * density.b, system.A.T @ table[:, 1:])
+    found = system.solve(moved, sums, tol=_TOLERANCE[plan.dtype], max_iter=_MAX_ITER)
+    _warn_of_growth(found.growth)
+    _warn_of_residual(found.residual)
+    return Response(
+        density, found.u, found.v, added(given, found.curve), residual=found.residual,
+        iterations=found.products,
+    )  # fmt: skip
+
+
 def _warn_of_growth(growth: float) -> None:
     """Warn of a solution far larger than the right side."""
     if growth > _NEARLY_SINGULAR:
@@ -257,7 +326,7 @@ def _warn_of_residual(reached: float) -> None:
 
 
 def _by_conjugate_gradients(
-    density: _Density, gradient: Gradient, upstream: Upstream, forced: tuple[Tensor, Tensor]
+    density: _Density, gradient: Gradient, upstream: Cost, forced: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, float, int] | None:
     """Solve for a stored response; return v, the response as a coupling, residual and products.
 
@@ -296,7 +365,7 @@ def _by_conjugate_gradients(
         return cost.to(table.dtype)
 
     none = torch.zeros_like(a), torch.zeros_like(b)
-    given = torch.cat([upstream(slice(i, i + 1024)) for i in range(0, len(a), 1024)])
+    given = upstream.dense().matrix
     masses = forced[0] * density.a, forced[1] * density.b
     start = respond_to(given, *masses)[0]
     residual = -curvature(start)

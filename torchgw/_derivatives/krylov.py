@@ -5,6 +5,7 @@ Restarted GMRES: Y. Saad, M. Schultz, SIAM Journal on Scientific and Statistical
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor
 
 __all__ = ["gmres"]
 
-# Vectors kept before a restart. [L243]
+# Vectors kept before a restart at least. [L243]
 _RESTART = 60
+# At most, and numbers in all of them from which on there are fewer. [L527]
+_MOST = 240
+_NUMBERS = 2**25
 
 
 def gmres(
@@ -29,8 +33,9 @@ def gmres(
     if size == 0:
         return x, 0.0
     done, residual, error = 0, right, 1.0
+    kept = max(_RESTART, min(_MOST, _NUMBERS // len(right)))
     while done < max_iter and error > tol:
-        length = min(_RESTART, max_iter - done)
+        length = min(kept, max_iter - done)
         before = error
         x, used = _cycle(operator, residual, x, length, tol * size)
         done += used + 1
@@ -49,6 +54,8 @@ def _cycle(
     basis = residual.new_zeros(length + 1, len(residual))
     basis[0] = residual / start
     hessenberg = torch.zeros(length + 1, length, dtype=torch.float64, device="cpu")
+    turns: list[tuple[float, float]] = []
+    left = start
     for k in range(length):
         w = operator(basis[k])
         # Gram-Schmidt twice, which keeps the basis orthogonal to rounding
@@ -58,12 +65,28 @@ def _cycle(
             hessenberg[: k + 1, k] += projection.cpu().double()
         norm = float(w.norm())
         hessenberg[k + 1, k] = norm
-        rhs = hessenberg.new_zeros(k + 2, 1)
-        rhs[0] = start
-        small = hessenberg[: k + 2, : k + 1]
-        weights = torch.linalg.lstsq(small, rhs, driver="gelsd").solution
-        left = float((rhs - small @ weights).norm())
+        left *= _turned(hessenberg[: k + 1, k].tolist(), norm, turns)
         if left <= goal or norm <= 1e-14 * start:
             break
         basis[k + 1] = w / norm
+    rhs = hessenberg.new_zeros(k + 2, 1)
+    rhs[0] = start
+    small = hessenberg[: k + 2, : k + 1]
+    weights = torch.linalg.lstsq(small, rhs, driver="gelsd").solution
     return x + weights[:, 0].to(basis) @ basis[: k + 1], k + 1
+
+
+def _turned(column: list[float], below: float, turns: list[tuple[float, float]]) -> float:
+    """Turn a new column as those before, then what is below its diagonal away.
+
+    Return the factor by which that lessens the residual; the turn joins ``turns``.
+    """
+    for i, (c, s) in enumerate(turns):
+        column[i : i + 2] = [
+            c * column[i] + s * column[i + 1],
+            c * column[i + 1] - s * column[i],
+        ]
+    length = math.hypot(column[-1], below)
+    c, s = (column[-1] / length, below / length) if length > 0 else (1.0, 0.0)
+    turns.append((c, s))
+    return s

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._derivatives.implicit import Response
 from torchgw._derivatives.tracked import Model
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Potentials
 
 __all__ = ["Change", "along", "change_of_cost", "cross", "own_terms", "paired", "scalar"]
@@ -199,14 +199,4 @@ def change_of_cost(
         return FactoredCost.of_products(
             model.a.new_zeros(len(model.a), 1), model.b.new_zeros(len(model.b), 1)
         )
-    return reduce(_sum, parts)
-
-
-def _sum(one: Cost, two: Cost) -> Cost:
-    """Add two costs, in factors if both are."""
-    if isinstance(one, FactoredCost) and isinstance(two, FactoredCost):
-        return FactoredCost(
-            torch.cat([one.left, two.left], 1), torch.cat([one.right, two.right], 1),
-            one.row + two.row, one.column + two.column,
-        )  # fmt: skip
-    return DenseCost(one.dense().matrix + two.dense().matrix)
+    return reduce(added, parts)

@@ -48,6 +48,7 @@ __all__ = [
     "Coupling",
     "ExactCoupling",
     "Gradient",
+    "InFactors",
     "LinearCost",
     "Linearised",
     "Plan",
@@ -147,6 +148,16 @@ class ExactCoupling(NamedTuple):
     def with_vector(self, vector: Tensor) -> Self:
         """Make a table of other numbers."""
         return self._replace(values=vector.view(self.values.shape))
+
+
+class InFactors(Protocol):
+    """What a gradient whose cost and coupling are in factors offers to solves on fewer points."""
+
+    def factored(self, coupling: Any) -> FactoredCost:
+        """Compute C(P) - row - column at the coupling of P."""
+
+    def encode(self, source: Tensor, means: Tensor) -> Coupling:
+        """Make the coupling of P of the source's factors, (n, r), and ``means`` = P A_Y, (n, s)."""
 
 
 class LinearCost(NamedTuple):
@@ -296,6 +307,10 @@ class Gradient(ABC):
     def centred_by(self, masses: Marginals) -> Gradient:
         """Make the gradient for plans of other marginals; the cost of an exact one is the same."""
         return self
+
+    def in_factors(self) -> InFactors | None:
+        """Give what it offers where its cost is in factors of both sides, else ``None``."""
+        return None
 
     def noise(self, coupling: Own) -> CostNoise | None:
         """Estimate the error of the cost at a coupling; ``None`` for exact ones."""

@@ -23,7 +23,7 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._tensors.sums import inner_products
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
@@ -116,6 +116,17 @@ class FactoredGradient(StrictGradient):
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
         return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
+
+    def in_factors(self) -> FactoredGradient | None:
+        """Give itself if both sides have factors, and a linear term has them or is none."""
+        both = self._left.factors is not None and not isinstance(self.problem.linear, DenseCost)
+        return self if both else None
+
+    def factored(self, coupling: Encoding) -> FactoredCost:
+        """Compute the cost at a coupling, which has factors where :meth:`in_factors` says so."""
+        cost = self.linearise(coupling).cost
+        assert isinstance(cost, FactoredCost)
+        return cost
 
     def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
         """Encode a plan, by one streamed product."""

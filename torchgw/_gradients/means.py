@@ -217,5 +217,8 @@ def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     weights = weights.to(provider.dtype)
     second = weights @ square
     variance = second - (weights @ mean) ** 2
-    # what rounding leaves of a variance of zero is no scale
-    return float(variance.sqrt()) if variance > 64 * torch.finfo(mean.dtype).eps * second else 0.0
+    # what rounding leaves of a variance of zero is no scale, nor what it leaves of distances that
+    # vanish beside those to points without weight
+    eps = torch.finfo(mean.dtype).eps
+    least = torch.maximum(64 * eps * second, eps**2 * square.max())
+    return float(variance.sqrt()) if variance > least else 0.0

@@ -69,8 +69,11 @@ class RelaxedCoupling(NamedTuple):
         return self._replace(base=self.base.perturbed())
 
     def minus(self, point: RelaxedCoupling) -> Tensor:
-        """Subtract another coupling, without its marginals."""
-        return self.base.minus(point.base)
+        """Subtract another coupling, without its marginals; of samples, the marginals alone."""
+        base = self.base.minus(point.base)
+        if len(base) > 0:
+            return base
+        return torch.cat([now - last for now, last in zip(self.masses, point.masses, strict=True)])
 
     def vector(self) -> Tensor:
         """List all numbers in the dtype of the coupling."""

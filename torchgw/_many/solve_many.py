@@ -437,7 +437,8 @@ def _sizes(name: str, sizes: Any, count: int, most: int) -> list[int]:
     """Read how many points of each space are in use."""
     if sizes is None:
         return [most] * count
-    found = [item.item() if hasattr(item, "item") else item for item in sizes]
+    found = sizes.tolist() if hasattr(sizes, "tolist") else list(sizes)
+    found = [item.item() if hasattr(item, "item") else item for item in found]
     good = all(isinstance(n, int) and 1 <= n <= most for n in found)
     if len(found) != count or not good:
         raise InvalidInputError(

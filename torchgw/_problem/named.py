@@ -51,7 +51,7 @@ def _all_pairs(graphs: list[KeyedGraph], stages: Preparation) -> list[DistancePr
 
 
 def _landmarks(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
-    return [stages.landmarks(graph) for graph in graphs]
+    return [*stages.landmarks(graphs)]
 
 
 def _among_points(

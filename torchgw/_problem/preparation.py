@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
+from torchgw._tensors.ranks import Ranks
 from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
 __all__ = ["KeyedGraph", "Preparation"]
+
+T = TypeVar("T")
 
 # Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra. [L275]
 _PART_PAIRS = 100_000_000
@@ -40,7 +44,10 @@ class Preparation:
         cache: Cache | None,
         progress: bool,
         n_landmarks: int | None,
+        ranks: Ranks | None = None,
     ) -> None:
+        # Processes that prepare a side each.
+        self._ranks = ranks
         self.device = device
         # Seconds of all stages so far.
         self.seconds = 0.0
@@ -76,24 +83,41 @@ class Preparation:
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
+        # one process has all sources of both sides at work together
+        shares = [graphs] if self._ranks is None else [[graph] for graph in graphs]
+        makers = [partial(self._all_pairs, share) for share in shares]
         with self._timed("geodesics"):
-            if self.device.type == "cuda":
-                return [self._table(graph) for graph in graphs]
-            if self._cache is None:
-                tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
-                return path_lengths(tasks, progress=self._progress)
-            return [torch.cat(self._parts(graph)) for graph in graphs]
+            return [table for part in self.divide(makers) for table in part]
 
-    def landmarks(self, graph: KeyedGraph) -> LandmarkDistance:
+    def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
+        states = self.divide([partial(self._landmarks, graph) for graph in graphs])
+        return [
+            LandmarkDistance.restore(graph.geodesics, state)
+            for graph, state in zip(graphs, states, strict=True)
+        ]
 
+    def _landmarks(self, graph: KeyedGraph) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             geodesics, count = graph.geodesics, self.n_landmarks
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
         with self._timed("landmarks"):
-            state, _ = self._fetch("landmarks", (graph.key, self.n_landmarks), make)
-            return LandmarkDistance.restore(graph.geodesics, state)
+            return self._fetch("landmarks", (graph.key, self.n_landmarks), make)[0]
+
+    def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
+        """Make what the sides need, on one rank each if there are ranks."""
+        if self._ranks is None:
+            return [make() for make in makers]
+        return self._ranks.divide(makers)
+
+    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        if self.device.type == "cuda":
+            return [self._table(graph) for graph in graphs]
+        if self._cache is None:
+            tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
+            return path_lengths(tasks, progress=self._progress)
+        return [torch.cat(self._parts(graph)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> Tensor:
         """Find all pairs on a GPU."""

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,6 +23,7 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, ScaledDistance, refuse_directed
 from torchgw.distances.directed import DirectedDistance
@@ -83,6 +85,8 @@ class DistanceOptions:
     curvature: float | tuple[float, float] | None = None
     # Whether given tables may have negative entries: the loss takes them, and they have no unit.
     signed: bool = False
+    # Processes that prepare a side each.
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -186,10 +190,13 @@ def build_providers(
         device,
         dense=options.dense or any(provider.directed for provider in ready),
     )
-    stages = Preparation(device, clock, options.cache, options.progress, options.n_landmarks)
-    for side in pair:
-        if side.name in from_graphs():
-            side.graph = _graph(side.given, options, stages)
+    stages = Preparation(
+        device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
+    )
+    connected = [side for side in pair if side.name in from_graphs()]
+    makers = [partial(_graph, side.given, options, stages) for side in connected]
+    for side, graph in zip(connected, stages.divide(makers), strict=True):
+        side.graph = graph
     automatic = all((side.spec, side.name) == ("auto", "precomputed") for side in pair)
     found: list[LandmarkDistance] = []
     if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
@@ -311,10 +318,10 @@ def _resolve(
 
 def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[LandmarkDistance]:
     """Take the factors of both sides; none if those of a side are less good than all pairs."""
-    found = []
+    found: list[LandmarkDistance] = []
     for side in pair:
         assert side.graph is not None
-        found.append(stages.landmarks(side.graph))
+        found += stages.landmarks([side.graph])
         if found[-1].error > _SMALL_ERROR:
             return []
     for side in pair:

@@ -116,12 +116,11 @@ class Report:
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()
         decision = sides.decision
-        value = problem.alpha * found.quadratic.value + (1 - problem.alpha) * found.linear
         return cls(
             loss=problem.loss.name,
             value_standard_error=problem.alpha * found.quadratic.standard_error,
             kl=found.kl,
-            objective=value + found.penalty + ending.epsilon * found.kl,
+            objective=found.objective(problem.alpha, ending.epsilon),
             mass=found.mass,
             penalty=found.penalty,
             outer_iterations=len(recorder.history),

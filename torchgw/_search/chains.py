@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
@@ -110,6 +111,9 @@ _AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
 _SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
+# Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
+# iteration on a CPU. [L549]
+_LONG, _MULTIPLICATION = 5.0, 3e-11
 # Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8
 
@@ -191,6 +195,8 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
     clock = perf_counter()
     while True:
         done = len(chains) + len(behind)
+        if done == len(_FIRST):
+            _warn_if_long(world, count - done, level, low)
         most = done + _ROUND if done >= len(_FIRST) else len(_FIRST)
         numbers = range(done, min(count, most))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
@@ -248,6 +254,25 @@ def _tell(done: int, count: int, seconds: float, objective: float) -> None:
         "about %.0f s more until they are compared", done, count, seconds, objective,
         seconds / done * (count - done),
     )  # fmt: skip
+
+
+def _warn_if_long(world: _World, count: int, level: float, low: float) -> None:
+    """Say what so many chains to come will take on a CPU, by dense products."""
+    if world.base.device.type != "cpu" or world.sparse is not None:
+        return
+    n, m = world.base.shape
+    kinds = itertools.islice(itertools.cycle(_LATER), count)
+    ladders = [(kind.ladder, level) for kind in kinds]
+    ladders += [(_REFINE, low)] * _REFINED if low < level else []
+    iterations = sum(ladder.outer * len(ladder.stages(last)) for ladder, last in ladders)
+    seconds = _MULTIPLICATION * iterations * n * m * (n + m)
+    if seconds > _LONG:
+        warn_user(
+            f"The first chains of the search on all points did not agree, and up to {count} more "
+            f"follow: about {seconds:.0f} s on this CPU. search='fast' leaves them out, and a "
+            "start that is known (`init`) needs none.",
+            PerformanceWarning,
+        )
 
 
 def _first_chains(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -75,6 +76,10 @@ _LONELY = 0.9
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
+# Share of a value by which another has to be lower to be better. [L546]
+_SAME = 1e-6
+# Points of equal weight up to which all matchings are looked at. [L546]
+_ALL_MATCHINGS = 7
 # Points of the larger side from which on chains are of use. [L331]
 _TINY = 12
 # Multiplications that chains on all points may take by default, and where a search is thorough.
@@ -244,6 +249,7 @@ def find_optima(
         first = _compare_finely(problem, coarse.problem, close, target, solve, call)
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
+    alternatives = _with_best_matching(problem, coarse.problem, alternatives, target, solve)
     ambiguity = _ambiguity(coarse, alternatives)
     return Search(alternatives, ambiguity, resolution=coarse.resolution)
 
@@ -314,10 +320,16 @@ def search_all_points(
 def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
     """Put a plan of some points among all, and say which rows those are unless it has them all."""
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
-    rows, columns = (every.argsort()[some] for every, some in sides)
+    rows, columns = (_places_in(every, some) for every, some in sides)
     plan = whole.base.new_zeros(whole.base.shape)
     plan[rows[:, None], columns] = found.plan
     return plan, None if found.plan.shape == plan.shape else rows
+
+
+def _places_in(every: Tensor, some: Tensor) -> Tensor:
+    """Find where some distinct numbers are among all of them, which may leave points out."""
+    known = every.sort()
+    return known.indices[torch.searchsorted(known.values, some)]
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
@@ -406,6 +418,34 @@ def _compare_finely(
     )  # fmt: skip
     compared = _distinct(judged, ["annealed", *found.labels])
     return _alternatives(problem, fine.problem, compared)
+
+
+def _with_best_matching(
+    problem: Problem,
+    coarse: CoarseProblem,
+    found: tuple[Alternative, ...],
+    target: float,
+    solve: BatchSolver,
+) -> tuple[Alternative, ...]:
+    """Put the best of all matchings of a few points first, if what it leads to costs less."""
+    s, t = coarse.base.shape
+    weights = torch.cat([coarse.source.weights, coarse.target.weights])
+    if not s == t <= _ALL_MATCHINGS or bool((weights - 1 / s).abs().max() > 1e-12):
+        return found
+    orders = torch.tensor(list(itertools.permutations(range(s))), device=coarse.base.device)
+    matchings = coarse.source.weights.diag()[orders]
+    best = coarse.value(matchings).argmin()[None]
+    both = torch.cat([matchings[best], found[0].plan[None]])
+    if found[0].plan.shape == (s, t) and float(coarse.distances(both)[0, 1]) <= _DISTINCT:
+        return found
+    points = coarse.source.indices, coarse.target.indices
+    epsilons = coarse.base.new_full((_FINE_ITERATIONS, 2), target)
+    judged = carry_over(solve, coarse, *points, matchings, best, epsilons)
+    led = _distinct(judged, ("product", "best matching"))
+    better = led.values[0] < found[0].value - _SAME * abs(found[0].value)
+    # at a larger epsilon it may be left
+    taken = _alternatives(problem, coarse, led.part(None, 1)) if better else []
+    return (*(replace(one, epsilon=0.0) for one in taken), *found)
 
 
 def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:

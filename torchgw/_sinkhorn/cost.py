@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Cost", "DenseCost", "FactoredCost", "exp_"]
+__all__ = ["Cost", "DenseCost", "FactoredCost", "added", "exp_"]
 
 # Exponents below which exp() is as good as zero. Results near the smallest number of a dtype take a
 # CPU ten times as long. [L13]
@@ -147,3 +147,13 @@ class FactoredCost(NamedTuple):
 
 
 Cost = DenseCost | FactoredCost
+
+
+def added(one: Cost, two: Cost) -> Cost:
+    """Add two costs, in factors if both are."""
+    if isinstance(one, FactoredCost) and isinstance(two, FactoredCost):
+        return FactoredCost(
+            torch.cat([one.left, two.left], 1), torch.cat([one.right, two.right], 1),
+            one.row + two.row, one.column + two.column,
+        )  # fmt: skip
+    return DenseCost(one.dense().matrix + two.dense().matrix)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._typing import Marginals, Potentials
 
@@ -25,6 +26,9 @@ _LARGEST_SCALING = 20.0
 _CHECK_EVERY = 10
 # Kernels that may turn out to be too far away before softmins are computed as they are. [L289]
 _MOST_FAILURES = 3
+# Entries of a cost on a GPU up to which the host solves the problem: an iteration takes sixty
+# launches there, and a tenth of their time here. [L548]
+_ON_HOST = 2**17
 # Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3
 
@@ -67,6 +71,8 @@ def partial_sinkhorn(
     # Softmins of a stored cost scale one kernel for as long as the potentials stay near those that
     # it was made from.
     cost, marginals, epsilon, _ = prepared.problem
+    if marginals.a.device.type != "cpu" and math.prod(cost.shape) <= _ON_HOST:
+        return _on_host(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
     storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)
     # where operations of NumPy take a tenth. [L414]
@@ -97,6 +103,21 @@ def partial_sinkhorn(
         if storable and kernel is None:
             kernel = make_kernel(prepared, found.potentials)
     return SinkhornResult(found.potentials, error, done, error <= tol)
+
+
+def _on_host(
+    prepared: PreparedProblem, start: Potentials | None, *, mass: float, max_iter: int, tol: float
+) -> SinkhornResult:
+    """Solve a small problem of another device on the host."""
+    cost, marginals = prepared.problem.cost.dense().matrix, prepared.problem.marginals
+    weights = Marginals(*(part.cpu() for part in marginals))
+    problem = prepared.problem._replace(cost=DenseCost(cost.cpu()), marginals=weights)
+    begun = None if start is None else Potentials(*(part.cpu() for part in start))
+    found = partial_sinkhorn(
+        EagerBackend().prepare(problem), begun, mass=mass, max_iter=max_iter, tol=tol
+    )
+    potentials = Potentials(*(part.to(cost.device) for part in found.potentials))
+    return found._replace(potentials=potentials)
 
 
 def _iterate(

@@ -17,7 +17,7 @@ from torchgw._sinkhorn.contract import Backend, Kernel, PreparedProblem, Sweeper
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerProblem, StoredSweeper
 from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
-from torchgw._tensors.ranks import Ranks, pieces
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
 __all__ = ["ShardedBackend"]
@@ -118,11 +118,8 @@ class _Share:
     """The pieces of the rows of one problem that this rank computes."""
 
     def __init__(self, whole: PreparedProblem, ranks: Ranks) -> None:
-        parts = pieces(whole.problem.cost.shape[0])
-        owned = ranks.own(len(parts))
         self._ranks = ranks
-        self._counts = [sum(parts[k].stop - parts[k].start for k in own) for own in owned]
-        self._own = [parts[k] for k in owned[ranks.rank]]
+        self._own, self._counts = ranks.cut(whole.problem.cost.shape[0])
         self._problems = [whole.rows(part) for part in self._own]
 
     def gather(self, compute: Compute, empty: Tensor) -> Tensor:

@@ -58,6 +58,14 @@ class Evaluation(NamedTuple):
     mass: float = 1.0
     penalty: float = 0.0  # what relaxed marginals cost
 
+    def value(self, alpha: float) -> float:
+        """Compute what the plan costs, without entropy and penalty."""
+        return alpha * self.quadratic.value + (1 - alpha) * self.linear
+
+    def objective(self, alpha: float, epsilon: float) -> float:
+        """Compute what is minimised."""
+        return self.value(alpha) + self.penalty + epsilon * self.kl
+
 
 def evaluate(
     setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None

@@ -28,6 +28,9 @@ _MINIMUM = 60_000.0
 # and seconds of one: of its operations, and of each entry. [L416]
 _SHARP = 2.5e-4
 _ITERATION, _ENTRY = 2e-4, 1.2e-9
+# The same share from which on a solve may take many iterations, how many some took, and seconds for
+# each entry there. [L551]
+_SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
 def forecast(strategy: Strategy) -> None:
@@ -39,12 +42,7 @@ def forecast(strategy: Strategy) -> None:
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
     options, entries = strategy.options, problem.source.n * problem.target.n
     if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
-        worst = options.max_iter * options.inner_max_iter * (_ITERATION + _ENTRY * entries)
-        logger.info(
-            "forecast: epsilon is %.1g of the natural scale of the cost, so that linear problems "
-            "may take all of `inner_max_iter`: up to %.0f s; a larger epsilon and `polish=True` "
-            "come to sharp plans sooner", strategy.epsilon / strategy.scale, worst,
-        )  # fmt: skip
+        _foresee_sharp(strategy, entries)
     if strategy.proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual = _FEWEST, _MOST
@@ -63,6 +61,23 @@ def forecast(strategy: Strategy) -> None:
             "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
             PerformanceWarning,
         )
+
+
+def _foresee_sharp(strategy: Strategy, entries: int) -> None:
+    """Say what a small epsilon may take: in the log, or as a warning where that is long."""
+    options, share = strategy.options, strategy.epsilon / strategy.scale
+    most = options.max_iter * options.inner_max_iter
+    worst = most * (_ITERATION + _ENTRY * entries)
+    text = (
+        f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
+        f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "
+        "`polish=True` come to sharp plans sooner"
+    )
+    likely = min(most, _SHARPEST_ITERATIONS) * (_ITERATION + _SHARPEST_ENTRY * entries)
+    if share < _SHARPEST and likely > _LONG:
+        warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
+    else:
+        logger.info("forecast: %s", text)
 
 
 def seconds_per_iteration(strategy: Strategy) -> float:

@@ -19,7 +19,7 @@ from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
@@ -29,6 +29,7 @@ from torchgw._solve.evaluation import (
     judge,
     misses_a_copy,
 )
+from torchgw._solve.exact_step import falls_further
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import promised_error
 from torchgw._solve.loop import iterate
@@ -37,7 +38,7 @@ from torchgw._solve.polish import Polished, polish
 from torchgw._solve.precision import RESOLVED
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.resolution import Resolution, choose_resolution, solve_on_cells
-from torchgw._solve.settle import settle
+from torchgw._solve.settle import leaves, settle
 from torchgw._solve.state import LoopState, Recorder, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
@@ -141,6 +142,8 @@ def solve_problem(
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, strategy.dtypes.settle)
+        while (away := leaves(setting, state, plan)) is not None:
+            plan, state = settle(setting, iterate(setting, away), strategy.dtypes.settle)
         ending = finish(strategy, setting, plan, state)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
@@ -248,6 +251,9 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     status = judge(
         status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )
+    sampled = status is Status.STATIONARY and not constant
+    if sampled and falls_further(setting, plan, evaluation, state.coupling, strategy.mass):
+        status = Status.NOISE_LIMIT
     recorder.time("evaluation", clock)
     # a result is as small as its factors
     backend = alone(setting.backend)
@@ -333,11 +339,11 @@ def start_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
     state = iterate(small, starting_point(small, guess))
+    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
     assert state.potentials is not None
-    fine, epsilon = setting.gradient, setting.anneal.target
-    whole = fine.linearise(state.coupling).cost
-    assert isinstance(whole, FactoredCost)
-    potentials = extend(sample, whole, fine.marginals, state.potentials, epsilon, small.backend)
+    assert fine is not None
+    whole, weights = fine.factored(state.coupling), setting.gradient.marginals
+    potentials = extend(sample, whole, weights, state.potentials, epsilon, small.backend)
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
     )

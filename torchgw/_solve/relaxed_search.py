@@ -125,9 +125,7 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
     plan, found = evaluate_relaxed(setting, plan, setting.rule)
     table = plan.to_dense()
     missed = found.marginal_error > _MISSED * found.mass
-    alpha = setting.problem.alpha
-    value = alpha * found.quadratic.value + (1 - alpha) * found.linear
-    objective = value + found.penalty + strategy.epsilon * strategy.mass * found.kl
+    objective = found.objective(setting.problem.alpha, strategy.epsilon * strategy.mass)
     return _Found(label, objective, missed, table / table.sum())
 
 

@@ -17,11 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.factored import Encoding, FactoredGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._search.subsample import Coarse, extend, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
 from torchgw._solve.loop import iterate
@@ -105,9 +103,10 @@ def solve_on_cells(
     """
     n, m = strategy.problem.source.n, strategy.problem.target.n
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
-    whole = setting.gradient.linearise(state.coupling).cost
-    assert isinstance(whole, FactoredCost)
-    finest = block_orders(whole, (math.ceil(n / most), math.ceil(m / most)))
+    gradient = setting.gradient.in_factors()
+    assert gradient is not None
+    cost, widths = gradient.factored(state.coupling), (math.ceil(n / most), math.ceil(m / most))
+    finest = block_orders(cost, widths)
     joined = 2 ** max(0, math.floor(math.log2(most / _FIRST_CELLS)))
     value, last = None, math.inf
     while True:
@@ -172,12 +171,10 @@ def _extend(
     before: float | None,
 ) -> Resolved:
     """Extend the plan of cells to all points; compute its coupling and its numbers."""
-    gradient, problem, backend = setting.gradient, setting.problem, setting.backend
-    assert isinstance(gradient, FactoredGradient)
-    assert isinstance(state.coupling, Encoding)
+    gradient, problem, backend = setting.gradient.in_factors(), setting.problem, setting.backend
+    assert gradient is not None
     epsilon, fine = small.epsilon, setting.marginals
-    cost = gradient.linearise(state.coupling).cost
-    assert isinstance(cost, FactoredCost)
+    cost = gradient.factored(state.coupling)
     potentials = extend(cells, cost, fine, small.potentials, epsilon, backend)
     plan = TransportPlan(cost, potentials, fine, epsilon, backend)
     # of all points of one side and the cells of the other: no pass over all pairs
@@ -215,7 +212,7 @@ def _extend(
     # marginals are promised up to the tolerance, which rounding may not pass unseen
     if status.converged and setting.rounding(epsilon) > max(RESOLVED, tolerance):
         status = Status.PRECISION_LIMIT
-    status = judge(status, found, problem, gradient, tolerance, constant=False)
+    status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
     value = found.quadratic.value
     resolution = Resolution(
         (len(cells.problem.marginals.a), len(cells.problem.marginals.b)),

@@ -19,11 +19,14 @@ from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
 from torchgw._typing import Potentials
 
-__all__ = ["SETTLE_ITERATIONS", "settle"]
+__all__ = ["SETTLE_ITERATIONS", "leaves", "settle"]
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
 # few, single columns would be left behind. [L189]
 SETTLE_ITERATIONS = 3
+# Multiple of what the last iteration changed, or missed of the marginals, by which a settled plan
+# may differ from the point that its cost is of. [L547]
+_GROWTH = 10.0
 # What becomes of a status when the last linear problem is not solved.
 _INNER_FAILED = {
     Status.CONVERGED: Status.INNER_LIMIT,
@@ -72,6 +75,24 @@ def settle(
     potentials = _reach_unused(plan.prepared, plan.potentials)
     setting.recorder.time("settle", clock)
     return TransportPlan.of(plan.prepared, potentials), state
+
+
+def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState | None:
+    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle.
+
+    Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
+    grow by a factor in each iteration. ``None`` if they do not.
+    """
+    gradient, history = setting.gradient, setting.recorder.history
+    plain = gradient.exact and not setting.anneal.proximal and state.solved is None
+    if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
+        return None
+    latest = gradient.update(plan, state.latest, setting.generator)
+    before = max(history[-1].change, history[-1].marginal_error)
+    before = max(before, inner_tolerance(setting, plan.epsilon))
+    if float(latest.change(state.coupling)) <= _GROWTH * before:
+        return None
+    return state._replace(coupling=latest, latest=latest, start=plan.potentials)
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:

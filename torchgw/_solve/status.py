@@ -15,9 +15,9 @@ class Status(Enum):
     iteration changes the plan of ``CONVERGED`` by about ``tol``, relative to its norm; five lower
     the objective of ``FLAT`` by at most ten times ``objective_tol`` of it each, on average; one
     lowers that of ``STATIONARY`` by at most 1% of it and three times
-    ``report.cost_standard_error``. A polished ``CONVERGED`` plan has no vertex of lower linearised
-    cost. All this holds up to rounding, see docs/failures.md, and says nothing of other optima:
-    a saddle point is a fixed point as well.
+    ``report.cost_standard_error``, which is checked up to 400 points. A polished ``CONVERGED``
+    plan has no vertex of lower linearised cost. All this holds up to rounding, see
+    docs/failures.md, and says nothing of other optima: a saddle point is a fixed point as well.
     """
 
     CONVERGED = "Converged: the plan is a fixed point and both marginals are met."
@@ -48,6 +48,11 @@ class Status(Enum):
         "Rounding ends the solve before its tolerances are met: the cost divided by epsilon is too "
         "large for the precision. Raise `epsilon`, or pass `precision='mixed'` or "
         "`'float64'` where float32 was used."
+    )
+    NOISE_LIMIT = (
+        "The sampled objective stopped improving, but an exact iteration lowers it by more than "
+        "its noise explains: the sample shows too little of the distances. Raise `n_anchors`, or "
+        "pass `gradient='dense'`."
     )
     IMPLAUSIBLE = (
         "The plan costs more than the product plan a x b, which matches every point with all, or "

@@ -55,6 +55,9 @@ _OWN_SHARE = 0.25
 _ANCHORS = (256, 1024)
 # Points whose distances the scale of another loss than the square one is taken from. [L298]
 _SCALE_POINTS = 64
+# Blocks of a side from which tiles are looked at unless they were asked for: on a GPU an iteration
+# of a few blocks took 7 ms, most of it to choose them. [L550]
+_FEWEST_BLOCKS = 8
 # Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L351]
 _LEAST_WEIGHT = 1e-3
 
@@ -98,7 +101,9 @@ class Strategy:
     @property
     def constant(self) -> bool:
         """Whether all plans have the same value, but for rounding."""
-        return self.spread == 0 or min(self.problem.source.n, self.problem.target.n) == 1
+        strict = self.options.rule is None
+        one = min(self.problem.source.n, self.problem.target.n) == 1
+        return self.spread == 0 or (strict and one)
 
     def fingerprint(self) -> tuple[str, list[float]]:
         """Name what all ranks must have chosen alike, and the numbers that tell."""
@@ -285,7 +290,9 @@ def choose_tiling(
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
     if asked is False or reason is not None:
         return None
-    return Tiling.of(shape, device, storable=storable)
+    tiling = Tiling.of(shape, device, storable=storable)
+    few = min(shape) < _FEWEST_BLOCKS * tiling.width
+    return None if few and asked == "auto" else tiling
 
 
 def why_no_tiles(

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgw._tensors.threads import processors
+
 __all__ = ["LIST", "Variant", "compile_beside", "ready", "variants"]
 
 logger = logging.getLogger(__name__)
@@ -122,7 +124,7 @@ def variants() -> tuple[Variant, ...]:
 
 def compile_beside(device: torch.device, *given: Any) -> None:
     """Begin to compile what a solve of these inputs launches on a GPU, once for each size class."""
-    threads = min(_THREADS, (os.cpu_count() or 1) // 2)
+    threads = min(_THREADS, processors() // 2)
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
         return

@@ -103,6 +103,9 @@ def capture(
             function()
         finally:
             graph.capture_end()
+    # PyTorch has set the generator's seed and offset on the device back, there and not yet here: a
+    # replay that sets them first would draw from the beginning
+    torch.cuda.current_stream(stream.device).wait_stream(stream)
     return graph
 
 

@@ -7,10 +7,13 @@ same bits for any number of them. Nothing is ever added up over ranks.
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
@@ -19,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError, RankError, UnsupportedError
+from torchgw._errors import InvalidInputError, RankError, UnsupportedError, warn_user
 
 __all__ = [
     "Distributed",
@@ -142,6 +145,7 @@ class Ranks:
     def __init__(self, world: Any, device: torch.device) -> None:
         self.world = world
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = device
         self._store = _open_store(self.rank, self.size)
         # small numbers on the host, on connections of their own
         self._control = dist.new_group(backend="gloo")
@@ -175,6 +179,70 @@ class Ranks:
             for rank in range(1, self.size):
                 ends[rank] = max(ends[rank], ends[rank - 1])
         return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def cut(self, n: int) -> tuple[list[slice], list[int]]:
+        """Cut n rows into pieces: those of this rank, and the number of rows of each rank."""
+        parts = pieces(n)
+        owned = self.own(len(parts))
+        counts = [sum(parts[k].stop - parts[k].start for k in own) for own in owned]
+        return [parts[k] for k in owned[self.rank]], counts
+
+    def in_pieces(self, n: int, compute: Callable[[slice], Tensor], empty: Tensor) -> Tensor:
+        """Compute n rows, (n, ...), each rank its own pieces; ``empty`` is a result of no rows."""
+        own, counts = self.cut(n)
+        return self.gather(torch.cat([empty, *map(compute, own)]), counts)
+
+    def divide(self, makers: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Make several things, each on one rank, and give all of them to all, with warnings."""
+        made: dict[int, Any] = {}
+        for number in range(self.rank, len(makers), self.size):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                thing = makers[number]()
+            made[number] = thing, [(str(one.message), one.category) for one in told]
+        results = []
+        for number in range(len(makers)):
+            thing, told = self._from(number % self.size, made.get(number))
+            for text, category in told:
+                warn_user(text, category)
+            results.append(thing)
+        return results
+
+    def _from(self, owner: int, thing: Any) -> Any:
+        """Give all ranks what the owner has; tensors are sent one by one, the rest as bytes."""
+        if self.size == 1:
+            return thing
+        file, tensors = io.BytesIO(), list[Tensor]()
+        if owner == self.rank:
+            _Pickler(file, tensors).dump(thing)
+        heads = [(part.shape, part.dtype, part.device.type) for part in tensors]
+        words = self._words(owner, pickle.dumps((heads, file.getvalue())))
+        heads, body = pickle.loads(words)  # noqa: S301 - from a process of the same program
+        if owner != self.rank:
+            places = {self.device.type: self.device}
+            tensors = [
+                torch.empty(shape, dtype=dtype, device=places.get(kind, kind))
+                for shape, dtype, kind in heads
+            ]
+        for part in tensors:
+            self._send(owner, part)
+        return thing if owner == self.rank else _Unpickler(io.BytesIO(body), tensors).load()
+
+    def _words(self, owner: int, words: bytes) -> bytes:
+        """Give all ranks the bytes that the owner has."""
+        count = torch.tensor([len(words)])
+        self._send(owner, count)
+        table = torch.empty(int(count), dtype=torch.uint8)
+        if owner == self.rank:
+            table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+        self._send(owner, table)
+        return table.numpy().tobytes()
+
+    def _send(self, owner: int, part: Tensor) -> None:
+        """Overwrite a tensor of the others by the owner's."""
+        whole, group = part.contiguous(), self._data if part.is_cuda else self._control
+        with self._watched():
+            self._finish(dist.broadcast(whole, owner, group=group, async_op=True), part.device)
 
     def gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
         """Join the rows of all ranks, (counts[rank], ...) each, in the order of the ranks."""
@@ -296,6 +364,33 @@ class Ranks:
             elif not self._store.check([f"here/{rank}"]):
                 words.append(f"rank {rank} does not answer (killed, or out of memory)")
         return "; ".join(words) or "an exchange failed, though all ranks answer"
+
+
+class _Pickler(pickle.Pickler):
+    """Puts tensors aside, into a list."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, thing: Any) -> int | None:
+        """Name a tensor by its place in the list."""
+        if not isinstance(thing, Tensor):
+            return None
+        self._tensors.append(thing)
+        return len(self._tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes tensors from a list."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, place: int) -> Tensor:
+        """Find a tensor by its place."""
+        return self._tensors[place]
 
 
 def _open_store(rank: int, size: int) -> Any:

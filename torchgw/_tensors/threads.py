@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["host_threads", "small_on_one_thread"]
+__all__ = ["host_threads", "processors", "small_on_one_thread"]
 
 # Entries of a plan up to which one thread computes, on a CPU. [L349, L497]
 _SMALL = 2**22
@@ -73,7 +73,7 @@ def _waiting_asleep() -> Iterator[None]:
     if threads == 1 or not _is_busy():
         yield
         return
-    idle = len(os.sched_getaffinity(0)) // (threads - 1)
+    idle = processors() // (threads - 1)
     if idle > _MOST_IDLE:
         yield
         return
@@ -87,6 +87,13 @@ def _waiting_asleep() -> Iterator[None]:
             ready.wait()
         stack.callback(done.set)
         yield
+
+
+def processors() -> int:
+    """Count the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _is_busy() -> bool:
@@ -103,7 +110,7 @@ def _is_busy() -> bool:
         except (OSError, IndexError, ValueError):
             return False
         # this thread is one of them
-        if running - 1 < len(os.sched_getaffinity(0)):
+        if running - 1 < processors():
             return False
     return True
 

@@ -301,7 +301,8 @@ class BarycenterResult(Result):
     history : tuple of float
         The value at each iteration.
     converged : bool
-        Whether the value changed by ``tol`` at most in the last round, and the last alignments converged.
+        Whether the value changed by ``tol`` at most in the last round, and the last alignments
+        converged.
     """
 
     distances: DistanceProvider

@@ -16,7 +16,7 @@ from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
-from torchgw.distances._graph.leaves import into_leaves
+from torchgw.distances._graph.leaves import Leaves, into_leaves
 from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
@@ -107,10 +107,10 @@ def neighbour_geodesics(
 ) -> Geodesics:
     """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
     embedded = _embed(points, "euclidean")
-    edges = _neighbour_edges(embedded, n_neighbors, "euclidean")
-    geodesics = _connect(edges, embedded, policy, 1.5, "euclidean")
-    if embedded.is_cuda and len(embedded) > _UNORDERED:
-        geodesics.order = into_leaves(embedded).order
+    leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
+    edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves)
+    geodesics = _connect(edges, embedded, policy, 1.5, "euclidean", leaves=leaves)
+    geodesics.order = None if leaves is None else leaves.order
     return geodesics
 
 
@@ -140,6 +140,7 @@ def _neighbour_edges(
     n_neighbors: int | None,
     metric: GraphMetric,
     search: Literal["exact", "approximate"] = "exact",
+    leaves: Leaves | None = None,
 ) -> Edges:
     """Join each point to its nearest neighbours."""
     n = embedded.shape[0]
@@ -151,7 +152,7 @@ def _neighbour_edges(
         n_neighbors = int(n_neighbors)
     if n == 1:
         return from_csr(scipy.sparse.csr_matrix((1, 1)))
-    distance, index = nearest_others(embedded, n_neighbors, search)
+    distance, index = nearest_others(embedded, n_neighbors, search, leaves)
     if n <= _HOST_VERTICES:
         distance, index = distance.cpu(), index.cpu()
     length = _edge_length(distance.flatten(), metric)
@@ -227,6 +228,7 @@ def _connect(
     fill: float,
     metric: GraphMetric,
     what: str = "the graph",
+    leaves: Leaves | None = None,
 ) -> Geodesics:
     """Join the components of a graph, or give pairs in different ones a distance."""
     n_components, labels = components(edges)
@@ -237,8 +239,8 @@ def _connect(
     found = f"{what} has {n_components} components (of {shown} vertices)"
     if policy == "stitch" and embedded is not None:
         if len(embedded) <= _HOST_VERTICES:
-            embedded = embedded.cpu()
-        bridges = shortest_bridges(embedded, labels.to(embedded.device))
+            embedded, leaves = embedded.cpu(), None
+        bridges = shortest_bridges(embedded, labels.to(embedded.device), leaves)
         source, target = (end.to(labels.device) for end in (bridges.source, bridges.target))
         length = _edge_length(bridges.length, metric).to(labels.device)
         warn_user(

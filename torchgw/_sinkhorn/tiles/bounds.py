@@ -17,6 +17,7 @@ sum_j b_j delta <= delta: equation (S2) of docs/algorithm.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._tensors.block_order import Order, block_order
+from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
@@ -67,6 +69,10 @@ class TileSide(NamedTuple):
         centre = torch.einsum("kwr,kw->kr", blocks, share)
         return cls(order, blocks, mass, centre, (blocks - centre[:, None]).abs_().amax(1))
 
+    def at(self, blocks: slice) -> TileSide:
+        """Choose some blocks."""
+        return TileSide(self.order, *(part[blocks] for part in self[1:]))
+
 
 class TileLists(NamedTuple):
     """For each block of rows the blocks of columns that are kept, ascending."""
@@ -81,7 +87,8 @@ class TileLists(NamedTuple):
         """Make the lists of a table of kept tiles, shape (row blocks, column blocks), bool."""
         counts = kept.sum(1)
         start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        column = kept.nonzero()[:, 1]
+        # by itself, at an address that every list has: kernels are compiled for those
+        column = kept.nonzero()[:, 1].clone()
         return cls(start, column, len(column) / kept.numel(), width)
 
 
@@ -93,6 +100,7 @@ class TileProblem(NamedTuple):
     row: Tensor  # (n,) float64, part of the cost outside the products, cost units
     column: Tensor  # (m,)
     epsilon: float
+    ranks: Ranks | None = None  # who choose the tiles of some rows each
 
     @property
     def T(self) -> TileProblem:  # noqa: N802 - the name of every array library
@@ -130,11 +138,31 @@ class TileProblem(NamedTuple):
             torch.where(side.weight > 0, x, -torch.inf)
             for side, x in ((self.rows, u), (self.columns, v))
         )
-        return tile_bounds(self.rows, self.columns, u, v) > least
+        return self._by_rows(
+            lambda some: tile_bounds(self.rows.at(some), self.columns, u[some], v) > least,
+            torch.empty(0, len(v), dtype=torch.bool, device=v.device),
+        )
+
+    def row_bound(self, v: Tensor) -> Tensor:
+        """Bound from above the u that make the sums of rows one, (row blocks, width)."""
+        return self._by_rows(
+            lambda some: potential_bound(self.rows.at(some), self.columns, v), self.rows.weight[:0]
+        )
+
+    def _by_rows(self, compute: Callable[[slice], Tensor], empty: Tensor) -> Tensor:
+        """Compute something of each block of rows, (blocks, ...); ranks share them."""
+        blocks = len(self.rows.weight)
+        if self.ranks is None:
+            return compute(slice(0, blocks))
+        return self.ranks.in_pieces(blocks, compute, empty)
 
 
 def tile_problem(
-    cost: FactoredCost, marginals: Marginals, epsilon: float, orders: tuple[Order, Order]
+    cost: FactoredCost,
+    marginals: Marginals,
+    epsilon: float,
+    orders: tuple[Order, Order],
+    ranks: Ranks | None = None,
 ) -> TileProblem:
     """Bring a cost into blocks."""
     a, b = marginals
@@ -144,6 +172,7 @@ def tile_problem(
         cost.row.double(),
         cost.column.double(),
         epsilon,
+        ranks,
     )
 
 

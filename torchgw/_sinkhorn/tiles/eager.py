@@ -39,7 +39,7 @@ class TiledEagerProblem(TiledProblem):
     @cached_property
     def tiles(self) -> TileProblem:
         """The problem in blocks."""
-        return self.tiling.problem(self.problem)
+        return self.tiling.problem(self.problem, self.backend.ranks)
 
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps over tiles, or over entries where these are few and yet in most tiles."""

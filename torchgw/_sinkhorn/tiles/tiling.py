@@ -14,11 +14,11 @@ from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     TileProblem,
     block_orders,
-    potential_bound,
     skipped_share,
     tile_problem,
 )
 from torchgw._tensors.block_order import Order
+from torchgw._tensors.ranks import Ranks
 
 __all__ = ["SLACK", "TileReport", "Tiling"]
 
@@ -103,8 +103,8 @@ class Tiling:
         shares = self._memory.shares
         return not (shares and shares[-1] > _MOST_KEPT)
 
-    def problem(self, given: LinearProblem) -> TileProblem:
-        """Bring a linear problem into blocks."""
+    def problem(self, given: LinearProblem, ranks: Ranks | None = None) -> TileProblem:
+        """Bring a linear problem into blocks, whose tiles ranks choose together."""
         cost = given.cost
         assert isinstance(cost, FactoredCost)
         if self._memory.orders is None:
@@ -112,7 +112,7 @@ class Tiling:
             self._memory.orders = orders[::-1] if self._swapped else orders
         orders = self._memory.orders
         orders = orders[::-1] if self._swapped else orders
-        return tile_problem(cost, given.marginals, given.epsilon, orders)
+        return tile_problem(cost, given.marginals, given.epsilon, orders, ranks)
 
     def lists(self, problem: TileProblem, u: Tensor, v: Tensor, slack: float = 0.0) -> TileLists:
         """Choose the tiles of known potentials."""
@@ -120,8 +120,7 @@ class Tiling:
 
     def softmin_lists(self, problem: TileProblem, v: Tensor) -> TileLists:
         """Choose the tiles of a half-step, from the potentials of the columns."""
-        u = potential_bound(problem.rows, problem.columns, v)
-        return self.record(problem, problem.keep(u, v, 0.0))
+        return self.record(problem, problem.keep(problem.row_bound(v), v, 0.0))
 
     def record(self, problem: TileProblem, kept: Tensor) -> TileLists:
         """Make the lists of a table of kept tiles, and remember their share."""

@@ -88,7 +88,7 @@ class TiledTritonProblem(TiledProblem):
 
     def _softmin(self, g: Tensor) -> Tensor:
         cost, (_, b), epsilon, _ = self.problem
-        tiles, scale = self.tiling.problem(self.problem), scale_of(epsilon)
+        tiles, scale = self.tiling.problem(self.problem, self.backend.ranks), scale_of(epsilon)
         masked = torch.where(b > 0, g, -torch.inf)
         _, v = tiles.exponents(Potentials(tiles.row, masked))
         walk = _walk(self.tiling.softmin_lists(tiles, v))
@@ -163,7 +163,7 @@ class _Chosen(NamedTuple):
     def near(cls, prepared: TiledTritonProblem, potentials: Potentials, slack: float) -> _Chosen:
         """Choose the tiles that matter near some potentials."""
         problem, tiling = prepared.problem, prepared.tiling
-        tiles = tiling.problem(problem)
+        tiles = tiling.problem(problem, prepared.backend.ranks)
         rows, columns = tiles.rows.order, tiles.columns.order
         exponents = tiles.exponents(potentials)
         kept = tiles.keep(*exponents, slack)

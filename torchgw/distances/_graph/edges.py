@@ -102,15 +102,16 @@ def components(edges: Edges) -> tuple[int, Tensor]:
 def hooked_components(edges: Edges) -> tuple[int, Tensor]:
     """Find the same as :func:`components` by parallel operations, on any device."""
     # The smallest vertex of each tree hooks on to a smaller neighbouring one, and trees are
-    # flattened by pointer jumping, until both ends of every edge are in one tree.
+    # flattened by pointer jumping, until no edge has its ends in two trees.
     source, target = edges.source, edges.vertex
     root = torch.arange(edges.n, device=source.device)
-    while True:
-        ends = root[source], root[target]
-        if torch.equal(*ends):
-            break
-        root.scatter_reduce_(0, ends[0], ends[1], "amin")
+    while len(source):
+        root.scatter_reduce_(0, source, target, "amin")
         while not torch.equal(above := root[root], root):
             root = above
+        # edges between trees are edges between their roots
+        source, target = root[source], root[target]
+        apart = source != target
+        source, target = source[apart], target[apart]
     names, labels = root.unique(return_inverse=True)
     return len(names), labels

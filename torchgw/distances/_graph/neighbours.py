@@ -52,18 +52,22 @@ _SMALL_PAIRS = 2**24
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
-# Query leaves that look together for the base leaves near any of them. [L426]
-_TOGETHER = 512
+# Neighbours that the registers of a kernel can hold for each point, and rows that are sorted at
+# once. A choice. [L538]
+_MOST_LISTED = 32
+_SORTED = 2**21
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
 # which takes longer. [L406]
 _FEW_PAIRS = 2**18
 
 
-def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
+def nearest(
+    base: Tensor, query: Tensor, n_neighbors: int, leaves: Leaves | None = None
+) -> Neighbours:
     """Find the nearest of the base points (n, d) for each query point (q, d).
 
     Distances are computed from differences in float64. Which of several points at one distance is
-    found is not defined.
+    found is not defined. ``leaves`` are those of the base, if they are known.
     """
     if not base.is_cuda:
         pairs, wide = len(base) * len(query), base.shape[1] > _TREE_DIMENSIONS
@@ -79,9 +83,11 @@ def nearest(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
-    leaves = into_leaves(base)
+    leaves = into_leaves(base) if leaves is None else leaves
     query_leaves = leaves if query is base else into_leaves(query)
     if _leaves_pay(leaves, query_leaves, n_neighbors):
+        if n_neighbors <= _MOST_LISTED and find_spec("triton") is not None:
+            return _nearest_by_one_launch(leaves, query_leaves, n_neighbors)
         return _nearest_by_leaves(leaves, query_leaves, n_neighbors)
     return _nearest_by_products(base, query, n_neighbors)
 
@@ -93,12 +99,18 @@ def _work_bytes(n: int) -> int:
 
 
 def nearest_others(
-    points: Tensor, n_neighbors: int, search: Literal["exact", "approximate"] = "exact"
+    points: Tensor,
+    n_neighbors: int,
+    search: Literal["exact", "approximate"] = "exact",
+    leaves: Leaves | None = None,
 ) -> Neighbours:
-    """Find the nearest neighbours of each point among the others, which may be duplicates."""
+    """Find the nearest neighbours of each point among the others, which may be duplicates.
+
+    ``leaves`` are those of the points, if they are known.
+    """
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
-    distance, index = nearest(points, points, n_neighbors + 1)
+    distance, index = nearest(points, points, n_neighbors + 1, leaves)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
     # a point with many duplicates need not find itself: its last neighbour goes instead
     keep[:, -1] &= ~keep.all(dim=1)
@@ -170,34 +182,34 @@ def _look(query: Leaves, base: Leaves, n_neighbors: int) -> tuple[Tensor, Tensor
     return reach, mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
 
 
-def _near(query: Leaves, base: Leaves, n_neighbors: int) -> Leaves:
-    """Choose the base leaves that can hold neighbours of any of some query leaves."""
-    if len(base.low) <= 4 * _TOGETHER:
-        return base
-    around = query._replace(low=query.low.amin(0)[None], high=query.high.amax(0)[None])
-    gap = box_gaps(around, base)[0]
-    first = gap.topk(2 * _TOGETHER, largest=False).indices
-    some = base.at(first)
-    blocks = _leaf_blocks(query, some)
-    farthest = torch.stack([_look(query.at(part), some, n_neighbors)[0].max() for part in blocks])
-    chosen = gap < farthest.max()
-    chosen[first] = True
-    return base.at(chosen.nonzero()[:, 0])
-
-
 def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
-    """Visit the leaves that can hold neighbours."""
+    """Visit the leaves that can hold neighbours, by operations of PyTorch."""
     count = int(query.row.max()) + 1
     device = base.row.device
     distance = torch.empty(count, n_neighbors, dtype=torch.float64, device=device)
     index = torch.empty(count, n_neighbors, dtype=torch.int64, device=device)
-    for start in range(0, len(query.low), _TOGETHER):
-        # leaves in the order of the tree are near each other
-        together = query.at(slice(start, start + _TOGETHER))
-        near = _near(together, base, n_neighbors)
-        for part in _leaf_blocks(together, near):
-            _search(near, together.at(part), n_neighbors, distance, index)
+    for part in _leaf_blocks(query, base):
+        _search(base, query.at(part), n_neighbors, distance, index)
     return Neighbours(distance, index)
+
+
+def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
+    """Visit the leaves that can hold neighbours, a program for each leaf of the query."""
+    from torchgw.distances._graph.leaves_triton import nearest_in_leaves
+
+    if query is base:
+        seeds = torch.arange(len(query.low), device=query.low.device)
+    else:
+        blocks = map(query.at, _leaf_blocks(query, base))
+        seeds = torch.cat([box_gaps(part, base).argmin(dim=1) for part in blocks])
+    square, place = nearest_in_leaves(base, query, seeds, n_neighbors)
+    row = base.row.flatten()
+    parts = []
+    for squares, places in zip(square.split(_SORTED), place.split(_SORTED), strict=True):
+        nearest, order = squares.sort(dim=1)
+        found = places.gather(1, order[:, :n_neighbors])
+        parts.append((nearest[:, :n_neighbors].sqrt(), row[found.long()]))
+    return Neighbours(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, index: Tensor) -> None:

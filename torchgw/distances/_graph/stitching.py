@@ -30,10 +30,11 @@ class Bridges(NamedTuple):
     length: Tensor  # (e,) float64, Euclidean
 
 
-def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
+def shortest_bridges(points: Tensor, labels: Tensor, leaves: Leaves | None = None) -> Bridges:
     """Find the minimum spanning tree over components, whose distance is their closest pair's.
 
-    ``labels`` are the components 0, 1, ... of the ``points`` (n, d).
+    ``labels`` are the components 0, 1, ... of the ``points`` (n, d), ``leaves`` those of the points
+    if they are known.
     """
     # Boruvka's algorithm: in each round every component but the largest takes its shortest edge to
     # another one, and what is joined becomes one component. All these edges are found together by
@@ -41,7 +42,7 @@ def shortest_bridges(points: Tensor, labels: Tensor) -> Bridges:
     # KDD 2010).
     if len(points) <= _TABLE_POINTS:
         return _bridges_of_table(points, labels)
-    leaves = into_leaves(points)
+    leaves = into_leaves(points) if leaves is None else leaves
     found: list[Tensor] = []
     while (count := int(labels.max()) + 1) > 1:
         shortest = _ShortestEdges(leaves, labels, count)

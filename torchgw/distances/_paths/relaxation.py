@@ -40,17 +40,20 @@ _ONE_LAUNCH_SOURCES = 128
 # would take longer than the rounds of some empty columns. [L163]
 _SHARED_SOURCES = 16
 _SHARED_ROWS = 2**16
-# Bytes of the (rows, sources) table of path lengths. [L307]
+# Bytes of the (rows, sources) table of path lengths, and sources that it has room for at least:
+# half as many would take twice the rounds. [L307] [L539]
 _TABLE_BYTES = 2**30
+_LEAST_SOURCES = 32
 
 
 class _Rounds(NamedTuple):
     """A table for some number of sources and the rounds over it, kept for the next request."""
 
-    distance: Tensor  # (rows, sources) float64
-    pending: Tensor  # (tiles, source blocks) float32, shortest path that each has to extend
+    distance: Tensor  # (sources, rows) float64
+    pending: Tensor  # (sources, tiles) float32, shortest path that each has to extend
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
+    held: tuple[Tensor, ...]  # what recorded launches write to besides
 
 
 class EdgeRelaxation:
@@ -121,7 +124,7 @@ class EdgeRelaxation:
 
     def columns(self, sources: Tensor) -> Tensor:
         """Compute D[:, sources], shape (n, s), float64, infinite where there is no path."""
-        most = max(1, _TABLE_BYTES // (8 * self._rows))
+        most = max(_LEAST_SOURCES, _TABLE_BYTES // (8 * self._rows))
         parts = [self._solve(part) for part in sources.split(most)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -142,40 +145,42 @@ class EdgeRelaxation:
             distance[column, row] = 0
             self._kernel.relax_rows_(distance, self._neighbour, self._length)
             return distance[:, self._row_of].T
-        width = len(sources)
+        count = len(sources)
         if self._rows <= _SHARED_ROWS:
-            width = max(width, _SHARED_SOURCES)
-        # a kernel reads whole vectors of a row, and is compiled once
-        width = 16 * -(-width // 16)
-        if width not in self._rounds:
-            self._rounds[width] = self._prepare(width)
-        rounds = self._rounds[width]
+            count = max(count, _SHARED_SOURCES)
+        # so that few counts are recorded
+        count = 16 * -(-count // 16)
+        if count not in self._rounds:
+            self._rounds[count] = self._prepare(count)
+        rounds = self._rounds[count]
         rounds.distance.fill_(torch.inf)
-        rounds.distance[row, column] = 0
-        tile, block = row // self._kernel.ROWS, column // self._kernel.SOURCES
+        rounds.distance[column, row] = 0
         near = self._neighbour[row].long() // self._kernel.ROWS
-        rounds.pending[tile, block] = 0
-        rounds.pending[near, block[:, None]] = 0
+        rounds.pending[column, row // self._kernel.ROWS] = 0
+        rounds.pending[column[:, None], near] = 0
         rounds.threshold.fill_(0)
         while float(rounds.threshold) < torch.inf:
             rounds.advance()
-        return rounds.distance[self._row_of, : len(sources)]
+        return rounds.distance[: len(sources), self._row_of].T
 
     def _prepare(self, count: int) -> _Rounds:
         """Make a table of path lengths for ``count`` sources, and a call for rounds over it."""
         kernel = self._kernel
-        distance = torch.zeros(self._rows, count, dtype=torch.float64, device=self.device)
-        shape = 2, -(-self._rows // kernel.ROWS), -(-count // kernel.SOURCES)
+        distance = torch.zeros(count, self._rows, dtype=torch.float64, device=self.device)
+        shape = 2, count, -(-self._rows // kernel.ROWS)
         pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
         threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
         tables = pending.unbind()
+        due = torch.empty(tables[0].numel(), dtype=torch.int32, device=self.device)
+        counts = torch.zeros(_ROUNDS, dtype=torch.int32, device=self.device)
 
         def advance() -> None:
+            counts.zero_()
             for number in range(_ROUNDS):
                 now, later = tables[number % 2], tables[1 - number % 2]
                 kernel.relax_(
                     distance, self._neighbour, self._length, (now, later), threshold,
-                    number * self._step,
+                    number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
             threshold.add_(_ROUNDS * self._step)
@@ -183,14 +188,14 @@ class EdgeRelaxation:
             threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
 
         if self.device.type != "cuda":
-            return _Rounds(distance, tables[0], threshold, advance)
+            return _Rounds(distance, tables[0], threshold, advance, (due, counts))
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
         if self._memory is None:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
-        return _Rounds(distance, tables[0], threshold, recorded.replay)
+        return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
 
     def _relax_(self, distance: Tensor) -> bool:
         """Shorten every path by its best last edge; tell whether any became shorter."""

@@ -8,85 +8,100 @@ from torch import Tensor
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["ROWS", "SOURCES", "relax_", "relax_rows_"]
+__all__ = ["ROWS", "relax_", "relax_rows_"]
 
-# Vertices and sources in a tile. [L157]
+# Vertices in a tile. [L157]
 ROWS = 64
-SOURCES = 8
 # Passes over a tile before it is its neighbours' turn. [L157]
 _PASSES = 16
+# Tiles that a program looks at to list those that are due, and programs that visit these. [L540]
+_LISTED = 1024
+_PROGRAMS = 1056
+_WARPS = 8
+
+
+@triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["now", "later", "count"])
+def _list_kernel(
+    now,  # [s, tiles] float32, shortest path that a visit would extend
+    later,  # [s, tiles] the same for the next round, overwritten
+    threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
+    ahead,  # float
+    due,  # [s * tiles] int32 out, entries that this round visits, in no order
+    count,  # [1] int32, how many, zero at first
+    entries,
+    BLOCK: tl.constexpr,
+):
+    """List the tiles that are due; the others wait for the next round."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < entries
+    pending = tl.load(now + at, mask=inside, other=float("inf"))
+    ready = (pending < float("inf")) & (pending <= tl.load(threshold) + ahead)
+    tl.store(later + at, tl.where(ready, float("inf"), pending), mask=inside)
+    one = ready.to(tl.int32)
+    found = tl.sum(one, axis=0)
+    if found > 0:
+        first = tl.atomic_add(count, found)
+        tl.store(due + first + tl.cumsum(one, axis=0) - one, at, mask=ready)
 
 
 @triton.jit(
-    do_not_specialize=["n", "width"],
-    do_not_specialize_on_alignment=["now", "later"],
+    do_not_specialize=["n", "width", "tiles"], do_not_specialize_on_alignment=["later", "count"]
 )
 def _relax_kernel(
-    distance,  # [n, s] path lengths so far, shortened in place
+    distance,  # [s, n] path lengths so far, shortened in place
     neighbour,  # [n, width] int32 vertices
     length,  # [n, width] edge lengths
-    now,  # [tiles, source blocks] float32, shortest path that a visit would extend; cleared
-    later,  # [tiles, source blocks] the same for the next round
-    threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
-    ahead,  # float
+    later,  # [s, tiles] float32, shortest path that a visit of the next round would extend
+    due,  # [s * tiles] int32, entries to visit
+    count,  # [1] int32, how many
     n,
-    s,  # a multiple of 16
     width,
+    tiles,
     PASSES: tl.constexpr,
     ROWS: tl.constexpr,
-    SOURCES: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Shorten the paths of a tile by their last edges until it settles.
+    """Shorten the paths of one source to a tile by their last edges until it settles.
 
     Programs read what others are writing. Lengths only fall, towards the same least fixed point in
     any order, and whoever shortens a path has the tiles around it visited again.
     """
-    tile, block = tl.program_id(0), tl.program_id(1)
-    blocks = tl.num_programs(1)
-    pending = tl.load(now + tile * blocks + block)
-    # all threads have read it before one of them clears it
-    tl.debug_barrier()
-    if pending == float("inf"):
-        return
-    tl.store(now + tile * blocks + block, float("inf"))
-    if pending > tl.load(threshold) + ahead:
-        tl.atomic_min(later + tile * blocks + block, pending)
-        return
-    row = tile * ROWS + tl.arange(0, ROWS)
-    vertex = row.to(tl.int64)
-    source = block * SOURCES + tl.arange(0, SOURCES)
-    here = row < n
-    inside = here[:, None] & (source < s)[None, :]
-    at = distance + vertex[:, None] * s + source[None, :]
-    least = tl.full((ROWS,), float("inf"), tl.float32)
-    passes = 0
-    going = 1
-    again = float("inf")
-    while going > 0:
-        old = tl.load(at, mask=inside, other=0.0)
-        best = old
-        for k in range(width):
-            other = tl.load(neighbour + vertex * width + k, mask=here, other=0).to(tl.int64)
-            edge = tl.load(length + vertex * width + k, mask=here, other=0.0)
-            path = tl.load(distance + other[:, None] * s + source[None, :], mask=inside, other=0.0)
-            best = tl.minimum(best, path + edge[:, None])
-        shorter = best < old
-        tl.store(at, best, mask=inside & shorter)
-        # the next pass of this program reads what all of its threads wrote
-        tl.debug_barrier()
-        found = tl.min(tl.where(shorter, best.to(tl.float32), float("inf")), axis=1)
-        least = tl.minimum(least, found)
-        again = tl.min(found, axis=0)
-        passes += 1
-        going = ((again < float("inf")) & (passes < PASSES)).to(tl.int32)
-    # if the last pass still changed something there has to be another visit
-    if again < float("inf"):
-        tl.atomic_min(later + tile * blocks + block, again)
-    if tl.min(least, axis=0) < float("inf"):
-        for k in range(width):
-            other = tl.load(neighbour + vertex * width + k, mask=here, other=0) // ROWS
-            wake = here & (least < float("inf")) & (other != tile)
-            tl.atomic_min(later + other * blocks + block, least, mask=wake)
+    column = tl.arange(0, WIDTH)
+    for number in range(tl.program_id(0), tl.load(count), tl.num_programs(0)):
+        entry = tl.load(due + number)
+        source = entry // tiles
+        tile = entry - source * tiles
+        paths = distance + source.to(tl.int64) * n
+        waiting = later + source * tiles
+        row = tile * ROWS + tl.arange(0, ROWS)
+        here = row < n
+        known = here[:, None] & (column < width)[None, :]
+        edge = row.to(tl.int64)[:, None] * width + column[None, :]
+        other = tl.load(neighbour + edge, mask=known, other=0)
+        step = tl.load(length + edge, mask=known, other=float("inf"))
+        least = tl.full((ROWS,), float("inf"), tl.float32)
+        passes = 0
+        going = 1
+        again = float("inf")
+        while going > 0:
+            old = tl.load(paths + row, mask=here, other=0.0)
+            path = tl.load(paths + other, mask=known, other=0.0) + step
+            best = tl.minimum(old, tl.min(path, axis=1))
+            shorter = here & (best < old)
+            tl.store(paths + row, best, mask=shorter)
+            # the next pass of this program reads what all of its threads wrote
+            tl.debug_barrier()
+            found = tl.where(shorter, best.to(tl.float32), float("inf"))
+            least = tl.minimum(least, found)
+            again = tl.min(found, axis=0)
+            passes += 1
+            going = ((again < float("inf")) & (passes < PASSES)).to(tl.int32)
+        # if the last pass still changed something there has to be another visit
+        if again < float("inf"):
+            tl.atomic_min(waiting + tile, again)
+        near = other // ROWS
+        wake = known & (least < float("inf"))[:, None] & (near != tile)
+        tl.atomic_min(waiting + near, tl.broadcast_to(least[:, None], (ROWS, WIDTH)), mask=wake)
 
 
 @triton.jit(do_not_specialize=["n", "width"])
@@ -129,17 +144,25 @@ def relax_(
     pending: tuple[Tensor, Tensor],
     threshold: Tensor,
     ahead: float,
+    due: Tensor,
+    count: Tensor,
 ) -> None:
-    """Run one round over paths of shape (n, s).
+    """Run one round over paths of shape (s, n).
 
-    ``pending`` are two tables of shape (tiles, source blocks): of this round, which clears it, and
-    of the next. Tiles whose shortest pending path is longer than ``threshold + ahead`` wait.
+    ``pending`` are two tables of shape (s, tiles): of this round, and of the next. Tiles whose
+    shortest pending path is longer than ``threshold + ahead`` wait. ``due`` has room for all tiles,
+    int32, and ``count`` is a zero.
     """
-    n, s = distance.shape
+    now, later = pending
+    n, tiles, width = distance.shape[1], now.shape[1], neighbour.shape[1]
     launch(
-        _relax_kernel, tuple(pending[0].shape),
-        distance, neighbour, length, *pending, threshold, ahead, n, s,
-        neighbour.shape[1], PASSES=_PASSES, ROWS=ROWS, SOURCES=SOURCES, num_warps=4,
+        _list_kernel, (triton.cdiv(now.numel(), _LISTED),),
+        now, later, threshold, ahead, due, count, now.numel(), BLOCK=_LISTED, num_warps=4,
+    )  # fmt: skip
+    launch(
+        _relax_kernel, (min(_PROGRAMS, now.numel()),),
+        distance, neighbour, length, later, due, count, n, width, tiles, PASSES=_PASSES, ROWS=ROWS,
+        WIDTH=max(32, triton.next_power_of_2(width)), num_warps=_WARPS,
     )  # fmt: skip
 
 

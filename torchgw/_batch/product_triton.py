@@ -1,0 +1,113 @@
+"""Products of small matrices in Triton, whose bits do not depend on how many others there are."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from torchgw._batch.tile_triton import cross, tile_of
+from torchgw._tensors.launch import launch
+
+__all__ = ["batch_cross", "batch_product"]
+
+# Rows of a product that a program computes, and what of the inner dimension is read at once;
+# entries of a matrix for each thread. Choices. [L535]
+_ROWS, _CHUNK = 32, 32
+_ENTRIES = 32
+
+
+@triton.jit
+def _cross_kernel(
+    x,  # [S, N, N] float64
+    y,  # [S', M, M] float64
+    i,  # [k] int64
+    j,  # [k] int64
+    plan,  # [k, N, M] float64
+    out,  # [k, N, M] float64, written
+    N: tl.constexpr,
+    M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Compute X P Y of one problem."""
+    number = tl.program_id(0).to(tl.int64)
+    x += tl.load(i + number) * N * N
+    y += tl.load(j + number) * M * M
+    cross(x, plan + number * N * M, y, out + number * N * M, N, M, CHUNK, "ieee")
+
+
+def batch_cross(
+    tables: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, torch.Tensor], plan: torch.Tensor
+) -> torch.Tensor:
+    """Compute X P Y of plans (k, N, M), float64, of powers of two.
+
+    ``tables`` (S, N, N) and (S', M, M) are of all spaces, ``index`` says which X and Y are meant.
+    """
+    n, m = plan.shape[1:]
+    out = torch.empty_like(plan)
+    launch(
+        _cross_kernel, (len(plan),), *tables, *index, plan, out, N=n, M=m, CHUNK=16,
+        num_warps=tile_of(n, m, _ENTRIES).warps, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(
+    do_not_specialize=[
+        "n", "inner", "m",
+        "left_stride", "left_row", "left_column", "right_stride", "right_row", "right_column",
+    ]
+)  # fmt: skip
+def _product_kernel(
+    left,  # [k, n, inner] float64
+    right,  # [k, inner, m] float64
+    out,  # [k, n, m] float64, contiguous, written
+    n,
+    inner,
+    m,
+    left_stride,
+    left_row,
+    left_column,
+    right_stride,
+    right_row,
+    right_column,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Multiply some rows of one pair."""
+    number = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_M)
+    in_rows, in_columns = rows < n, columns < m
+    left += number * left_stride
+    right += number * right_stride
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float64)
+    for begin in range(0, inner, CHUNK):
+        middle = begin + tl.arange(0, CHUNK)
+        inside = middle < inner
+        here = tl.load(
+            left + rows[:, None] * left_row + middle[None, :] * left_column,
+            mask=in_rows[:, None] & inside[None, :],
+            other=0.0,
+        )
+        there = tl.load(
+            right + middle[:, None] * right_row + columns[None, :] * right_column,
+            mask=inside[:, None] & in_columns[None, :],
+            other=0.0,
+        )
+        total = tl.dot(here, there, total, out_dtype=tl.float64)
+    place = number * n * m + rows[:, None] * m + columns[None, :]
+    tl.store(out + place, total, mask=in_rows[:, None] & in_columns[None, :])
+
+
+def batch_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Compute left (k, n, inner) times right (k, inner, m), float64."""
+    (count, n, inner), m = left.shape, right.shape[2]
+    out = torch.empty(count, n, m, dtype=left.dtype, device=left.device)
+    launch(
+        _product_kernel, (count, triton.cdiv(n, _ROWS)), left, right, out, n, inner, m,
+        *left.stride(), *right.stride(),
+        BLOCK_N=_ROWS, BLOCK_M=max(16, triton.next_power_of_2(m)), CHUNK=_CHUNK, num_warps=4,
+    )  # fmt: skip
+    return out

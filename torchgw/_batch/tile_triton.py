@@ -1,0 +1,174 @@
+"""How a matrix of one small problem lies on chip: each thread holds a rectangle of it.
+
+Rows are numbered by (inner, thread) and columns likewise, so that a matrix is a tensor [RI, CI, RT,
+CT]: thread (rt, ct) holds RI x CI entries, and most of a sum over rows or columns is its own. It is
+loaded as [RI * CI, RT * CT], of which compilers give each thread a column; as a matrix of rows and
+columns its layout would be the compiler's choice, with several times the instructions. In memory
+matrices have as many rows and columns as blocks have, powers of two, so that nothing is masked and
+addresses are constants; ``shift``, which is zero, keeps it from compilers that they are aligned, or
+they would read four columns at once and give a thread four. [L532]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = [
+    "Tile",
+    "by_columns",
+    "by_rows",
+    "cross",
+    "line",
+    "padded",
+    "read",
+    "sums_of_columns",
+    "sums_of_rows",
+    "tile_of",
+    "write",
+    "write_row",
+]
+
+
+class Tile(NamedTuple):
+    """The rectangle of a thread, and how many threads there are."""
+
+    RI: int
+    CI: int
+    RT: int
+    CT: int
+
+    @property
+    def warps(self) -> int:
+        """Count the warps that hold the matrix."""
+        return self.RT * self.CT // 32
+
+
+def tile_of(rows: int, columns: int, entries: int) -> Tile:
+    """Choose tiles for a matrix, as square as they can be, of so many entries at most.
+
+    Two threads for each row at least: small matrices are waited for more than computed. [L533]
+    """
+    side = 1 << (rows.bit_length() + columns.bit_length() - 2) // 2
+    threads = max(2 * side, rows * columns // entries)
+    across = min(columns, 8 if threads < 128 else 16)
+    down = min(rows, threads // across)
+    across = threads // down
+    return Tile(rows // down, columns // across, down, across)
+
+
+def padded(values: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """Fill the last axes up to some sizes by zeros; what has them is not copied."""
+    missing = [size - old for size, old in zip(sizes, values.shape[-len(sizes) :], strict=True)]
+    if not any(missing):
+        return values.contiguous()
+    return torch.nn.functional.pad(values, [part for end in missing[::-1] for part in (0, end)])
+
+
+@triton.jit
+def line(INNER: tl.constexpr, THREADS: tl.constexpr):
+    """List rows as [RI, RT], or columns as [CI, CT]."""
+    return tl.arange(0, INNER)[:, None] * THREADS + tl.arange(0, THREADS)[None, :]
+
+
+@triton.jit
+def _places(RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr):
+    """Find where entries are in memory, [RI * CI, RT * CT]."""
+    held, thread = tl.arange(0, RI * CI)[:, None], tl.arange(0, RT * CT)[None, :]
+    fixed = held // CI * (RT * CI * CT) + held % CI * CT
+    return fixed + thread // CT * (CI * CT) + thread % CT
+
+
+@triton.jit
+def read(matrix, shift, RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr):
+    """Load a matrix."""
+    return tl.reshape(tl.load(matrix + shift + _places(RI, CI, RT, CT)), [RI, CI, RT, CT])
+
+
+@triton.jit
+def write(
+    matrix, values, shift,
+    RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Store a matrix."""
+    tl.store(matrix + shift + _places(RI, CI, RT, CT), tl.reshape(values, [RI * CI, RT * CT]))
+
+
+@triton.jit
+def write_row(
+    row, values, number, shift,
+    RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Store one row of a matrix."""
+    held, thread = tl.arange(0, RI * CI)[:, None], tl.arange(0, RT * CT)[None, :]
+    chosen = held // CI * RT + thread // CT == number
+    place = held % CI * CT + thread % CT
+    tl.store(row + shift + place, tl.reshape(values, [RI * CI, RT * CT]), mask=chosen)
+
+
+@triton.jit
+def by_rows(values):
+    """Spread numbers of rows [RI, RT] over a matrix."""
+    return values[:, None, :, None]
+
+
+@triton.jit
+def by_columns(values):
+    """Spread numbers of columns [CI, CT] over a matrix."""
+    return values[None, :, None, :]
+
+
+@triton.jit
+def sums_of_rows(matrix):
+    """Sum each row, [RI, RT]."""
+    return tl.sum(tl.sum(matrix, 1), 2)
+
+
+@triton.jit
+def sums_of_columns(matrix):
+    """Sum each column, [CI, CT]."""
+    return tl.sum(tl.sum(matrix, 0), 1)
+
+
+@triton.jit
+def _product(
+    left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Multiply matrices in memory."""
+    rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
+    left += rows[:, None] * INNER + middle[None, :]
+    right += middle[:, None] * COLUMNS + columns[None, :]
+    kind = right.dtype.element_ty
+    total = tl.zeros([ROWS, COLUMNS], kind)
+    for _ in range(INNER // CHUNK):
+        total = tl.dot(
+            tl.load(left), tl.load(right), total, input_precision=PRECISION, out_dtype=kind
+        )  # fmt: skip
+        left += CHUNK
+        right += CHUNK * COLUMNS
+    return total
+
+
+@triton.jit
+def cross(
+    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Write X P Y of matrices (N, N), (N, M) and (M, M) of one dtype, through memory.
+
+    Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
+    program has stored before, and until its own stores are seen; ``out`` may be the plan.
+    """
+    place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+    tl.debug_barrier()
+    half = _product(x, plan, N, N, M, CHUNK, PRECISION)
+    tl.debug_barrier()
+    tl.store(out + place, half)
+    tl.debug_barrier()
+    half = _product(out, y, N, M, M, CHUNK, PRECISION)
+    tl.debug_barrier()
+    tl.store(out + place, half)
+    tl.debug_barrier()
