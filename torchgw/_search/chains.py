@@ -268,7 +268,7 @@ def _warn_if_long(world: _World, count: int, level: float, low: float) -> None:
     seconds = _MULTIPLICATION * iterations * n * m * (n + m)
     if seconds > _LONG:
         warn_user(
-            f"The first chains of the search on all points did not agree, and up to {count} more "
+            f"The first starts, followed on all points, did not agree, and up to {count} more "
             f"follow: about {seconds:.0f} s on this CPU. search='fast' leaves them out, and a "
             "start that is known (`init`) needs none.",
             PerformanceWarning,

@@ -152,13 +152,13 @@ class Options:
             "`init` says where to start": given,
             "n_init=1 asks for a single start": self.n_init == 1,
             "relaxed marginals have starts of their own": self.rule is not None,
-            "the absolute loss has no products that would make chains cheap": not crossed,
+            "with the absolute loss that takes too long": not crossed,
         }
         for reason, holds in why.items():
             if holds:
                 raise UnsupportedError(
-                    f"search='thorough' follows chains on all points, and {reason}. Leave one of "
-                    "them out."
+                    f"search='thorough' follows many starts on all points, and {reason}. Leave one "
+                    "of them out."
                 )
 
     def check_resolution(self, *, given: bool, differentiable: bool, checkpoint: bool) -> Options:
