@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 
@@ -363,13 +364,16 @@ def test_landmarks_have_no_logarithms():
 @pytest.mark.parametrize("loss", OTHERS)
 def test_columns_on_demand(loss):
     """Costly columns: means from some of them, and a sampled cost."""
-    x, y, answer = isometric_copy(100, noise=0.01)
-    result = torchgw.solve(
-        x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
-        n_anchors=256,
-    )  # fmt: skip
+    x, y, _ = isometric_copy(100, noise=0.01)
+    # entries near zero decide a kl loss, and 256 anchors show too few of them: .036 for .0004
+    few = pytest.warns(torchgw.ConvergenceWarning, match="shows too little")
+    with few if loss == "kl" else contextlib.nullcontext():
+        result = torchgw.solve(
+            x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
+            n_anchors=256,
+        )  # fmt: skip
     assert result.gradient == "sampled"
-    assert result.status.converged
+    assert result.status.converged == (loss != "kl")
     dense = torchgw.solve(
         x, y, distances="precomputed", n_neighbors=6, loss=loss, epsilon=5e-3, gradient="dense"
     )
