@@ -164,8 +164,10 @@ def test_a_plan_on_its_way_to_an_optimum_is_no_other_one():
     one.plan, other.plan = torch.eye(30) / 30, torch.eye(30).roll(1, 0) / 30
     near = replace(one, plan=0.9 * one.plan + 0.1 / 900)
     one.objective, near.objective, other.objective = 1.0, 1.1, 1.2
-    assert _apart([other, near, one], 3) == [one, other]
-    assert _apart([other, near, one], 1) == [one]
+    left = []
+    assert _apart([other, near, one], 3, left) == [one, other]
+    assert [trial.objective for trial in left] == [1.1]
+    assert _apart([other, near, one], 1, left) == [one]
 
 
 def test_a_batch_of_kicks_is_linearised_as_single_ones():

@@ -113,8 +113,8 @@ _ALIKE = 0.9
 # How far linearisations go then, and Sinkhorn iterations at the end: whole steps go round for ever
 # where the objective is steeply convex in a direction. [L600]
 _STEP, _MEETING = 0.75, 20
-# Entries of a plan up to which there are such rounds, chains of each, and optima that are left.
-# [L345]
+# Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
+# [L345, L604]
 _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
@@ -235,15 +235,15 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         world.descend(found[-1:], _CONVEX, low)
     best += found
     independent = None
+    left: list[Trial] = []
     if not sharp and world.base.numel() <= _SMALL:
-        best, every, independent = _again(world, best, low, count)
-        best = best[:_KEPT]
-        behind = [chain for chain in every if chain not in best] + behind
+        found_again, left, independent = _again(world, best, low, count)
+        best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
     world.settle(found if sharp else best, low, 1.0 if sharp else _STEP)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
-    trials += [chain.trial("left behind") for chain in behind]
+    trials += [*left, *(chain.trial("left behind") for chain in behind)]
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
     agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
@@ -300,32 +300,32 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
 
 def _again(
     world: _World, chains: list[_Chain], epsilon: float, count: int
-) -> tuple[list[_Chain], list[_Chain], bool]:
+) -> tuple[list[_Chain], list[Trial], bool]:
     """Improve chains by rounds and, where they disagree, others as well.
 
-    Returns the best of different plans, all that there were, and whether independent ones agree.
+    Returns the best of different plans, what the others came to, and whether independent ones
+    agree.
     """
     numbers = itertools.count(count)
     width = min(count, _WIDEST)
     first = sorted(chains, key=lambda chain: chain.objective)
-    every = list(chains)
-    groups = [_apart(first, width)]
+    left: list[Trial] = []
+    groups = [_apart(first, width, left)]
     if len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME):
-        groups = _rounds(world, groups, epsilon, numbers, width, every)
+        groups = _rounds(world, groups, epsilon, numbers, width, left)
         # those that were sent round again come from each other
         if _near(first[_AGREEING - 1], groups[0][0], _SAME):
-            return groups[0], every, True
+            return groups[0], left, True
     for _ in range(1, _GROUPS):
         kinds = itertools.islice(itertools.cycle(_FIRST), width)
         fresh = [world.begin(kind, next(numbers)) for kind in kinds]
         world.descend(fresh, _QUICK._replace(step=_STEP), epsilon)
-        every += fresh
-        groups.append(_apart(fresh, width))
-    groups = _rounds(world, groups, epsilon, numbers, width, every)
+        groups.append(_apart(fresh, width, left))
+    groups = _rounds(world, groups, epsilon, numbers, width, left)
     together = [list(itertools.chain(*groups))]
-    better = _rounds(world, together, epsilon, numbers, _GROUPS * width, every)[0]
+    better = _rounds(world, together, epsilon, numbers, _GROUPS * width, left)[0]
     found = sum(_near(group[0], better[0], _BETTER) for group in groups)
-    return better, every, found >= _AGREEING - 1
+    return better, left, found >= _AGREEING - 1
 
 
 def _rounds(
@@ -334,11 +334,11 @@ def _rounds(
     epsilon: float,
     numbers: Iterator[int],
     width: int,
-    every: list[_Chain],
+    left: list[Trial],
 ) -> list[list[_Chain]]:
     """Kick and mix the chains of each group, and keep the best of all, while that helps."""
     ladder = Ladder(epsilon, _REFINE.decay, _REFINE.outer, _STEP, _MEETING)
-    groups = [_apart(chains, width // 2) for chains in groups]
+    groups = [_apart(chains, width // 2, left) for chains in groups]
     idle = [0] * len(groups)
     for _ in range(_ROUNDS):
         live = [place for place, rounds in enumerate(idle) if rounds < _PATIENCE]
@@ -348,16 +348,15 @@ def _rounds(
         fresh = {place: world.again(groups[place], width, ladder, numbers) for place in live}
         world.descend(list(itertools.chain(*fresh.values())), ladder, epsilon)
         for place, chains in fresh.items():
-            every += chains
             before = groups[place][0]
-            groups[place] = _apart(groups[place] + chains, width // 2)
+            groups[place] = _apart(groups[place] + chains, width // 2, left)
             helped = not _near(before, groups[place][0], _BETTER)
             idle[place] = 0 if helped else idle[place] + 1
     return groups
 
 
-def _apart(chains: list[_Chain], count: int) -> list[_Chain]:
-    """Choose chains of different plans, the best first."""
+def _apart(chains: list[_Chain], count: int, left: list[Trial]) -> list[_Chain]:
+    """Choose chains of different plans, the best first; add what the others came to."""
     chains = sorted(chains, key=lambda chain: chain.objective)
     flat = torch.nn.functional.normalize(_stacked(chains)[0].flatten(1))
     alike = (flat @ flat.mT > _ALIKE).tolist()
@@ -366,7 +365,9 @@ def _apart(chains: list[_Chain], count: int) -> list[_Chain]:
         # objectives would not do: a plan on its way to an optimum is no other one
         if not any(row[other] for other in kept):
             kept.append(place)
-    return [chains[place] for place in kept[:count]]
+    chosen = [chains[place] for place in kept[:count]]
+    left += [chain.trial("left behind") for chain in chains if chain not in chosen]
+    return chosen
 
 
 def _agree(chains: Sequence[_Chain]) -> bool:
