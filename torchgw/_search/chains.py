@@ -106,15 +106,15 @@ _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)
 # Shares of rows of the kicks that send the best chains round again, by turns, and how many.
-# [L345, L602]
+# [L345, L561]
 _AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
-# Cosine of the angle between plans above which they are of one optimum. [L602]
+# Cosine of the angle between plans above which they are of one optimum. [L561]
 _ALIKE = 0.9
 # How far linearisations go then, and Sinkhorn iterations at the end: whole steps go round for ever
-# where the objective is steeply convex in a direction. [L600]
+# where the objective is steeply convex in a direction. [L559]
 _STEP, _MEETING = 0.75, 20
 # Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
-# [L345, L604]
+# [L345, L563]
 _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
