@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,16 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
-from torchgw._search.chains import Guess, _first_chains, _World, climb
+from torchgw._search.chains import (
+    _FIRST,
+    _STEP,
+    Guess,
+    Ladder,
+    _apart,
+    _first_chains,
+    _World,
+    climb,
+)
 from torchgw._search.coarse import coarsen
 from torchgw._search.convex import _slopes, is_graph
 from torchgw._search.graphs import Graphs, least_value
@@ -129,6 +139,46 @@ def test_small_noise_ends_as_low_as_many_starts(seed):
         result = torchgw.solve(D_X=x, D_Y=y, **options)
     assert result.report.objective <= many.report.objective * (1 + 1e-4)
     assert any(trial.start.startswith("again") for trial in result.trials)
+
+
+def test_whole_steps_go_round_where_shorter_ones_settle():
+    """Two plans whose linearisations lead to each other, as eigenvalues have opposite signs."""
+    rng = np.random.default_rng(0)
+    tables = [np.triu(rng.random((n, n)), 1) for n in (40, 50)]
+    whole = coarsen(problem_of(*[table + table.T for table in tables]), 50)
+    world, low = _World(whole), 0.01 / whole.scale
+    objectives, changes = [], []
+    for step in (1.0, _STEP):
+        chain = world.begin(_FIRST[1], 0)
+        world.descend([chain], Ladder(low, 0.7, 60, step), low)
+        before = chain.plan
+        world.settle([chain], low, step)
+        changes.append(float((chain.plan - before).abs().sum()))
+        objectives.append(chain.objective)
+    assert changes[0] > 0.1 > 10 * changes[1]
+    assert objectives[1] < objectives[0]
+
+
+def test_a_plan_on_its_way_to_an_optimum_is_no_other_one():
+    world = _World(coarsen(problem_of(*words(30, 0.1)), 30))
+    one, other = world.begin(_FIRST[0], 0), world.begin(_FIRST[1], 1)
+    one.plan, other.plan = torch.eye(30) / 30, torch.eye(30).roll(1, 0) / 30
+    near = replace(one, plan=0.9 * one.plan + 0.1 / 900)
+    one.objective, near.objective, other.objective = 1.0, 1.1, 1.2
+    left = []
+    assert _apart([other, near, one], 3, left) == [one, other]
+    assert [trial.objective for trial in left] == [1.1]
+    assert _apart([other, near, one], 1, left) == [one]
+
+
+def test_a_batch_of_kicks_is_linearised_as_single_ones():
+    """At some rows of plans, whose marginals are then others."""
+    world = _World(coarsen(problem_of(*words(30, 0.1)), 30))
+    plans = torch.rand(3, 30, 30, generator=torch.Generator().manual_seed(0)) / 900
+    kept = torch.arange(30) < torch.tensor([5, 12, 30])[:, None]
+    costs = world.costs_anywhere(plans * kept[:, :, None])
+    for plan, rows, cost in zip(plans, kept, costs, strict=True):
+        torch.testing.assert_close(cost, world.costs_at_rows(plan, rows.nonzero()[:, 0]))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
     found = torchgw.solve(X, Y, **options, resolution=4e-3)
     assert found.report.resolution is not None
     assert found.lazy_plan.dtype == torch.float32
-    # twice what is left here, as landmarks and last bits of the start move where the loop ends [L501]
+    # twice what is left here, as landmarks and last bits of the start move the end [L501]
     assert found.value == pytest.approx(whole.value, rel=2e-3 if precise else 4e-3)
 
 

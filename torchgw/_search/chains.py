@@ -63,6 +63,8 @@ class Ladder(NamedTuple):
     start: float
     decay: float
     outer: int
+    step: float = 1.0  # how far each linearisation goes from the last one to that of the plan
+    meeting: int = _LAST_INNER  # Sinkhorn iterations in which the plans meet their marginals
 
     def stages(self, last: float) -> list[float]:
         """List the epsilons down to the last one."""
@@ -104,11 +106,17 @@ _STIR = 0.01
 _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20)
-# Shares of rows of the kicks that send the best chains round again, by turns, and how many. [L345]
-_AGAIN, _AGAIN_KICKS = (0.4, 0.6, 0.8), 3
-# Entries of a plan up to which there are such rounds, chains of each, and those they come from.
-# [L345]
-_SMALL, _WIDEST, _PARENTS = 2**13, 16, 8
+# Shares of rows of the kicks that send the best chains round again, by turns, and how many.
+# [L345, L561]
+_AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
+# Cosine of the angle between plans above which they are of one optimum. [L561]
+_ALIKE = 0.9
+# How far linearisations go then, and Sinkhorn iterations at the end: whole steps go round for ever
+# where the objective is steeply convex in a direction. [L559]
+_STEP, _MEETING = 0.75, 20
+# Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
+# [L345, L563]
+_SMALL, _WIDEST, _KEPT = 2**13, 48, 8
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
@@ -233,15 +241,15 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         world.descend(found[-1:], _CONVEX, low)
     best += found
     independent = None
+    left: list[Trial] = []
     if not sharp and world.base.numel() <= _SMALL:
-        every, independent = _again(world, best, low, count)
-        best = _apart(every)[:_PARENTS]
-        behind = [chain for chain in every if chain not in best] + behind
-    world.settle(found if sharp else best, low)
+        found_again, left, independent = _again(world, best, low, count)
+        best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
+    world.settle(found if sharp else best, low, 1.0 if sharp else _STEP)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
-    trials += [chain.trial("left behind") for chain in behind]
+    trials += [*left, *(chain.trial("left behind") for chain in behind)]
     same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
     agreed = same >= _AGREEING if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
@@ -317,54 +325,74 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
 
 def _again(
     world: _World, chains: list[_Chain], epsilon: float, count: int
-) -> tuple[list[_Chain], bool]:
+) -> tuple[list[_Chain], list[Trial], bool]:
     """Improve chains by rounds and, where they disagree, others as well.
 
-    Tells whether independent ones agree.
+    Returns the best of different plans, what the others came to, and whether independent ones
+    agree.
     """
     numbers = itertools.count(count)
     width = min(count, _WIDEST)
     first = sorted(chains, key=lambda chain: chain.objective)
-    better = _rounds(world, first, epsilon, numbers, width)
-    # those that were sent round again come from each other
-    if len(first) >= _AGREEING and _near(first[_AGREEING - 1], better[0], _SAME):
-        return better, True
-    groups = [better]
+    left: list[Trial] = []
+    groups = [_apart(first, width, left)]
+    if len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME):
+        groups = _rounds(world, groups, epsilon, numbers, width, left)
+        # those that were sent round again come from each other
+        if _near(first[_AGREEING - 1], groups[0][0], _SAME):
+            return groups[0], left, True
     for _ in range(1, _GROUPS):
         kinds = itertools.islice(itertools.cycle(_FIRST), width)
         fresh = [world.begin(kind, next(numbers)) for kind in kinds]
-        world.descend(fresh, _QUICK, epsilon)
-        groups.append(_rounds(world, fresh, epsilon, numbers, width))
-    better = _rounds(world, list(itertools.chain(*groups)), epsilon, numbers, width)
+        world.descend(fresh, _QUICK._replace(step=_STEP), epsilon)
+        groups.append(_apart(fresh, width, left))
+    groups = _rounds(world, groups, epsilon, numbers, width, left)
+    together = [list(itertools.chain(*groups))]
+    better = _rounds(world, together, epsilon, numbers, _GROUPS * width, left)[0]
     found = sum(_near(group[0], better[0], _BETTER) for group in groups)
-    return better, found >= _AGREEING - 1
+    return better, left, found >= _AGREEING - 1
 
 
 def _rounds(
-    world: _World, chains: list[_Chain], epsilon: float, numbers: Iterator[int], width: int
-) -> list[_Chain]:
-    """Kick the best chains and let them settle, until that no longer helps."""
-    ladder = _REFINE._replace(start=epsilon)
-    kinds = itertools.cycle([Kind("again", ladder, (epsilon, share)) for share in _AGAIN])
-    chains = sorted(chains, key=lambda chain: chain.objective)
-    idle = 0
+    world: _World,
+    groups: list[list[_Chain]],
+    epsilon: float,
+    numbers: Iterator[int],
+    width: int,
+    left: list[Trial],
+) -> list[list[_Chain]]:
+    """Kick and mix the chains of each group, and keep the best of all, while that helps."""
+    ladder = Ladder(epsilon, _REFINE.decay, _REFINE.outer, _STEP, _MEETING)
+    groups = [_apart(chains, width // 2, left) for chains in groups]
+    idle = [0] * len(groups)
     for _ in range(_ROUNDS):
-        parents = itertools.cycle(_apart(chains)[:_PARENTS])
-        fresh = [world.again(next(kinds), next(numbers), next(parents)) for _ in range(width)]
-        world.descend(fresh, ladder, epsilon)
-        before = chains[0]
-        chains = sorted(chains + fresh, key=lambda chain: chain.objective)
-        idle = idle + 1 if _near(before, chains[0], _BETTER) else 0
-        if idle == _PATIENCE:
+        live = [place for place, rounds in enumerate(idle) if rounds < _PATIENCE]
+        if not live:
             break
-    return chains
+        # all at once: short operations cost little more on many plans than on few
+        fresh = {place: world.again(groups[place], width, ladder, numbers) for place in live}
+        world.descend(list(itertools.chain(*fresh.values())), ladder, epsilon)
+        for place, chains in fresh.items():
+            before = groups[place][0]
+            groups[place] = _apart(groups[place] + chains, width // 2, left)
+            helped = not _near(before, groups[place][0], _BETTER)
+            idle[place] = 0 if helped else idle[place] + 1
+    return groups
 
 
-def _apart(chains: Sequence[_Chain]) -> list[_Chain]:
-    """Choose chains of different objectives, the best first."""
-    apart = list(chains[:1])
-    apart += [b for a, b in itertools.pairwise(chains) if not _near(b, a, _BETTER)]
-    return apart
+def _apart(chains: list[_Chain], count: int, left: list[Trial]) -> list[_Chain]:
+    """Choose chains of different plans, the best first; add what the others came to."""
+    chains = sorted(chains, key=lambda chain: chain.objective)
+    flat = torch.nn.functional.normalize(_stacked(chains)[0].flatten(1))
+    alike = (flat @ flat.mT > _ALIKE).tolist()
+    kept: list[int] = []
+    for place, row in enumerate(alike):
+        # objectives would not do: a plan on its way to an optimum is no other one
+        if not any(row[other] for other in kept):
+            kept.append(place)
+    chosen = [chains[place] for place in kept[:count]]
+    left += [chain.trial("left behind") for chain in chains if chain not in chosen]
+    return chosen
 
 
 def _agree(chains: Sequence[_Chain]) -> bool:
@@ -440,14 +468,59 @@ class _World:
         plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
         return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
 
-    def again(self, kind: Kind, number: int, parent: _Chain) -> _Chain:
-        """Kick a plan out of its optimum."""
-        assert kind.kick is not None
+    def again(
+        self, parents: list[_Chain], count: int, ladder: Ladder, numbers: Iterator[int]
+    ) -> list[_Chain]:
+        """Kick plans out of their optima, and mix as many if there are several to mix."""
         clock = perf_counter()
-        plan, g = parent.plan, parent.g
-        generator = torch.Generator(device=plan.device).manual_seed(number)
-        plan, g = self.kick(kind.kick, plan, g, _AGAIN_KICKS, generator)
-        return _Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+        plans, g = _stacked(parents)
+        seeds = list(itertools.islice(numbers, count))
+        generator = torch.Generator(device=plans.device).manual_seed(seeds[0])
+        mixed = count // 2 if len(parents) > 1 else 0
+        turn = torch.arange(count - mixed, device=plans.device)
+        shares = plans.new_tensor(_AGAIN)[turn % len(_AGAIN)]
+        place = turn % len(plans)
+        found = self.kick_all(plans[place], g[place], shares, ladder.start, generator)
+        kinds = [Kind("again", ladder, (ladder.start, share)) for share in shares.tolist()]
+        if mixed:
+            drawn = torch.rand(mixed, len(plans), device=plans.device, generator=generator)
+            one, other = drawn.argsort(1)[:, :2].T
+            more = self.mix(plans[one], plans[other], g[one], ladder.start, generator)
+            found = torch.cat([found[0], more[0]]), torch.cat([found[1], more[1]])
+            kinds += [Kind("mixture", ladder)] * mixed
+        seconds = (perf_counter() - clock) / count
+        each = zip(kinds, seeds, *found, strict=True)
+        return [
+            _Chain(kind, seed, plan, potential, seconds=seconds)
+            for kind, seed, plan, potential in each
+        ]
+
+    def kick_all(
+        self, plans: Tensor, g: Tensor, shares: Tensor, epsilon: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Linearise at random rows of plans (B, s, t) a few times, each at its share of them."""
+        counts = (shares * plans.shape[1]).round().clamp_(min=2)
+        for _ in range(_AGAIN_KICKS):
+            drawn = torch.rand(plans.shape[:2], device=plans.device, generator=generator)
+            kept = drawn.argsort(1).argsort(1) < counts[:, None]
+            costs = self.costs_anywhere(plans * kept[:, :, None])
+            plans, g = self.solve(costs, g, epsilon * self.scale, _KICK_INNER)
+        return plans, g
+
+    def mix(
+        self, one: Tensor, other: Tensor, g: Tensor, epsilon: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Linearise at plans (B, s, t) whose rows come from one or the other by chance."""
+        drawn = torch.rand(one.shape[:2], device=one.device, generator=generator)
+        costs = self.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other))
+        return self.solve(costs, g, epsilon * self.scale, _INNER)
+
+    def costs_anywhere(self, plans: Tensor) -> Tensor:
+        """Linearise at tables (B, s, t) of other marginals, scaled to mass one."""
+        plans = plans / plans.sum((1, 2), keepdim=True)
+        # as in costs_at_rows()
+        means = torch.einsum("pij,bj->bpi", self.x, plans.sum(2))
+        return self.costs(plans) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
         self,
@@ -509,9 +582,9 @@ class _World:
     def descend(self, chains: list[_Chain], ladder: Ladder, last: float) -> None:
         """Take chains down a ladder to an epsilon, until their plans have settled at each stage."""
         for some in self.together(chains):
-            self._descend(some, ladder.stages(last), ladder.outer)
+            self._descend(some, ladder, ladder.stages(last))
 
-    def _descend(self, chains: list[_Chain], stages: Sequence[float], outer: int) -> None:
+    def _descend(self, chains: list[_Chain], ladder: Ladder, stages: Sequence[float]) -> None:
         """Take one batch down."""
         clock = perf_counter()
         plans, g = _stacked(chains)
@@ -520,29 +593,39 @@ class _World:
             noise = torch.randn(plans.shape[1:], device=plans.device, generator=generator)
             plans = plans * (1 + _STIR * noise).clamp_(0.5)
             last = math.inf
-            for _ in range(outer):
+            costs = None
+            for _ in range(ladder.outer):
                 before = plans
-                plans, g = self.solve(self.costs(plans), g, share * self.scale, _INNER)
+                costs = self.step(costs, plans, ladder.step)
+                plans, g = self.solve(costs, g, share * self.scale, _INNER)
                 change = float((plans - before).abs().sum((1, 2)).amax())
                 # one that grows leaves a saddle point
                 if change < min(_SETTLED, last):
                     break
                 last = change
         epsilon = stages[-1] * self.scale
-        plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
+        costs = self.step(costs, plans, ladder.step)
+        plans, g = self.solve(costs, g, epsilon, ladder.meeting, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
-    def settle(self, chains: list[_Chain], share: float) -> None:
+    def step(self, costs: Tensor | None, plans: Tensor, step: float) -> Tensor:
+        """Linearise at plans, or go from the last costs a step towards that."""
+        new = self.costs(plans)
+        return new if costs is None or step == 1 else costs.lerp_(new, step)
+
+    def settle(self, chains: list[_Chain], share: float, step: float = 1.0) -> None:
         """Meet the marginals at the target."""
         for some in self.together(chains):
-            self._settle(some, share * self.scale)
+            self._settle(some, share * self.scale, step)
 
-    def _settle(self, chains: list[_Chain], epsilon: float) -> None:
+    def _settle(self, chains: list[_Chain], epsilon: float, step: float) -> None:
         """Settle one batch."""
         clock = perf_counter()
         plans, g = _stacked(chains)
+        costs = None
         for _ in range(_LAST):
-            plans, g = self.solve(self.costs(plans), g, epsilon, _LAST_INNER, _LAST_RELAXATION)
+            costs = self.step(costs, plans, step)
+            plans, g = self.solve(costs, g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
     def rounded(self, chains: list[_Chain]) -> Tensor:
