@@ -51,7 +51,7 @@ _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
 # Iterations that have to be left for that, and the largest epsilon in units of that asked for.
 # [L471]
 _ROOM, _HIGHEST = 300, 1e9
-# Iterations that Newton steps on the entries of a plan take as long as. [L600]
+# Iterations that Newton steps on the entries of a plan take as long as. [L564]
 _SLOW = 200
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97

@@ -33,11 +33,11 @@ _RIDGE = 1e-13
 # [L443]
 _LARGEST_STEP = 10.0
 # Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
-# density of those, and how many of all they are at most. [L600]
+# density of those, and how many of all they are at most. [L564]
 _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
 # Steps on one set of entries at most, how far they may lead in units of epsilon, and share of the
 # tolerance that is added to the second derivative, in units of the mass of a column: what it leaves
-# undone is that share times the length of the step. [L600]
+# undone is that share times the length of the step. [L564]
 _STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 
 
