@@ -80,3 +80,51 @@ def test_other_problems_are_iterated(change):
         prepared = slow_problem(n=20, m=newton._MOST_POINTS + 1)
         problem = prepared.problem
     assert not newton.is_small(EagerBackend().prepare(problem))
+
+
+def clusters(n=310, epsilon=0.004):
+    """Three clusters on either side, of slightly other masses, so that a little goes between."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[0.0, 0], [0.35, 0], [0, 0.35]])
+    x, y = (centres[np.arange(n) % 3] + 0.06 * rng.normal(size=(n, 2)) for _ in range(2))
+    a, b = (torch.as_tensor(1 + 0.02 * rng.random(n)) for _ in range(2))
+    a[3], b[5] = 0, 0
+    cost = DenseCost(torch.cdist(torch.as_tensor(x), torch.as_tensor(y)).square())
+    marginals = Marginals(a / a.sum(), b / b.sum())
+    return EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
+
+
+def test_sharp_plans_in_fewer_iterations(monkeypatch):
+    prepared = clusters(epsilon=5e-4)
+    assert newton.may_be_sharp(prepared)
+    monkeypatch.setattr(newton, "_MOST_ENTRIES", 0.6)
+    found = loop.sinkhorn(prepared, None, max_iter=20_000, tol=1e-9)
+    monkeypatch.setattr(loop, "may_be_sharp", lambda _: False)
+    plain = loop.sinkhorn(prepared, None, max_iter=20_000, tol=1e-9)
+    # 120 for 2,120
+    assert found.converged
+    assert plain.converged
+    assert found.n_iters < 0.2 * plain.n_iters
+    plans = [prepared.dense(one.potentials) for one in (found, plain)]
+    torch.testing.assert_close(*plans, rtol=0, atol=1e-8)
+
+
+def test_wide_plans_have_no_few_entries():
+    prepared = clusters(epsilon=1.0)
+    zero = torch.zeros_like(prepared.problem.marginals.b)
+    assert newton.newton_on_entries(prepared, prepared.half_steps(zero), 1e-9) is None
+    assert not newton.may_be_sharp(slow_problem())
+
+
+def test_steps_on_entries_raise_the_dual_value_and_meet_columns(monkeypatch):
+    monkeypatch.setattr(newton, "_MOST_ENTRIES", 1.0)
+    prepared = clusters()
+    state = prepared.half_steps(torch.zeros_like(prepared.problem.marginals.b))
+    a, b = prepared.problem.marginals
+    for _ in range(4):
+        state = prepared.half_steps(state.g)
+    before = Potentials(prepared.softmin_rows(state.g), state.g)
+    after = newton.newton_on_entries(prepared, before, 1e-8)
+    assert a @ after.f + b @ after.g > a @ before.f + b @ before.g
+    missing = [(prepared.dense(each).sum(0) - b).abs().sum() for each in (before, after)]
+    assert missing[1] < 1e-3 * missing[0]

@@ -17,7 +17,14 @@ from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EagerBackend", "EagerProblem", "StoredSweeper", "sparse_sweeper", "usable_sums"]
+__all__ = [
+    "EagerBackend",
+    "EagerProblem",
+    "StoredSweeper",
+    "entries_of",
+    "sparse_sweeper",
+    "usable_sums",
+]
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
@@ -82,18 +89,8 @@ class _SparseKernel:
         (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
         if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:
             return None
-        values, columns, counts, left = [], [], [], int(_SPARSE * n * m)
-        for _, density in plan.densities():
-            large = density >= least
-            counts.append(large.sum(1))
-            left -= int(counts[-1].sum())
-            if left < 0:
-                return None
-            values.append(density[large])
-            columns.append(large.nonzero()[:, 1].int())
-        ends = torch.cat([counts[0].new_zeros(1), *counts]).cumsum(0).int()
-        parts = (torch.cat(values), torch.cat(columns), ends)
-        return cls(scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=(n, m)))
+        entries = entries_of(plan, least, _SPARSE)
+        return None if entries is None else cls(entries)
 
     def rows(self, vector: Tensor) -> Tensor:
         """Multiply by a vector (m,)."""
@@ -185,6 +182,22 @@ class StoredSweeper:
         f, g = self.origin
         u, v = self._tensor(u), self._tensor(v)
         return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
+
+
+def entries_of(plan: EntropicPlan, least: float, share: float) -> scipy.sparse.csr_array | None:
+    """Collect the entries of a density from ``least`` on, if they are at most a share of all."""
+    values, columns, counts, left = [], [], [], int(share * math.prod(plan.shape))
+    for _, density in plan.densities():
+        large = density >= least
+        counts.append(large.sum(1))
+        left -= int(counts[-1].sum())
+        if left < 0:
+            return None
+        values.append(density[large])
+        columns.append(large.nonzero()[:, 1].int())
+    ends = torch.cat([counts[0].new_zeros(1), *counts]).cumsum(0).int()
+    parts = (torch.cat(values), torch.cat(columns), ends)
+    return scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=plan.shape)
 
 
 def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:

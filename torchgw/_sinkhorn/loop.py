@@ -13,7 +13,14 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
-from torchgw._sinkhorn.newton import NEWTON_AFTER, NEWTON_BELOW, is_small, newton_step
+from torchgw._sinkhorn.newton import (
+    NEWTON_AFTER,
+    NEWTON_BELOW,
+    is_small,
+    may_be_sharp,
+    newton_on_entries,
+    newton_step,
+)
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
@@ -44,6 +51,8 @@ _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
 # Iterations that have to be left for that, and the largest epsilon in units of that asked for.
 # [L471]
 _ROOM, _HIGHEST = 300, 1e9
+# Iterations that Newton steps on the entries of a plan take as long as. [L564]
+_SLOW = 200
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -88,6 +97,7 @@ def sinkhorn(
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     near, stayed = NEWTON_BELOW, 0
+    small, sharp = is_small(prepared), may_be_sharp(prepared)
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -112,9 +122,18 @@ def sinkhorn(
             break
         if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
-            if NEWTON_AFTER <= done < max_iter and error <= near and is_small(prepared):
-                nearer = newton_step(prepared, Potentials(sweep.f, sweep.g))
+            slow = small or iterations_left(error / previous, error / tol, count) > _SLOW
+            if (small or sharp) and slow and NEWTON_AFTER <= done < max_iter and error <= near:
+                reached = Potentials(sweep.f, sweep.g)
+                if small:
+                    nearer = newton_step(prepared, reached)
+                else:
+                    nearer = newton_on_entries(prepared, reached, tol)
+                    near = error / 2
                 if nearer is not None:
+                    if not small:
+                        # steps lead further than a kernel of few entries is good for
+                        prepared.end_sweeps()
                     current, relaxation = nearer, 1.0
                     continue
                 near = error / 10
@@ -175,6 +194,13 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
         return 1 + _BACK_OFF * (factor - 1)
     plain = (rate + factor - 1) ** 2 / (rate * factor**2)
     return 2 / (1 + math.sqrt(max(1 - plain, _SMALLEST_GAP)))
+
+
+def iterations_left(reduction: float, excess: float, count: int) -> float:
+    """Count the iterations to an error ``excess`` times smaller at the present rate."""
+    if not 0 < reduction < 1:
+        return math.inf
+    return count * math.log(excess) / -math.log(reduction)
 
 
 def read(sweep: Sweep, problem: LinearProblem) -> tuple[bool, float]:

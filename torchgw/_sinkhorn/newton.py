@@ -1,15 +1,26 @@
-"""Newton steps where Sinkhorn's iteration is slow and a plan is small."""
+"""Newton steps where Sinkhorn's iteration is slow and a plan is small or sharp."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.eager import entries_of
 from torchgw._sinkhorn.problem import STRICT
 from torchgw._typing import Potentials
 
-__all__ = ["NEWTON_AFTER", "is_small", "newton_step"]
+__all__ = [
+    "NEWTON_AFTER",
+    "NEWTON_BELOW",
+    "is_small",
+    "may_be_sharp",
+    "newton_on_entries",
+    "newton_step",
+]
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
@@ -21,6 +32,13 @@ _RIDGE = 1e-13
 # Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
 # [L443]
 _LARGEST_STEP = 10.0
+# Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
+# density of those, and how many of all they are at most. [L564]
+_SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
+# Steps on one set of entries at most, how far they may lead in units of epsilon, and share of the
+# tolerance that is added to the second derivative, in units of the mass of a column: what it leaves
+# undone is that share times the length of the step. [L564]
+_STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 
 
 def is_small(prepared: PreparedProblem) -> bool:
@@ -60,3 +78,70 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     if not bool(size <= _LARGEST_STEP):
         return None
     return Potentials(f, g + problem.epsilon * torch.where(b > 0, step, 0.0).to(g.dtype))
+
+
+def may_be_sharp(prepared: PreparedProblem) -> bool:
+    """Whether Newton steps are possible on the entries that matter, if they are few."""
+    problem = prepared.problem
+    alone = getattr(prepared.backend, "ranks", None) is None and problem.cost.device.type == "cpu"
+    least, most = _SHARP
+    return alone and problem.tau == STRICT and all(least < n <= most for n in problem.cost.shape)
+
+
+def newton_on_entries(
+    prepared: PreparedProblem, potentials: Potentials, tol: float
+) -> Potentials | None:
+    """Take Newton steps on the entries of a plan that matter, until their columns are met.
+
+    Between parts of a sharp plan that exchange little mass potentials have to move by some
+    epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged. Steps
+    are those of :func:`newton_step`; each is doubled as long as the dual value rises.
+    """
+    problem = prepared.problem
+    found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, _MOST_ENTRIES)
+    if found is None:
+        return None
+    a, b = (weight.numpy() for weight in problem.marginals)
+    plan = found.astype(np.float64) * b
+    mass = plan.sum(1)
+    used, moved, rises = b > 0, np.zeros_like(b), True
+    for left in reversed(range(_STEPS)):
+        # rows of mass one
+        plan = plan.multiply(1 / np.where(mass > 0, mass, 1.0)[:, None]).tocsr()
+        columns = plan.T @ a
+        met = float(abs(columns - b).sum()) <= tol / 2
+        if met or left == 0 or not rises or abs(moved).max() > _FURTHEST:
+            break
+        curvature = torch.from_numpy((plan.T @ plan.multiply(a[:, None])).toarray()).neg_()
+        # a column of weight zero stays where it is
+        diagonal = np.where(used, (1 + _BLUR * tol) * columns, 1.0)
+        curvature.diagonal().add_(torch.from_numpy(diagonal))
+        factor, failed = torch.linalg.cholesky_ex(curvature)
+        if failed:
+            break
+        missing = torch.from_numpy(np.where(used, b - columns, 0.0))
+        step = torch.cholesky_solve(missing[:, None], factor)[:, 0].numpy()
+        step, mass, rises = _longest(plan, a, b, step - b @ step / b.sum())
+        plan, moved = plan.multiply(np.exp(step)), moved + step
+    if not moved.any():
+        return None
+    g = potentials.g + problem.epsilon * torch.from_numpy(moved).to(potentials.g.dtype)
+    return Potentials(prepared.softmin_rows(g), g)
+
+
+def _longest(plan: Any, a: Any, b: Any, step: Any) -> tuple[Any, Any, bool]:
+    """Double or halve a step by the dual value; return it, the mass of rows, whether it rises."""
+
+    def rise(step: Any) -> tuple[float, Any]:
+        mass = plan @ np.exp(step)
+        return b @ step - a @ np.log(np.where(mass > 0, mass, 1.0)), mass
+
+    step = step * min(1.0, _LARGEST_STEP / abs(step).max())
+    value, mass = rise(step)
+    factor = 2.0 if value > 0 else 0.5
+    while _SHORTEST < abs(factor * step).max() < _FURTHEST:
+        following, then = rise(factor * step)
+        if value > 0 and not following > value:
+            break
+        step, value, mass = factor * step, following, then
+    return (step, mass, True) if value > 0 else (np.zeros_like(step), plan.sum(1), False)
