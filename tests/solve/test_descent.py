@@ -140,7 +140,7 @@ def test_random_clouds_end_with_a_flat_objective():
     assert short.converged
     assert short.n_iters < 60
     assert short.marginal_error < 1e-6
-    with pytest.warns(torchgw.ConvergenceWarning, match="Outer iterations"):
+    with pytest.warns(torchgw.ConvergenceWarning, match="outer iterations"):
         long = torchgw.solve(x, y, objective_tol=0, max_iter=100, tol=1e-12, **options)
     # what is left to gain from more than twice the iterations
     assert short.log["objective"] < 1.004 * long.log["objective"]
