@@ -24,13 +24,19 @@ def slow_problem(n=40, m=50, epsilon=1e-3):
     return EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
 
 
-def test_the_same_plan_in_fewer_iterations(monkeypatch):
-    prepared = slow_problem(epsilon=0.01)
-    found = loop.sinkhorn(prepared, None, max_iter=5_000, tol=1e-11)
-    monkeypatch.setattr(loop, "is_small", lambda _: False)
-    plain = loop.sinkhorn(prepared, None, max_iter=5_000, tol=1e-11)
+def with_and_without(prepared, monkeypatch, steps, **options):
+    """Solve with Newton steps, and without those that a function of the loop asks for."""
+    found = loop.sinkhorn(prepared, None, **options)
+    monkeypatch.setattr(loop, steps, lambda _: False)
+    plain = loop.sinkhorn(prepared, None, **options)
     assert found.converged
     assert plain.converged
+    return found, plain
+
+
+def test_the_same_plan_in_fewer_iterations(monkeypatch):
+    prepared = slow_problem(epsilon=0.01)
+    found, plain = with_and_without(prepared, monkeypatch, "is_small", max_iter=5_000, tol=1e-11)
     # 60 for 130
     assert found.n_iters < 0.75 * plain.n_iters
     plans = [prepared.dense(one.potentials) for one in (found, plain)]
@@ -98,12 +104,9 @@ def test_sharp_plans_in_fewer_iterations(monkeypatch):
     prepared = clusters(epsilon=5e-4)
     assert newton.may_be_sharp(prepared)
     monkeypatch.setattr(newton, "_MOST_ENTRIES", 0.6)
-    found = loop.sinkhorn(prepared, None, max_iter=20_000, tol=1e-9)
-    monkeypatch.setattr(loop, "may_be_sharp", lambda _: False)
-    plain = loop.sinkhorn(prepared, None, max_iter=20_000, tol=1e-9)
+    options = {"max_iter": 20_000, "tol": 1e-9}
+    found, plain = with_and_without(prepared, monkeypatch, "may_be_sharp", **options)
     # 120 for 2,120
-    assert found.converged
-    assert plain.converged
     assert found.n_iters < 0.2 * plain.n_iters
     plans = [prepared.dense(one.potentials) for one in (found, plain)]
     torch.testing.assert_close(*plans, rtol=0, atol=1e-8)

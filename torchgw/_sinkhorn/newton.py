@@ -35,20 +35,24 @@ _LARGEST_STEP = 10.0
 # Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
 # density of those, and how many of all they are at most. [L564]
 _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
-# Steps on one set of entries at most, how far they may lead in units of epsilon, and share of the
-# tolerance that is added to the second derivative, in units of the mass of a column: what it leaves
-# undone is that share times the length of the step. [L564]
+# Steps on one set of entries at most, how far they may lead in units of epsilon, how short they may
+# be halved to, and share of the tolerance that is added to the second derivative, in units of the
+# mass of a column: what it leaves undone is that share times the length of the step. [L564]
 _STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 
 
 def is_small(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible and may pay."""
-    problem = prepared.problem
-    alone = getattr(prepared.backend, "ranks", None) is None
-    exact = problem.tau == STRICT and problem.cost.dtype == torch.float64
+    cost = prepared.problem.cost
     # a streamed cost asks for nothing as large as the plan
-    stored = isinstance(problem.cost, DenseCost)
-    return exact and alone and stored and max(problem.cost.shape) <= _MOST_POINTS
+    stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
+    return _is_strict_and_alone(prepared) and stored and max(cost.shape) <= _MOST_POINTS
+
+
+def _is_strict_and_alone(prepared: PreparedProblem) -> bool:
+    """Whether both marginals are to be met, and no other process has a part of the problem."""
+    alone = getattr(prepared.backend, "ranks", None) is None
+    return alone and prepared.problem.tau == STRICT
 
 
 def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials | None:
@@ -82,10 +86,9 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible on the entries that matter, if they are few."""
-    problem = prepared.problem
-    alone = getattr(prepared.backend, "ranks", None) is None and problem.cost.device.type == "cpu"
-    least, most = _SHARP
-    return alone and problem.tau == STRICT and all(least < n <= most for n in problem.cost.shape)
+    cost, (least, most) = prepared.problem.cost, _SHARP
+    here = cost.device.type == "cpu" and all(least < n <= most for n in cost.shape)
+    return here and _is_strict_and_alone(prepared)
 
 
 def newton_on_entries(

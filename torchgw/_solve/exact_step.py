@@ -34,8 +34,8 @@ def falls_further(
     """
     problem = setting.problem
     n, m = plan.shape
-    most = _MINIMA if problem.loss.cross is None else _PRODUCTS
-    if setting.gradient.exact or n * m * max(n, m) > most:
+    affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS
+    if setting.gradient.exact or n * m * max(n, m) > affordable:
         return False
     base = DenseGradient(problem)
     gradient: Gradient = base if setting.rule is None else RelaxedGradient(base, problem)

@@ -208,11 +208,11 @@ def _is_assignment(marginals: Marginals) -> bool:
 
 def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tensor], Tensor]:
     """Prepare what finds a plan of least linear cost, of mass one."""
-    if rule is not None and rule.mass is None:
+    if rule is not None and rule.mass is not None:
+        return _partial_vertices(marginals, rule.mass)
+    if rule is not None:
         strict = rule.rho.index(math.inf)
         return lambda cost: _one_sided_vertex(cost, marginals, strict)
-    if rule is not None:
-        return _partial_vertices(marginals, rule.mass or 1.0)
     if _is_assignment(marginals):
         return lambda cost: _assigned(cost, marginals.a)
     a, b = (weight.cpu().numpy() for weight in marginals)
