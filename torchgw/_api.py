@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -451,11 +451,10 @@ def solve(
         curvature=curvature,
         signed=not kind.singular,
     )
-    by_name = isinstance(features, str) and features in get_args(SignatureName)
-    features = named_features(features, (X, Y), (D_X, D_Y))
+    asked, features = features, named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
+    weight = check_alpha(alpha, fused=fused, features=asked, tracked=tracked)
     options.check_combination(linear=fused, differentiable=tracked)
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
