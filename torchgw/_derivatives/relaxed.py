@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.krylov import gmres
+from torchgw._derivatives.loss import derivatives
 from torchgw._derivatives.tracked import Definition, Model, check_stored_plan
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
@@ -209,7 +210,7 @@ class RelaxedSolve:
         _, multipliers = self._prepared(tuple(part.detach() for part in inputs))
         with torch.enable_grad():
             total = self.lagrangian(copies, self.table, multipliers)
-            return _filled(torch.autograd.grad(total, copies, allow_unused=True), copies)
+            return derivatives(total, copies)
 
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
@@ -225,17 +226,13 @@ class RelaxedSolve:
             for part, step in zip(first, direction, strict=True):
                 if part is not None:
                     slope = slope + (part * step.to(part)).sum()
-            moved = torch.autograd.grad(
-                slope, (plan, multipliers), retain_graph=True, allow_unused=True
-            )
-            force, sums = _filled(moved, (plan, multipliers))
+            force, sums = derivatives(slope, (plan, multipliers), retain=True)
             change, weights, system = self._solve(plan, multipliers, copies, -force, -sums)
             by_plan, by_multipliers = torch.autograd.grad(
                 total, (plan, multipliers), create_graph=True
             )
             slope = slope + (by_plan * change).sum() + by_multipliers @ weights
-            found = torch.autograd.grad(slope, copies, allow_unused=True)
-        return _filled(found, copies), system
+            return derivatives(slope, copies), system
 
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
@@ -253,7 +250,7 @@ class RelaxedSolve:
                 total, (plan, multipliers), create_graph=True
             )
             slope = -(by_plan * change).sum() - by_multipliers @ weights
-            return _filled(torch.autograd.grad(slope, copies, allow_unused=True), copies)
+            return derivatives(slope, copies)
 
     def _solve(
         self, plan: Tensor, multipliers: Tensor, inputs: tuple[Tensor, ...], force: Tensor,
@@ -293,11 +290,3 @@ class RelaxedSolve:
                 ConvergenceWarning,
             )
         return change, self._multipliers(force - bend(change)), System(residual, count)
-
-
-def _filled(parts: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Put zeros where a function does not depend on an input."""
-    return [
-        torch.zeros_like(item) if part is None else part
-        for part, item in zip(parts, inputs, strict=True)
-    ]
