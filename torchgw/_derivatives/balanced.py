@@ -26,11 +26,8 @@ from torchgw._derivatives.second import (
 from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
 from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.dense import DenseGradient
-from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._typing import Potentials
 
@@ -125,12 +122,7 @@ class BalancedSolve(NamedTuple):
 
     def respond(self, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None) -> Response:
         """Find how the plan responds to its inputs as far as a function of it can see."""
-        given = self.definition.problem
-        bare = Problem(given.source, given.target, given.marginals, given.alpha, None)
-        bare = bare.to(self.plan.dtype)
-        stored = bare.source.factors() is None and bare.target.factors() is None
-        gradient = DenseGradient(bare) if stored else FactoredGradient(bare)
-        return respond(self.plan, gradient, upstream, masses)
+        return respond(self.plan, self.definition.problem, upstream, masses)
 
     def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:
         """Find how weights, plan and potentials change along a direction of the inputs."""

@@ -23,9 +23,10 @@ from torchgw._derivatives.encoded import MOST_NUMBERS, Encoded, Moved, what_move
 from torchgw._derivatives.krylov import gmres
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
-from torchgw._gradients.dense import PlanMatrix
+from torchgw._gradients.dense import DenseGradient, PlanMatrix
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, added, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals
@@ -176,31 +177,34 @@ class _Density:
 
 def respond(
     plan: TransportPlan,
-    gradient: Gradient,
+    given: Problem,
     upstream: Cost,
     masses: tuple[Tensor, Tensor] | None = None,
 ) -> Response:
     """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
 
-    ``gradient`` is an exact one of the problem without its linear term, whose linearisation is C'.
-    That is also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
+    ``given`` is the problem of the plan; C' does not depend on its linear term. The response is
+    also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
     ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
     """
     # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = _Density(plan)
     upstream = upstream.to(plan.dtype)
-    generator = torch.Generator(device=plan.device)
-    product = gradient.start()
-    no_change = product.vector()
-
+    problem = Problem(given.source, given.target, given.marginals, given.alpha, None)
+    problem = problem.to(plan.dtype)
     zero_sums = torch.zeros_like(density.a), torch.zeros_like(density.b)
     forced = zero_sums
     if masses is not None:
         forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
     if all(bool((weight > 0).all()) for weight in plan.weights):
-        response = _by_moments(density, gradient, upstream, forced)
+        response = _by_moments(density, problem, upstream, forced)
         if response is not None:
             return response
+    stored = problem.source.factors() is None and problem.target.factors() is None
+    gradient: Gradient = DenseGradient(problem) if stored else FactoredGradient(problem)
+    generator = torch.Generator(device=plan.device)
+    product = gradient.start()
+    no_change = product.vector()
     root = what_moves(density.b, density.squares(density.a)).sqrt()
     null = root / root.norm()
 
@@ -272,12 +276,10 @@ def respond(
 
 
 def _by_moments(
-    density: _Density, gradient: Gradient, upstream: Cost, forced: tuple[Tensor, Tensor]
+    density: _Density, problem: Problem, upstream: Cost, forced: tuple[Tensor, Tensor]
 ) -> Response | None:
     """Solve between spaces that both have factors; ``None`` for others and large ranks."""
-    if not isinstance(gradient, FactoredGradient):
-        return None
-    problem, plan = gradient.problem, density.plan
+    plan = density.plan
     one, two = problem.source.factors(), problem.target.factors()
     if one is None or two is None or one.signs.numel() * two.signs.numel() > MOST_NUMBERS:
         return None
