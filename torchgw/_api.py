@@ -423,12 +423,8 @@ def solve(
     kind = find_loss(loss)
     if differentiable is not None:
         from torchgw._derivatives.attach import attach, check_stored
-        from torchgw._derivatives.tracked import (
-            Definition,
-            check_tracked,
-            check_units,
-            tracked_inputs,
-        )
+        from torchgw._derivatives.checks import check_tracked, check_units, tracked_inputs
+        from torchgw._derivatives.tracked import Definition
 
         scale = check_units(differentiable, options, scale, kind)
     given = init is not None

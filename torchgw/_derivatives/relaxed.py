@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.krylov import gmres
 from torchgw._derivatives.loss import derivatives
-from torchgw._derivatives.tracked import Definition, Model, check_stored_plan
+from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
