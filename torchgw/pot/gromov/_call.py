@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 from collections.abc import Callable
@@ -72,39 +71,19 @@ class Call(SimpleNamespace):
         return (found, problem.arrays.give_all({**log, "T": plan})) if self.log else found
 
 
-def takes(text: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
+def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
     """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
-    signature = _signature(text)
 
     def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
-        name = function.__name__
+        # Python itself reads the arguments, and says what is wrong with them
+        read: Any = eval(f"lambda {' '.join(signature.split())}: locals()")
+        read.__qualname__ = function.__name__
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            try:
-                given = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{name}(): {error}") from None
-            given.apply_defaults()
-            return function(Call(function=name, **given.arguments))
+            return function(Call(function=function.__name__, **read(*args, **kwargs)))
 
-        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]
         return called
 
     return decorate
-
-
-def _signature(text: str) -> inspect.Signature:
-    """Read names with defaults that are constants, such as "C1, p=None, tol=1e-9, **kwargs"."""
-    (said,) = ast.parse(f"def f({text}): ...").body
-    assert isinstance(said, ast.FunctionDef)
-    names, defaults = said.args.args, [ast.literal_eval(item) for item in said.args.defaults]
-    filled = [inspect.Parameter.empty] * (len(names) - len(defaults)) + defaults
-    one = inspect.Parameter
-    parameters = [
-        one(name.arg, one.POSITIONAL_OR_KEYWORD, default=default)
-        for name, default in zip(names, filled, strict=True)
-    ]
-    if said.args.kwarg:
-        parameters.append(one(said.args.kwarg.arg, one.VAR_KEYWORD))
-    return inspect.Signature(parameters)
