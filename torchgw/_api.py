@@ -31,7 +31,7 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
-from torchgw._problem.signatures import SignatureName, named_features
+from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
@@ -447,10 +447,11 @@ def solve(
         curvature=curvature,
         signed=not kind.singular,
     )
-    asked, features = features, named_features(features, (X, Y), (D_X, D_Y))
+    by_name = is_signature(features)
+    features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
-    weight = check_alpha(alpha, fused=fused, features=asked, tracked=tracked)
+    weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(linear=fused, differentiable=tracked)
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):

@@ -10,7 +10,6 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._problem.signatures import SignatureName
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.points import ANGLES
@@ -150,16 +149,15 @@ def spread(cost: Cost) -> float:
 
 
 def check_alpha(
-    alpha: float | Tensor | None, *, fused: bool, features: Any = None, tracked: bool = False
+    alpha: float | Tensor | None, *, fused: bool, named: bool = False, tracked: bool = False
 ) -> float:
     """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
 
-    That is 0.5, or 0.99 where ``features``, as the user gave them, name signatures, which are made
-    from the edges. Tensors that require gradients are refused unless ``tracked``.
+    That is 0.5, or 0.99 with signatures that were asked for by name. Tensors that require gradients
+    are refused unless ``tracked``.
     """
     if alpha is None:
-        made = isinstance(features, str) and features in get_args(SignatureName)
-        return 1.0 if not fused else _NAMED_ALPHA if made else 0.5
+        return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
     alpha = number_of("alpha", alpha, tracked=tracked)
     if not is_number(alpha) or not 0 <= alpha <= 1:
         raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
