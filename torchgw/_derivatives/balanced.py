@@ -7,13 +7,13 @@ equations 20 to 26 and 42).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchgw._derivatives.implicit import Response, respond
-from torchgw._derivatives.loss import derivatives
+from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.second import (
     Change,
     along,
@@ -42,7 +42,8 @@ _ZERO_WEIGHTS = (
 )
 
 
-class BalancedSolve(NamedTuple):
+@dataclass(eq=False)
+class BalancedSolve(Solved):
     """A finished solve, and the names of the inputs that its derivatives are taken by."""
 
     definition: Definition
@@ -82,7 +83,7 @@ class BalancedSolve(NamedTuple):
 
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], Response]:
+    ) -> tuple[list[Tensor], System]:
         """Multiply a direction by the Hessian of the objective, equation 42."""
         if self.anchors is not None:
             raise UnsupportedError(_SAMPLED)
@@ -97,7 +98,9 @@ class BalancedSolve(NamedTuple):
             for part, step in zip(first, steps, strict=True):
                 if part is not None and part.requires_grad:
                     total = total + (part * step).sum()
-            return derivatives(total, copies), change.plan
+            made = change.plan
+            system = System(made.residual, made.iterations, made.converged)
+            return derivatives(total, copies), system
 
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor

@@ -6,9 +6,10 @@ systems, which the solve knows how to solve (docs/algorithm.md, equations 20 and
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,50 +18,37 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import HessianProduct
 
-__all__ = ["LinearSystem", "Solved", "call", "derivatives", "loss_of"]
+__all__ = ["Solved", "System", "call", "derivatives", "loss_of"]
 
 _THRICE = "The loss can be differentiated twice, and its third derivative is not implemented."
 
 
-class LinearSystem(Protocol):
+class System(NamedTuple):
     """How well the linear system of a product with the Hessian is solved."""
 
-    @property
-    def residual(self) -> float:
-        """Relative residual."""
-
-    @property
-    def iterations(self) -> int:
-        """Products with its matrix."""
-
-    @property
-    def converged(self) -> bool:
-        """Whether it is solved."""
+    residual: float  # relative
+    iterations: int  # products with its matrix
+    converged: bool
 
 
-class Solved(Protocol):
-    """A finished solve whose objective can be differentiated; with marginals held or relaxed."""
+class Solved(ABC):
+    """A finished solve whose objective can be differentiated, with marginals held or relaxed."""
 
-    @property
-    def plan(self) -> TransportPlan:
-        """The plan."""
+    plan: TransportPlan
+    objective: Tensor  # (), float64
+    names: tuple[str, ...]  # of the inputs
 
-    @property
-    def objective(self) -> Tensor:
-        """The objective, (), float64."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-
+    @abstractmethod
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """Differentiate the objective by the inputs."""
 
+    @abstractmethod
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], LinearSystem]:
+    ) -> tuple[list[Tensor], System]:
         """Multiply a direction by the Hessian of the objective."""
 
+    @abstractmethod
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
     ) -> list[Tensor]:
@@ -209,7 +197,7 @@ def hessian_product(
     with torch.no_grad():
         parts, system = solved.hessian_product(inputs, steps)
     found = {name: part.detach() for name, part in zip(names, parts, strict=True)}
-    return HessianProduct(found, system.residual, system.iterations, system.converged)
+    return HessianProduct(found, *system)
 
 
 def derivatives(total: Tensor, inputs: tuple[Tensor, ...], *, retain: bool = False) -> list[Tensor]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.krylov import gmres
-from torchgw._derivatives.loss import derivatives
+from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
@@ -50,18 +49,6 @@ def check_relaxed(weights: Marginals) -> None:
         "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of weight "
         "zero.",
     )
-
-
-class System(NamedTuple):
-    """How well the linear system of a product with the Hessian is solved."""
-
-    residual: float
-    iterations: int
-
-    @property
-    def converged(self) -> bool:
-        """Whether it is solved; a warning said so otherwise."""
-        return self.residual <= _WORRYING
 
 
 class _Sums:
@@ -105,7 +92,7 @@ class _Sums:
         return free - self.scale * self.spread(self.weigh(wanted))
 
 
-class RelaxedSolve:
+class RelaxedSolve(Solved):
     """A finished solve with relaxed marginals, as a function of the inputs named."""
 
     def __init__(
@@ -290,4 +277,8 @@ class RelaxedSolve:
                 "Raise `epsilon`, or lower `tol` and `inner_tol`.",
                 ConvergenceWarning,
             )
-        return change, self._multipliers(force - bend(change)), System(residual, count)
+        return (
+            change,
+            self._multipliers(force - bend(change)),
+            System(residual, count, residual <= _WORRYING),
+        )

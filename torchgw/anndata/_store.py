@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -18,7 +18,7 @@ from torchgw.anndata._write import carry, figures, largest_entries, means
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["Batches", "Match", "Objects", "Store", "store_of"]
+__all__ = ["Batches", "Match", "Objects", "store_of"]
 
 # Names of columns, and whether each goes from the reference, and back to it.
 Carried = Sequence[tuple[str, bool, bool]]
@@ -40,28 +40,7 @@ class Match(NamedTuple):
         return cls(result.lazy_plan, entries, mapped, figures(result, warned, kept))
 
 
-class Store(Protocol):
-    """What a problem asks of the objects that it is about."""
-
-    shown: dict[str, str]  # what messages call each side
-    sends_back: bool  # whether a source has columns of its own
-
-    def sides(self) -> dict[str, Side]:
-        """Look up the sides by name, as they are now."""
-
-    def put_numbers(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
-        """Write a column of numbers into ``obs``."""
-
-    def put_points(self, name: str, points: Mapping[str, NDArray[Any]]) -> None:
-        """Write coordinates by side into ``obsm``."""
-
-    def write(
-        self, reference: str, points: Any, matches: dict[str, Match], carried: Carried, key: str
-    ) -> None:
-        """Write matches with a reference, whose points are given if there are any."""
-
-
-def store_of(data: Any, target: Any, batch_key: str | None) -> Store:
+def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches:
     """Tell two objects, several by name, and the batches of one."""
     if batch_key is not None:
         if target is not None or not is_object(data):
@@ -81,25 +60,29 @@ def store_of(data: Any, target: Any, batch_key: str | None) -> Store:
 class Objects:
     """Objects of their own."""
 
-    sends_back = True
+    sends_back = True  # whether a source has columns of its own
 
     def __init__(self, sides: list[Side]) -> None:
         self._sides = {side.name: side for side in sides}
         self.shown = {side.name: side.shown for side in sides}
 
     def sides(self) -> dict[str, Side]:
+        """Look up the sides by name, as they are now."""
         return self._sides
 
     def put_numbers(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
+        """Write a column of numbers into ``obs``."""
         side.adata.obs[name] = values
 
     def put_points(self, name: str, points: Mapping[str, NDArray[Any]]) -> None:
+        """Write coordinates by side into ``obsm``."""
         for side in self._sides.values():
             side.adata.obsm[name] = points[side.name]
 
     def write(
         self, reference: str, points: Any, matches: dict[str, Match], carried: Carried, key: str
     ) -> None:
+        """Write matches with a reference, whose points are given if there are any."""
         end = self._sides[reference].adata
         for source, match in matches.items():
             start = self._sides[source].adata
