@@ -13,6 +13,7 @@ The unknowns are v and the coupling of Z, which is all that C'(Z) needs; u follo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -118,31 +119,94 @@ def respond(
     also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
     ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
     """
-    # one step of GMRES on (v, coupling of Z) is two passes over the plan
     density = Density(plan)
     upstream = upstream.to(plan.dtype)
     problem = Problem(given.source, given.target, given.marginals, given.alpha, None)
     problem = problem.to(plan.dtype)
-    zero_sums = torch.zeros_like(density.a), torch.zeros_like(density.b)
-    forced = zero_sums
+    forced = torch.zeros_like(density.a), torch.zeros_like(density.b)
     if masses is not None:
         forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
     if all(bool((weight > 0).all()) for weight in plan.weights):
         response = _by_moments(density, problem, upstream, forced)
         if response is not None:
             return response
-    stored = problem.source.factors() is None and problem.target.factors() is None
-    gradient: Gradient = DenseGradient(problem) if stored else FactoredGradient(problem)
-    generator = torch.Generator(device=plan.device)
-    product = gradient.start()
-    no_change = product.vector()
-    root = what_moves(density.b, density.squares(density.a)).sqrt()
-    null = root / root.norm()
+    system = _Streamed(density, problem, upstream, forced)
+    tol = _TOLERANCE[plan.dtype]
+    found = by_conjugate_gradients(
+        density, system.gradient, upstream, forced, tol=tol, max_iter=_MAX_ITER
+    )
+    if found is not None:
+        _warn_of_growth(found.growth)
+        _warn_of_residual(found.residual)
+        return system.response(found.v, found.response, found.residual, found.products)
+    right = -system.error_at_zero
+    x, reached = gmres(system.times, right, tol=tol, max_iter=_MAX_ITER)
+    # the system is about the identity where a change of the plan dies out at once
+    _warn_of_growth(float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny))
+    _warn_of_residual(reached)
+    return system.response(*system.unpack(x), reached, system.products)
 
-    def step(
-        v: Tensor, term: Cost, sums: tuple[Tensor, Tensor] = zero_sums
-    ) -> tuple[Response, Tensor]:
+
+class _Streamed:
+    """The linear system in v and the coupling of Z, whose every product is two passes over a plan.
+
+    Columns are divided by what a change of v does to their sums, and both parts count alike,
+    whatever their units.
+    """
+
+    def __init__(
+        self, density: Density, problem: Problem, upstream: Cost, forced: tuple[Tensor, Tensor]
+    ) -> None:
+        stored = problem.source.factors() is None and problem.target.factors() is None
+        self.gradient: Gradient = DenseGradient(problem) if stored else FactoredGradient(problem)
+        self.products = 0
+        self._density, self._upstream, self._forced = density, upstream, forced
+        self._unforced = torch.zeros_like(density.a), torch.zeros_like(density.b)
+        self._generator = torch.Generator(device=density.plan.device)
+        self._product = self.gradient.start()
+        self._root = what_moves(density.b, density.squares(density.a)).sqrt()
+        self._null = self._root / self._root.norm()
+
+    @cached_property
+    def error_at_zero(self) -> Tensor:
+        """What is left of the equations at zero, in units of both parts."""
+        column, rest = self._parts_at_zero
+        return torch.cat([column, rest * self._unit])
+
+    @cached_property
+    def _parts_at_zero(self) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros_like(self._density.b), torch.zeros_like(self._product.vector())
+        return self._error(*zero, self._upstream, self._forced)
+
+    @cached_property
+    def _unit(self) -> float:
+        sizes = [float(part.norm()) for part in self._parts_at_zero]
+        return sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
+
+    def times(self, x: Tensor) -> Tensor:
+        """Multiply by the matrix of the system."""
+        self.products += 1
+        v, coupling = self.unpack(x)
+        column, rest = self._error(v, coupling, self._curvature(coupling), self._unforced)
+        return torch.cat([column, rest * self._unit])
+
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Read v and the coupling off the unknowns."""
+        count = len(self._root)
+        v = torch.where(self._root > 0, x[:count] / self._root, 0.0)
+        return v, (x[count:] / self._unit).to(self._product.vector().dtype)
+
+    def response(self, v: Tensor, coupling: Tensor, reached: float, count: int) -> Response:
+        """Read Z off the solution of the system."""
+        total = added(self._upstream, self._curvature(coupling))
+        response, column = self._step(v, total, self._forced)
+        # columns of weight zero take the potential that their conditional plan defines
+        v = torch.where(self._root > 0, v, -column)
+        return Response(self._density, response.u, v, total, residual=reached, iterations=count)
+
+    def _step(self, v: Tensor, term: Cost, sums: tuple[Tensor, Tensor]) -> tuple[Response, Tensor]:
         """Make Z whose rows have given sums for a v, and by how much those of its columns err."""
+        density = self._density
         u = torch.empty_like(density.a)
         column = -sums[1]
         weighted = density.b * v
@@ -152,58 +216,22 @@ def respond(
             column += density.a[rows] @ (block * (u[rows, None] + v - change))
         return Response(density, u, v, term), column
 
-    def curvature(coupling: Tensor) -> Cost:
-        return gradient.linearise(product.with_vector(coupling)).cost.to(plan.dtype)
+    def _curvature(self, coupling: Tensor) -> Cost:
+        """Compute C' at a coupling."""
+        cost = self.gradient.linearise(self._product.with_vector(coupling)).cost
+        return cost.to(self._density.plan.dtype)
 
-    def residual(
-        v: Tensor, coupling: Tensor, term: Cost, sums: tuple[Tensor, Tensor] = zero_sums
+    def _error(
+        self, v: Tensor, coupling: Tensor, term: Cost, sums: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        response, column = step(v, term, sums)
-        answer = gradient.update(response, None, generator).vector()  # type: ignore[arg-type]
+        """Compute by how much the sums of columns and the coupling of Z err."""
+        density, root = self._density, self._root
+        response, column = self._step(v, term, sums)
+        answer = self.gradient.update(response, None, self._generator)  # type: ignore[arg-type]
         scaled = torch.where(root > 0, density.b * column / root, 0.0)
         # potentials are defined up to a constant, which rounding must not excite
-        return scaled - (scaled @ null) * null, (coupling - answer).to(plan.dtype)
-
-    def finish(v: Tensor, coupling: Tensor, reached: float, count: int) -> Response:
-        """Read Z off the solution of the system."""
-        total = added(upstream, curvature(coupling))
-        response, column = step(v, total, forced)
-        # columns of weight zero take the potential that their conditional plan defines
-        v = torch.where(root > 0, v, -column)
-        return Response(density, response.u, v, total, residual=reached, iterations=count)
-
-    tol = _TOLERANCE[plan.dtype]
-    found = by_conjugate_gradients(density, gradient, upstream, forced, tol=tol, max_iter=_MAX_ITER)
-    if found is not None:
-        _warn_of_growth(found.growth)
-        _warn_of_residual(found.residual)
-        return finish(found.v, found.response, found.residual, found.products)
-    zero_v, zero = torch.zeros_like(density.b), torch.zeros_like(no_change)
-    parts = residual(zero_v, zero, upstream, forced)
-    sizes = [float(part.norm()) for part in parts]
-    # both parts count alike, whatever their units
-    unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
-
-    def unpack(x: Tensor) -> tuple[Tensor, Tensor]:
-        v = torch.where(root > 0, x[: len(root)] / root, 0.0)
-        return v, (x[len(root) :] / unit).to(no_change.dtype)
-
-    products = 0
-
-    def operator(x: Tensor) -> Tensor:
-        nonlocal products
-        products += 1
-        v, coupling = unpack(x)
-        column, rest = residual(v, coupling, curvature(coupling))
-        return torch.cat([column, rest * unit])
-
-    right = -torch.cat([parts[0], parts[1] * unit])
-    x, reached = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
-    # the system is about the identity where a change of the plan dies out at once
-    growth = float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny)
-    _warn_of_growth(growth)
-    _warn_of_residual(reached)
-    return finish(*unpack(x), reached, products)
+        scaled = scaled - (scaled @ self._null) * self._null
+        return scaled, (coupling - answer.vector()).to(density.plan.dtype)
 
 
 def _by_moments(
