@@ -6,6 +6,6 @@ from importlib.util import find_spec
 
 collect_ignore_glob = [
     f"torchgw/{module}"
-    for module, package in (("anndata/*.py", "anndata"), ("sklearn.py", "sklearn"))
+    for module, package in (("anndata/*.py", "anndata"), ("sklearn/*.py", "sklearn"))
     if find_spec(package) is None
 ]

@@ -28,6 +28,7 @@ STUDIES = {
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
+    "ledger": ("harness.ledger", "rows of the ledger, by id or by words"),
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -31,7 +31,7 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
-from torchgw._problem.signatures import SignatureName, named_features
+from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.optima import SearchName
@@ -423,12 +423,8 @@ def solve(
     kind = find_loss(loss)
     if differentiable is not None:
         from torchgw._derivatives.attach import attach, check_stored
-        from torchgw._derivatives.tracked import (
-            Definition,
-            check_tracked,
-            check_units,
-            tracked_inputs,
-        )
+        from torchgw._derivatives.checks import check_tracked, check_units, tracked_inputs
+        from torchgw._derivatives.tracked import Definition
 
         scale = check_units(differentiable, options, scale, kind)
     given = init is not None
@@ -451,7 +447,7 @@ def solve(
         curvature=curvature,
         signed=not kind.singular,
     )
-    by_name = isinstance(features, str) and features in get_args(SignatureName)
+    by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)

@@ -34,7 +34,8 @@ class Numeral(float):
 
 
 def studies() -> list[str]:
-    return sorted(path.stem for path in RESULTS.glob("*.jsonl"))
+    """Files of measurements: all but the ledger, whose rows say what was tried."""
+    return sorted({path.stem for path in RESULTS.glob("*.jsonl")} - {"ledger"})
 
 
 def read(study: str) -> list[Row]:

@@ -286,7 +286,7 @@ def test_sampled_gradient_estimates_the_exact_one():
 @pytest.mark.slow
 def test_nothing_of_the_size_of_the_plan(monkeypatch):
     monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
-    monkeypatch.setattr("torchgw._derivatives.implicit._STORED_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     given = problem(100, 80)
     x, y = require([given["X"], given["Y"]])

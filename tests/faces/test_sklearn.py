@@ -59,7 +59,7 @@ def test_every_option_is_a_parameter(estimator):
     options = inspect.signature(torchgw.solve).parameters
     expected = {name: item.default for name, item in options.items() if name not in DATA}
     assert estimator().get_params() == expected | {"metric": None}, (
-        "add the new options to torchgw/sklearn.py"
+        "add the new options to torchgw/sklearn/_estimator.py"
     )
 
 

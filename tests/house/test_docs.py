@@ -33,6 +33,7 @@ CITING = [
     *FILES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "OPTIMIZATION_LOG.md", "benchmarks/README.md")),
     *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
+    ROOT / "benchmarks" / "results" / "ledger.jsonl",
 ]
 # An optional package that a block imports: without it that block is left out.
 OPTIONAL = ("anndata", "sklearn", "networkx", "ot", "matplotlib")

@@ -1,4 +1,4 @@
-"""The optimization log: its ledger, the constants that cite it, the results it was made from."""
+"""The log and the ledger: their rows, constants that cite them, results they were made from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import pages, studies
+from benchmarks.harness import ledger, pages, studies
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torchgw"
@@ -19,19 +19,9 @@ NOT_TUNED = re.compile(r"_VERSION|EXIT_\w+|_PROBE|STRICT")
 CITATION = re.compile(r"\[(L\d+(?:, L\d+)*)\]")
 
 
-def cells(line):
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-
-
-def places(cell):
-    """Files and constants of a ledger row: "`a.py`: `_X`, `_Y`; `b.py`" names two files."""
-    for part in cell.split(";"):
-        file, *names = re.findall(r"`([^`]+)`", part) or [None]
-        if file:
-            yield file, names
-
-
-LEDGER = {row[0]: row for row in map(cells, re.findall(r"^\| L\d+ .*$", LOG, flags=re.M))}
+LEDGER = ledger.rows()
+# The short lines of the log: ids, what was tried, before -> after, kept.
+LINES = [line.strip("| ").split(" | ") for line in re.findall(r"^\| L\d.*$", LOG, flags=re.M)]
 ENVIRONMENTS = set(re.findall(r"^\| (E\d) \|", LOG, flags=re.M))
 
 
@@ -84,30 +74,56 @@ CONSTANTS = {
 
 
 def test_rows_are_numbered():
-    numbers = re.findall(r"^\| L(\d+) \|", LOG, flags=re.M)
-    assert len(numbers) > 300
-    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
-    assert {len(row) for row in LEDGER.values()} == {9}
+    rows = studies.read("ledger")
+    assert len(rows) > 500
+    assert [row["id"] for row in rows] == [f"L{number + 1}" for number in range(len(rows))]
+    assert {tuple(row) for row in rows} == {ledger.FIELDS}
+    assert all(row[field] for row in rows for field in ledger.FIELDS if field != "constants")
 
 
 def test_rows_name_their_study_environment_and_commit():
     for row in LEDGER.values():
-        _, study, environment, commit, *_, kept = row
-        assert study in {"-", *studies.studies()}, row
-        assert environment in ENVIRONMENTS | {"-"}, row
-        assert re.fullmatch(r"[0-9a-f]{7}(?: [0-9a-f]{7})*", commit), row
-        assert kept in {"start", "kept", "dropped", "not tried", "not built", "removed"}, row
+        assert row["study"] in {"-", *studies.studies()}, row
+        assert row["environment"] in ENVIRONMENTS | {"-"}, row
+        assert re.fullmatch(r"[0-9a-f]{7}(?: [0-9a-f]{7})*", row["commit"]), row
+        assert row["kept"] in {"start", "kept", "dropped", "not tried", "not built", "removed"}, row
+
+
+def test_lines_of_the_log_are_short_and_say_what_the_rows_say():
+    assert len(LINES) > 200
+    told = [number for line in LINES for number in ledger.ids(line[0])]
+    assert len(told) == len(set(told)), "a row is in two lines"
+    assert set(told) <= set(LEDGER)
+    for ids, tried, result, kept in LINES:
+        assert len(f"{tried} {result}".split()) <= 35, ids
+        words = {LEDGER[number]["kept"] for number in ledger.ids(ids)}
+        assert kept == (words.pop() if len(words) == 1 else "some"), ids
+
+
+def test_the_log_has_no_row_in_full():
+    assert max(map(len, LINES)) == 4, "long rows belong in benchmarks/results/ledger.jsonl"
+
+
+def test_rows_are_printed(capsys):
+    assert ledger.main(["L3", "L5-L6"]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"^L\d+", printed, flags=re.M) == ["L3", "L5", "L6"]
+    for field in ("tried", "gate", "result"):
+        assert LEDGER["L6"][field] in " ".join(printed.split())
+    assert ledger.main(["_SMALLEST_GAP", "backing", "off"]) == 0
+    assert re.findall(r"^L\d+", capsys.readouterr().out, flags=re.M) == ["L6"]
+    assert ledger.main([f"L{len(LEDGER) + 1}"]) == 1
+    assert f"the last is L{len(LEDGER)}" in capsys.readouterr().err
 
 
 def test_what_is_kept_is_there():
     """A row that is kept names a file that exists, and constants that are in it."""
     gone = []
     for row in LEDGER.values():
-        if row[-1] == "kept":
-            for file, names in places(row[4]):
-                known = {name for name, _, _ in CONSTANTS.get(file, [])}
-                if file not in CONSTANTS or not known >= set(names):
-                    gone.append((row[0], file, sorted(set(names) - known)))
+        for file, names in row["constants"].items() if row["kept"] == "kept" else ():
+            known = {name for name, _, _ in CONSTANTS.get(file, [])}
+            if file not in CONSTANTS or not known >= set(names):
+                gone.append((row["id"], file, sorted(set(names) - known)))
     assert not gone
 
 
@@ -115,9 +131,8 @@ def test_what_is_kept_is_there():
 def test_tuned_constants_cite_a_row_that_names_them(file):
     named = {}
     for number, row in LEDGER.items():
-        for place, names in places(row[4]):
-            for name in names if place == file else ():
-                named.setdefault(name, set()).add(number)
+        for name in row["constants"].get(file, ()):
+            named.setdefault(name, set()).add(number)
     for name, value, cited in CONSTANTS[file]:
         assert cited <= set(LEDGER), f"{name} cites what is not in the ledger: {cited}"
         if is_number(value) and not NOT_TUNED.fullmatch(name):
@@ -180,7 +195,7 @@ def test_numbers_keep_their_digits():
 def test_the_list_of_results_is_complete():
     text = (studies.RESULTS / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w-]+)\.jsonl`", text))
-    assert listed == set(studies.studies())
+    assert listed == {"ledger", *studies.studies()}
     notes = {path.name for path in (studies.RESULTS / "notes").glob("*.md")}
     assert set(re.findall(r"`notes/([\w-]+\.md)`", text)) == notes
     for path in (studies.RESULTS / "notes").glob("*.md"):

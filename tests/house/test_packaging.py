@@ -157,6 +157,31 @@ def test_imports_make_no_circle() -> None:
     tuple(TopologicalSorter(graph).static_order())
 
 
+# Gradients, couplings and steps: other rooms ask them, and never what class they are of.
+OPAQUE = ("_gradients.*", "_solve.step")
+
+
+def test_gradients_couplings_and_steps_are_not_looked_into() -> None:
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    owners = {
+        node.name: room(name)
+        for name, tree in trees.items()
+        if any(fnmatchcase(name, place) for place in OPAQUE)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {"FactoredGradient", "AnchorCoupling", "Step"} <= set(owners)
+    asked = {
+        (name, one.id)
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance"
+        for one in ast.walk(node.args[1])
+        if isinstance(one, ast.Name) and owners.get(one.id, room(name)) != room(name)
+    }
+    assert not asked
+
+
 # What neither `import torchgw` nor a first look at its names loads: optional packages, what takes a
 # tenth of a second and is not always needed, and what touches a GPU.
 HEAVY = {

@@ -15,7 +15,7 @@ from problems import linear_problem
 
 import torchgw
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
-from torchgw._derivatives.attach import DifferentiablePlan
+from torchgw._derivatives.plan import DifferentiablePlan
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors

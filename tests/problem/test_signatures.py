@@ -138,6 +138,20 @@ def test_alpha_has_its_own_default_with_a_name():
     assert low.value == again.value
 
 
+def test_an_attribute_by_name_weighs_as_other_features():
+    graph = networkx.connected_watts_strogatz_graph(30, 4, 0.3, seed=0)
+    for node, data in graph.nodes(data=True):
+        data["size"] = float(node)
+    plain = torchgw.solve(graph, graph, features="size", random_state=0, n_init=1)
+    half = torchgw.solve(graph, graph, features="size", alpha=0.5, random_state=0, n_init=1)
+    assert np.array_equal(plain.plan, half.plan)
+    low, again = (
+        torchgw.solve_low_rank(graph, graph, features="size", rank=4, random_state=0, **options)
+        for options in ({}, {"alpha": 0.5})
+    )
+    assert low.value == again.value
+
+
 @pytest.fixture(scope="module")
 def rewired():
     """A sparse network, its shuffled copy with a tenth of the edges elsewhere, and the match."""

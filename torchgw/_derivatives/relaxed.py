@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.krylov import gmres
-from torchgw._derivatives.tracked import Definition, Model, check_stored_plan
+from torchgw._derivatives.loss import Solved, System, derivatives
+from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
@@ -48,18 +49,6 @@ def check_relaxed(weights: Marginals) -> None:
         "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of weight "
         "zero.",
     )
-
-
-class System(NamedTuple):
-    """How well the linear system of a product with the Hessian is solved."""
-
-    residual: float
-    iterations: int
-
-    @property
-    def converged(self) -> bool:
-        """Whether it is solved; a warning said so otherwise."""
-        return self.residual <= _WORRYING
 
 
 class _Sums:
@@ -103,7 +92,7 @@ class _Sums:
         return free - self.scale * self.spread(self.weigh(wanted))
 
 
-class RelaxedSolve:
+class RelaxedSolve(Solved):
     """A finished solve with relaxed marginals, as a function of the inputs named."""
 
     def __init__(
@@ -209,7 +198,7 @@ class RelaxedSolve:
         _, multipliers = self._prepared(tuple(part.detach() for part in inputs))
         with torch.enable_grad():
             total = self.lagrangian(copies, self.table, multipliers)
-            return _filled(torch.autograd.grad(total, copies, allow_unused=True), copies)
+            return derivatives(total, copies)
 
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
@@ -225,17 +214,13 @@ class RelaxedSolve:
             for part, step in zip(first, direction, strict=True):
                 if part is not None:
                     slope = slope + (part * step.to(part)).sum()
-            moved = torch.autograd.grad(
-                slope, (plan, multipliers), retain_graph=True, allow_unused=True
-            )
-            force, sums = _filled(moved, (plan, multipliers))
+            force, sums = derivatives(slope, (plan, multipliers), retain=True)
             change, weights, system = self._solve(plan, multipliers, copies, -force, -sums)
             by_plan, by_multipliers = torch.autograd.grad(
                 total, (plan, multipliers), create_graph=True
             )
             slope = slope + (by_plan * change).sum() + by_multipliers @ weights
-            found = torch.autograd.grad(slope, copies, allow_unused=True)
-        return _filled(found, copies), system
+            return derivatives(slope, copies), system
 
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
@@ -253,7 +238,7 @@ class RelaxedSolve:
                 total, (plan, multipliers), create_graph=True
             )
             slope = -(by_plan * change).sum() - by_multipliers @ weights
-            return _filled(torch.autograd.grad(slope, copies, allow_unused=True), copies)
+            return derivatives(slope, copies)
 
     def _solve(
         self, plan: Tensor, multipliers: Tensor, inputs: tuple[Tensor, ...], force: Tensor,
@@ -292,12 +277,8 @@ class RelaxedSolve:
                 "Raise `epsilon`, or lower `tol` and `inner_tol`.",
                 ConvergenceWarning,
             )
-        return change, self._multipliers(force - bend(change)), System(residual, count)
-
-
-def _filled(parts: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Put zeros where a function does not depend on an input."""
-    return [
-        torch.zeros_like(item) if part is None else part
-        for part, item in zip(parts, inputs, strict=True)
-    ]
+        return (
+            change,
+            self._multipliers(force - bend(change)),
+            System(residual, count, residual <= _WORRYING),
+        )

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.tracked import Model, TrackedSide
+from torchgw._derivatives.sides import TrackedSide
+from torchgw._derivatives.tracked import Model
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost

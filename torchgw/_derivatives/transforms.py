@@ -80,7 +80,8 @@ def _is_transformed(value: Any) -> bool:
 
 def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[str, Tensor]) -> Any:
     """Solve below the transforms, and attach loss and plan to the tensors that they follow."""
-    from torchgw._derivatives.attach import DifferentiablePlan, implicit_plan, loss_of
+    from torchgw._derivatives.loss import loss_of
+    from torchgw._derivatives.plan import DifferentiablePlan, implicit_plan
 
     if given["differentiable"] == "unrolled":
         raise UnsupportedError(
@@ -98,9 +99,9 @@ def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[s
 
     _Below.apply(call, *moved.values())  # type: ignore[no-untyped-call]
     (result,) = results
-    link = result.loss.grad_fn.link
-    inputs = tuple(moved[name] for name in link.names)
+    solved = result.loss.grad_fn.solved
+    inputs = tuple(moved[name] for name in solved.names)
     plan = result.lazy_plan
     if isinstance(plan, DifferentiablePlan):
-        plan = implicit_plan(link, inputs)
-    return replace(result, loss=loss_of(link, inputs), lazy_plan=plan)
+        plan = implicit_plan(solved, inputs)
+    return replace(result, loss=loss_of(solved, inputs), lazy_plan=plan)

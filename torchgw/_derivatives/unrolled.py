@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.tracked import Model, check_stored_plan
+from torchgw._derivatives.checks import check_stored_plan
+from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import Marginals

@@ -153,8 +153,8 @@ def check_alpha(
 ) -> float:
     """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
 
-    That is 0.5, or 0.99 where features were asked for by name. Tensors that require gradients are
-    refused unless ``tracked``.
+    That is 0.5, or 0.99 with signatures that were asked for by name. Tensors that require gradients
+    are refused unless ``tracked``.
     """
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5

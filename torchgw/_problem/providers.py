@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,22 +22,21 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw._problem.scaling import ScaleName, scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
-from torchgw.distances.base import DistanceProvider, ScaledDistance, refuse_directed
-from torchgw.distances.directed import DirectedDistance
+from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
-from torchgw.distances.points import ANGLES, PointDistance, PointMetric
+from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_provider", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
-ScaleName = Literal["auto", "max", "mean"]
 # Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
 # [L95]
 _ALL_PAIRS_POINTS = 3_000
@@ -53,12 +51,6 @@ _SMALL_ERROR = 0.005
 # 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
 # (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
-# Columns read at once to find the largest distance among some points. [L351]
-_COLUMNS = 256
-# Share of the largest distance up to which one is rounding. [L351]
-_NOTHING = 1e-9
-
-
 # Pairs of points from which a solve without structure takes a CPU minutes. [L359]
 _MOST_PAIRS = 36_000_000
 
@@ -203,7 +195,7 @@ def build_providers(
         found = _accurate_landmarks(pair, stages)
     providers = [provider.to(device, provider.dtype) for provider in found or _make(pair, stages)]
     logger.info("distances: %s for X, %s for Y", *(side.name for side in pair))
-    scaled, origins = [], []
+    in_units, origins = [], []
     for provider, side, table, letter, weight in zip(
         providers, pair, tables, "ab", weights, strict=True
     ):
@@ -218,10 +210,10 @@ def build_providers(
         if isinstance(given.provider, PrecomputedDistance):
             called = given.name if table is None else f"D_{given.name}"
             warn_of_far_points(called, letter, given.provider, used)
-        divided, factor = _scale(
+        divided, factor = scaled(
             provider, given.points, options.scale, mass, computed=given.provider is None
         )
-        scaled.append(divided)
+        in_units.append(divided)
         origins.append(_origin(side, options, factor).to(device))
     clock("distances", started + stages.seconds)
     landmarks = {
@@ -229,7 +221,7 @@ def build_providers(
         for side, one in zip(pair, providers, strict=True)
         if isinstance(one, NystromDistance)
     }
-    return Spaces((scaled[0], scaled[1]), (origins[0], origins[1]), landmarks, decision)
+    return Spaces((in_units[0], in_units[1]), (origins[0], origins[1]), landmarks, decision)
 
 
 def build_provider(
@@ -361,53 +353,3 @@ def _graph(item: GivenSpace, options: DistanceOptions, stages: Preparation) -> K
             f"points of {item.name}."
         )
     return stages.neighbour_graph(item.points, count, options.disconnected)
-
-
-def _scale(
-    provider: DistanceProvider,
-    points: Tensor | None,
-    scale: ScaleName | None,
-    weights: Tensor | None,
-    *,
-    computed: bool,
-) -> tuple[DistanceProvider, float]:
-    """Divide distances by their maximum or mean; also return what they were multiplied by."""
-    if weights is not None and isinstance(provider, PointDistance):
-        provider = provider.centred_on(weights)
-    if scale is None or (scale == "auto" and not computed):
-        return provider, 1.0
-    used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
-    if weights is not None:
-        used = weights > 0
-    if scale == "mean":
-        size = provider.mean(used.to(provider.dtype) / used.sum())
-        if isinstance(provider, PointDistance):
-            # of identical points factors leave rounding, and below zero as often as above
-            size = max(0.0, min(size, provider.maximum()))
-    else:
-        size = _maximum(provider, points, used)
-        if not bool(used.all()):
-            # what factors leave of a distance of zero is no unit
-            largest = provider.maximum()
-            size = size if size > _NOTHING * largest else largest
-    if size == 0:
-        # A single point, or identical points: nothing to scale.
-        return provider, 1.0
-    if isinstance(provider, DirectedDistance):
-        return provider.mapped(lambda costs: costs / size), 1 / size
-    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
-        # Squares of large coordinates would overflow in float32 before a factor is applied.
-        unit = size if provider.metric == "euclidean" else math.sqrt(size)
-        made = PointDistance((points / unit).to(provider.device), provider.metric)
-        return made if weights is None else made.centred_on(weights), 1 / size
-    return ScaledDistance(provider, 1 / size), 1 / size
-
-
-def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
-    """Find the largest distance among the points that are used."""
-    if bool(used.all()):
-        return provider.maximum()
-    if isinstance(provider, PointDistance) and points is not None:
-        return PointDistance(points[used.to(points.device)], provider.metric).maximum()
-    index = used.nonzero()[:, 0]
-    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))

@@ -15,7 +15,7 @@ from torchgw._boundary.graphs import as_graph, attribute_names, node_attribute
 from torchgw._errors import InvalidInputError
 from torchgw.distances import Geodesics, validate_graph
 
-__all__ = ["SignatureName", "edges_of", "named_features"]
+__all__ = ["SignatureName", "edges_of", "is_signature", "named_features"]
 
 SignatureName = Literal["degree", "clustering", "heat", "wl"]
 Array = NDArray[np.float64]
@@ -33,6 +33,11 @@ _BLOCK_COLUMNS = 256
 _ROUNDS = 3
 
 
+def is_signature(features: Any) -> bool:
+    """Whether features are signatures that are made from the edges, not attributes or arrays."""
+    return isinstance(features, str) and features in get_args(SignatureName)
+
+
 def named_features(
     features: Any, sides: tuple[Any, Any], tables: tuple[Any, Any]
 ) -> tuple[Any, Any] | None:
@@ -43,7 +48,7 @@ def named_features(
     """
     if not isinstance(features, str):
         return features  # type: ignore[no-any-return]
-    if features not in get_args(SignatureName):
+    if not is_signature(features):
         return _attributes(features, sides)
     source, target = (
         _SIGNATURES[features](_adjacency(features, label, side, table))

@@ -30,7 +30,7 @@ from torchgw._problem.linear_term import (
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
-from torchgw._problem.signatures import SignatureName, named_features
+from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
@@ -192,9 +192,8 @@ curvature, scale, device
     check_count("max_iter", max_iter)
     check_positive("tol", tol, "small values mean more steps")
     check_not_negative("epsilon", epsilon)
-    by_name = isinstance(features, str)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
-    weight = check_alpha(alpha, fused=is_fused(M, pair), named=by_name)
+    weight = check_alpha(alpha, fused=is_fused(M, pair), named=is_signature(features))
     where = resolve_device(device, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)

@@ -10,12 +10,8 @@ from torchgw._api import solve
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidTypeError
 from torchgw._results.result import GWResult
-from torchgw.anndata._problem import (
-    TranslationProblem,
-    check_labels,
-    check_options,
-    check_relaxation,
-)
+from torchgw.anndata._options import check_labels, check_options, check_relaxation
+from torchgw.anndata._problem import TranslationProblem
 from torchgw.anndata._spaces import Names, Recipe, check_objects
 
 if TYPE_CHECKING:

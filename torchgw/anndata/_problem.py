@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import to_numpy, to_tensor
-from torchgw._boundary.checks import check_count, is_number, reject_unknown
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
 from torchgw._variants.embedding import joint_embedding
+from torchgw.anndata._options import check_labels, check_options, check_relaxation
 from torchgw.anndata._spaces import (
     Names,
     Recipe,
@@ -27,73 +26,21 @@ from torchgw.anndata._spaces import (
     check_name,
     check_objects,
     check_sources,
-    is_object,
     look_up,
     points_of,
     read_spaces,
     solve_arguments,
 )
-from torchgw.anndata._write import carry, check_column, figures, largest_entries, means
+from torchgw.anndata._store import Match, store_of
+from torchgw.anndata._write import check_column, means
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from pandas import DataFrame, Index
 
-__all__ = ["TranslationProblem", "check_labels", "check_options", "check_relaxation"]
+__all__ = ["TranslationProblem"]
 
 Pair = tuple[str, str]
-
-
-def check_options(solve_options: Any) -> dict[str, Any]:
-    """Return options of a solve, without the data, which come from the objects."""
-    if solve_options is not None and not isinstance(solve_options, Mapping):
-        raise InvalidTypeError(
-            f"`solve_options` must be a dictionary; got {type(solve_options).__name__}."
-        )
-    options = dict(solve_options or {})
-    taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))
-    if taken:
-        raise InvalidInputError(
-            f"`solve_options` has {', '.join(taken)}, which come from the AnnData objects: use "
-            "`use_rep`, `use_obsp` and `joint_rep`."
-        )
-    return options
-
-
-def check_labels(labels: Any, key_added: Any) -> tuple[str, ...]:
-    """Return names of columns."""
-    check_name("key_added", key_added, none=False)
-    listed = (labels,) if isinstance(labels, str) else () if labels is None else labels
-    if not isinstance(listed, (tuple, list)) or not all(isinstance(name, str) for name in listed):
-        raise InvalidTypeError(f"`labels` must be a name, or a list of names; got {labels!r}.")
-    return tuple(listed)
-
-
-def check_relaxation(tau_a: Any, tau_b: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate factors of half-steps, 2 rho / (2 rho + epsilon), into weights rho."""
-    if tau_a is None and tau_b is None:
-        return {}
-    rho = []
-    for name, tau in (("tau_a", tau_a), ("tau_b", tau_b)):
-        tau = 1.0 if tau is None else tau
-        if not is_number(tau) or not 0 < tau <= 1:
-            raise InvalidInputError(
-                f"`{name}` must be above 0 and at most 1, which is a strict marginal; got {tau!r}."
-            )
-        rho.append(float(tau))
-    if rho == [1, 1]:
-        return {}
-    rivals = sorted({"unbalanced", "mass"} & set(options))
-    if rivals:
-        raise InvalidInputError(f"Pass `tau_a` and `tau_b` or `{rivals[0]}`, not both.")
-    epsilon = options.get("epsilon", "auto")
-    if not is_number(epsilon) or epsilon <= 0:
-        raise InvalidInputError(
-            "`tau_a` and `tau_b` are relative to epsilon, which has to be a positive number then: "
-            "solve_options={'epsilon': 1e-3}."
-        )
-    weights = [math.inf if tau == 1 else float(epsilon) * tau / (2 * (1 - tau)) for tau in rho]
-    return {"unbalanced": tuple(weights)}
 
 
 @contextlib.contextmanager
@@ -162,34 +109,18 @@ class TranslationProblem:
         reference: str | None = None,
     ) -> None:
         check_name("reference", reference)
-        self._whole: AnnData | None = None
-        self._batch_key = batch_key
-        if batch_key is not None:
-            if target is not None or not is_object(data):
-                raise InvalidTypeError("`batch_key` is for one AnnData, passed alone.")
-            self._whole = data
-            sides = _batches(data, batch_key)
-        elif target is not None:
-            sides = [Side("src", "adata_src", data), Side("tgt", "adata_tgt", target)]
-        else:
-            objects = getattr(data, "mod", data)
-            if not isinstance(objects, Mapping):
-                raise InvalidTypeError(
-                    "`data` must be an AnnData with a `target` or a `batch_key`, a dictionary of "
-                    f"AnnData or a MuData; got {type(data).__name__}."
-                )
-            sides = [Side(str(name), f"data[{name!r}]", it) for name, it in objects.items()]
-        check_objects(*((side.shown, side.adata) for side in sides))
+        self._store = store_of(data, target, batch_key)
+        sides = self._store.sides()
+        check_objects(*((side.shown, side.adata) for side in sides.values()))
         if len(sides) < 2:
             raise InvalidInputError(f"There must be at least two objects; got {len(sides)}.")
-        names = [side.name for side in sides]
+        names = list(sides)
         if reference is None and len(sides) == 2:
             reference = names[1]
         if reference not in names:
             raise InvalidInputError(
                 f"`reference` must be one of {', '.join(map(repr, names))}; got {reference!r}."
             )
-        self._known = {side.name: side for side in sides}
         self._reference = reference
         self._sources = [name for name in names if name != reference]
         self._spaces: dict[str, Space] = {}
@@ -198,17 +129,9 @@ class TranslationProblem:
         self._warned: dict[Pair, list[str]] = {}
         self.solutions: dict[Pair, GWResult] = {}
 
-    @property
-    def _sides(self) -> dict[str, Side]:
-        """The objects as they are now; batches are cut again, for they may have new columns."""
-        if self._whole is None:
-            return self._known
-        batches = _batches(self._whole, str(self._batch_key))
-        return {side.name: side for side in batches if side.name in self._known}
-
     def _unchanged_sides(self) -> dict[str, Side]:
-        """Return the objects, and refuse other cells, or another order, than plans are for."""
-        sides = self._sides
+        """Give the objects, and refuse other cells, or another order, than plans are for."""
+        sides = self._store.sides()
         for name, cells in self._cells.items():
             now = sides[name].adata.obs_names if name in sides else cells[:0]
             if not now.equals(cells):
@@ -216,7 +139,7 @@ class TranslationProblem:
                 what = f"{len(now)} cells that are not the {len(cells)} that were prepared"
                 what = "the cells that were prepared in another order" if same else what
                 raise InvalidInputError(
-                    f"`{self._known[name].shown}` has {what}, which plans are not about. Call "
+                    f"`{self._store.shown[name]}` has {what}, which plans are not about. Call "
                     "`prepare` and `solve` again; of what `write` left in the objects, `read_plan` "
                     "finds the part that is still there."
                 )
@@ -241,7 +164,7 @@ class TranslationProblem:
             As in :func:`align`.
         """
         check_sources(use_rep, use_obsp, recipe)
-        sides = self._sides
+        sides = self._store.sides()
         spaces = read_spaces(list(sides.values()), use_rep, use_obsp, joint_rep, recipe)
         self._spaces = dict(zip(sides, spaces, strict=True))
         self._cells = {name: side.adata.obs_names.copy() for name, side in sides.items()}
@@ -365,7 +288,9 @@ class TranslationProblem:
             values = np.divide(values, mass, out=np.zeros_like(values), where=mass > 0)
         moved = np.asarray(to_numpy(plan.T @ values), dtype=np.float64)
         if key_added is not None:
-            self._put_column(end, key_added, moved)
+            if moved.ndim != 1:
+                raise InvalidInputError(f"`key_added` is for one column; got {moved.shape[1]}.")
+            self._store.put_numbers(end, key_added, moved)
         return moved
 
     def pull(
@@ -466,7 +391,7 @@ class TranslationProblem:
         check_name("key_added", key_added, none=False)
         if not self.solutions:
             raise InvalidInputError("Call `prepare` and `solve` before `embed`.")
-        sides = self._unchanged_sides()
+        self._unchanged_sides()
         matrices = [name for name, space in self._spaces.items() if space.is_matrix]
         if matrices:
             raise InvalidInputError(
@@ -484,11 +409,7 @@ class TranslationProblem:
         )
         coordinates = map(to_numpy, (*joint.sources, joint.anchor))
         found = dict(zip([*sources, self._reference], coordinates, strict=True))
-        if self._whole is not None:
-            self._whole.obsm[key_added] = self._joined(found)
-        else:
-            for name, side in sides.items():
-                side.adata.obsm[key_added] = found[name]
+        self._store.put_points(key_added, found)
         return self
 
     @reject_unknown
@@ -528,19 +449,20 @@ class TranslationProblem:
         carried = self._columns_of(names)
         if not self.solutions:
             raise InvalidInputError("Call `prepare` and `solve` before `write`.")
-        if self._whole is None:
-            self._write_objects(carried, key_added, sparse_topk)
-        else:
-            self._write_batches(self._whole, carried, key_added, sparse_topk)
+        points = self._spaces[self._reference].points
+        matches = {
+            pair[0]: Match.of(result, self._warned[pair], sparse_topk, points)
+            for pair, result in self.solutions.items()
+        }
+        self._store.write(self._reference, points, matches, carried, key_added)
         return self
 
     def _columns_of(self, names: Sequence[str]) -> list[tuple[str, bool, bool]]:
-        """Return for each column whether it goes from the reference, and whether back to it."""
+        """Tell for each column whether it goes from the reference, and whether back to it."""
         carried = []
         sides = self._unchanged_sides()
         reference = sides[self._reference]
-        # a batch has nothing to send back: its column is the reference's
-        alone = self._whole is None and len(self._sources) == 1
+        alone = self._store.sends_back and len(self._sources) == 1
         single = sides[self._sources[0]] if alone else None
         for name in names:
             givers = [side for side in (reference, single) if side and name in side.adata.obs]
@@ -552,119 +474,6 @@ class TranslationProblem:
                 check_column(side.shown, side.adata, name)
             carried.append((name, reference in givers, single in givers))
         return carried
-
-    def _write_objects(
-        self, carried: Sequence[tuple[str, bool, bool]], key: str, count: int
-    ) -> None:
-        """Write into separate objects."""
-        end = self._known[self._reference].adata
-        points = self._spaces[self._reference].points
-        about = {}
-        for pair, result in self.solutions.items():
-            start = self._known[pair[0]].adata
-            sparse, kept = largest_entries(result, count)
-            start.obsm[f"{key}_plan"] = sparse
-            if points is not None:
-                start.obsm[f"X_{key}"] = means(result.lazy_plan, points)
-            about[pair[0]] = figures(result, self._warned[pair], kept)
-            columns = np.asarray(end.obs_names, dtype=object)
-            start.uns[key] = {**about[pair[0]], "plan_columns": columns}
-            for name, there, back in carried:
-                ways = [(start, end, result.lazy_plan)] if there else []
-                ways += [(end, start, result.lazy_plan.T)] if back else []
-                for receiver, giver, plan in ways:
-                    for suffix, values in carry(giver.obs[name], plan).items():
-                        receiver.obs[f"{key}_{name}{suffix}"] = values
-                    _copy_colours(giver, receiver, name, f"{key}_{name}")
-        if points is not None:
-            end.obsm[f"X_{key}"] = points
-        end.uns[key] = about if len(about) > 1 else next(iter(about.values()))
-
-    def _write_batches(
-        self, whole: AnnData, carried: Sequence[tuple[str, bool, bool]], key: str, count: int
-    ) -> None:
-        """Write into the one object that has all batches."""
-        from pandas import Categorical
-
-        rows = {name: np.flatnonzero(mine) for name, mine in self._members().items()}
-        there = rows[self._reference]
-        points = self._spaces[self._reference].points
-        about: dict[str, Any] = {"reference": self._reference}
-        entries, embedding = [], {self._reference: points}
-        for pair, result in self.solutions.items():
-            here = rows[pair[0]]
-            sparse, kept = largest_entries(result, count)
-            part = sparse.tocoo()
-            entries.append((part.data, here[part.row], there[part.col]))
-            about[pair[0]] = figures(result, self._warned[pair], kept)
-            embedding[pair[0]] = None if points is None else means(result.lazy_plan, points)
-        data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
-        shape = (whole.n_obs, whole.n_obs)
-        whole.obsp[f"{key}_plan"] = scipy.sparse.csr_matrix((data, (row, column)), shape=shape)
-        if points is not None:
-            whole.obsm[f"X_{key}"] = self._joined(embedding)
-        cells = np.concatenate([there, *(rows[name] for name, _ in self.solutions)])
-        order = np.argsort(cells)
-        for name, _, _ in carried:
-            own = whole.obs[name].iloc[there]
-            parts = [carry(own, result.lazy_plan) for result in self.solutions.values()]
-            for suffix, first in parts[0].items():
-                values = [part[suffix] for part in parts]
-                if suffix:
-                    column = np.concatenate([np.ones(len(there)), *values])[order]
-                elif isinstance(first, Categorical):
-                    codes = [Categorical(own).codes, *(value.codes for value in values)]
-                    column = Categorical.from_codes(np.concatenate(codes)[order], dtype=first.dtype)
-                else:
-                    column = np.concatenate([own.to_numpy(np.float64), *values])[order]
-                whole.obs[f"{key}_{name}{suffix}"] = column
-            _copy_colours(whole, whole, name, f"{key}_{name}")
-        whole.uns[key] = about
-
-    def _put_column(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
-        """Write numbers into the column of a side."""
-        if values.ndim != 1:
-            raise InvalidInputError(f"`key_added` is for one column; got {values.shape[1]}.")
-        if self._whole is None:
-            side.adata.obs[name] = values
-            return
-        obs = self._whole.obs
-        column = obs[name].to_numpy(np.float64) if name in obs else np.full(len(obs), np.nan)
-        column = column.copy()
-        column[self._members()[side.name]] = values
-        obs[name] = column
-
-    def _members(self) -> dict[str, NDArray[np.bool_]]:
-        """Tell for each batch which cells of the one object are in it."""
-        assert self._whole is not None
-        batch = self._whole.obs[self._batch_key].astype(str).to_numpy()
-        return {name: batch == name for name in self._known}
-
-    def _joined(self, tables: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Put tables by batch into one over all cells, NaN for those of other batches."""
-        members = self._members()
-        width = next(iter(tables.values())).shape[1]
-        joined = np.full((len(members[self._reference]), width), np.nan)
-        for name, part in tables.items():
-            joined[members[name]] = part
-        return joined
-
-
-def _batches(data: AnnData, key: str) -> list[Side]:
-    """Cut an object into batches, in the order of their categories or names."""
-    from pandas import Categorical
-
-    if not isinstance(key, str) or key not in data.obs:
-        known = ", ".join(map(repr, data.obs.columns)) or "nothing"
-        raise InvalidInputError(f"`batch_key={key!r}` is no column of .obs, which has {known}.")
-    batch = Categorical(data.obs[key])
-    if (batch.codes < 0).any():
-        raise InvalidInputError(f"`obs[{key!r}]` has missing values: every cell needs a batch.")
-    batch = batch.remove_unused_categories()
-    return [
-        Side(str(name), f"data[{key} == {name!r}]", data[np.asarray(batch == name)])
-        for name in batch.categories
-    ]
 
 
 def _column(side: Side, name: Any) -> Any:
@@ -699,9 +508,3 @@ def _distribution(side: Side, data: Any, subset: Any) -> NDArray[np.float64]:
             f"`{side.shown}`; got {values.shape}."
         )
     return values.astype(np.float64)
-
-
-def _copy_colours(giver: AnnData, receiver: AnnData, name: str, written: str) -> None:
-    """Give a carried column the colours that scanpy keeps of the original."""
-    if f"{name}_colors" in giver.uns:
-        receiver.uns[f"{written}_colors"] = giver.uns[f"{name}_colors"]

@@ -22,6 +22,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.choose import unavailable_backends
+from torchgw.cli._arguments import add_output_options, positive
 from torchgw.cli._files import check_output, read_array, read_labels, write_array
 from torchgw.metrics import foscttm, label_accuracy
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from torchgw._results.result import GWResult
     from torchgw.distances.new_points import Space
 
-__all__ = ["add_commands", "add_output_options", "positive"]
+__all__ = ["add_commands"]
 
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
@@ -141,13 +142,6 @@ def add_commands(
     )  # fmt: skip
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(whole=whole, commands=commands)
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how much is reported."""
-    volume = parser.add_mutually_exclusive_group()
-    volume.add_argument("-q", "--quiet", action="store_true", help="report errors only")
-    volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -431,10 +425,3 @@ def _completion(options: argparse.Namespace) -> int:
                 action.complete = shtab.FILE
     print(shtab.complete(options.whole, shell=options.shell))
     return 0
-
-
-def positive(text: str) -> int:
-    """Read a whole number above zero."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
-    return int(text)

@@ -1,4 +1,4 @@
-"""The command line: ``torchgw align``, and where the other commands are entered.
+"""The command line: where the commands are entered, and how a process ends.
 
 Exit codes: 0 converged; 1 not converged, or without the dense plan that was asked for, the result
 is written all the same; 2 bad usage or input, or a solve that was refused, nothing is written; 3
@@ -8,71 +8,29 @@ converged to one of several matches that cost nearly the same, or that may cost 
 from __future__ import annotations
 
 import argparse
-import inspect
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
-
-import numpy as np
+from typing import Any, NoReturn
 
 import torchgw
-from torchgw._api import solve
-from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.console import messages, progress
-from torchgw._errors import InvalidInputError, PlanTooLargeError, TorchGWError, warn_user
-from torchgw._problem.losses import LOSSES
-from torchgw._problem.named import NAMED, from_graphs
-from torchgw._sinkhorn.choose import BackendName
-from torchgw.cli._commands import add_commands, add_output_options, positive
-from torchgw.cli._files import (
-    Side,
-    check_output,
-    has_column,
-    read_array,
-    read_side,
-    read_weights,
-    write_table,
-)
+from torchgw._boundary.console import messages
+from torchgw._errors import InvalidInputError, TorchGWError
+from torchgw.cli._align import EXIT_CODES, add_align, align
+from torchgw.cli._arguments import positive
+from torchgw.cli._commands import add_commands
 from torchgw.cli._processes import in_processes, rank
-
-if TYPE_CHECKING:
-    from torchgw._results.result import GWResult
 
 __all__ = ["main"]
 
-_DEFAULTS = inspect.signature(solve).parameters
-
-EXIT_CONVERGED = 0
-EXIT_INCOMPLETE = 1
 EXIT_REFUSED = 2
-EXIT_DOUBTFUL = 3
 # 128 and the number of the signal, as shells have it
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_PIPE = 141
-
-_EXIT_CODES = """exit codes:
-  0  converged
-  1  not converged, or without the dense plan that was asked for; the result is written
-  2  bad usage or input, or a solve that was refused; nothing is written
-  3  converged, and another match costs nearly the same or may cost less; the result is written
-  130  interrupted, or 143 terminated; nothing is written
-"""
-
-
-_EXAMPLES = """examples:
-  torchgw align X.npy Y.npy -o out.npz
-  torchgw align cells.csv data.npz:atac -o out.npz --partners partners.csv --n-neighbors 15
-  torchgw align a.csv:x,y b.csv --id-column name --label-column kind -o out.npz --time-limit 10m
-  torchgw align atac.h5ad:obsm/X_lsi rna.h5ad:obsm/X_pca -o out.npz --distances cosine
-
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _shared(options: argparse.Namespace, count: int, arguments: Sequence[str] | None) -> int:
     """Run a command in several processes."""
-    if options.run is not _align:
+    if options.run is not align:
         raise InvalidInputError("--gpus and --processes share out the work of `align` alone.")
     given = sys.argv[1:] if arguments is None else arguments
     return in_processes(count, main, given, gpus=options.gpus is not None)
@@ -172,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torchgw",
         description="Match two data sets by the distances inside each (Gromov-Wasserstein).",
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"torchgw {torchgw.__version__}")
@@ -184,302 +142,6 @@ def _parser() -> argparse.ArgumentParser:
         "--processes", type=positive, metavar="N", help="the same among N processes of the CPU"
     )
     commands: Any = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_align(
-        commands.add_parser(
-            "align",
-            help="match the rows of two files",
-            description="Match the rows of two files by the distances inside each.",
-            epilog=_EXAMPLES + _EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-    )
+    add_align(commands)
     add_commands(commands, parser)
     return parser
-
-
-def _add_align(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``torchgw align``."""
-    parser.set_defaults(run=_align)
-    parser.add_argument(
-        "X",
-        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
-        "with .gz, .parquet or file.h5ad:obsm/NAME",
-    )
-    parser.add_argument("Y", help="target, in the same forms")
-    parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
-    parser.add_argument(
-        "--distance-matrices", action="store_true",
-        help="X and Y are square matrices of distances, not points",
-    )  # fmt: skip
-    parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
-    parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
-    parser.add_argument(
-        "--linear-cost", metavar="FILE", help="n x m costs of a row of X with a row of Y"
-    )
-    parser.add_argument(
-        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
-        "first, if it has no name or holds words alone)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
-    )
-    parser.add_argument(
-        "--partners", metavar="FILE", type=Path,
-        help=".csv or .tsv file to write: for each row of X its partner in Y, by their names",
-    )  # fmt: skip
-    parser.add_argument(
-        "--time-limit", metavar="TIME", type=_seconds,
-        help="stop after so many seconds, or as 10m, 2h, and write what there is; looked at after "
-        "each outer iteration",
-    )  # fmt: skip
-    stored = parser.add_argument_group("what else is stored")
-    stored.add_argument("--dense", action="store_true", help="store matrices in full")
-    stored.add_argument("--plan", action="store_true", help="store the dense plan")
-    stored.add_argument(
-        "--sparse-topk", type=positive, metavar="K",
-        help="store the K largest entries of every row of the plan",
-    )  # fmt: skip
-    solver = parser.add_argument_group("solver, with the defaults of torchgw.solve")
-    names = _add_solve_options(solver)
-    parser.set_defaults(solve_options=names)
-    add_output_options(parser)
-
-
-def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
-    """Add the options that go to `torchgw.solve`, and return their names there."""
-    names = []
-
-    def add(flag: str, **settings: Any) -> None:
-        name = settings.get("dest", flag.removeprefix("--").replace("-", "_"))
-        default = _DEFAULTS[name].default
-        if default is not None and settings["help"] is not argparse.SUPPRESS:
-            settings["help"] += f" (default: {'no' if default is False else default})"
-        # one that was not given is absent, so that defaults live in one place
-        names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
-
-    add(
-        "--distances", type=_pair,
-        help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
-        f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
-    )  # fmt: skip
-    add("--n-neighbors", type=int, metavar="K", help="neighbours of a point in the graph")
-    add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
-    add(
-        "--curvature", type=_numbers, metavar="C[,C]",
-        help="curvature of poincare, lorentz and sphere distances, of both sides or of each",
-    )  # fmt: skip
-    add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
-    add("--epsilon", type=_number_or_auto, help="entropic regularisation, a number or auto")
-    add("--gradient", help="how costs are computed: auto, dense, factored or sampled")
-    add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
-    add("--redraw", type=float, help="share of the anchors that an iteration draws anew")
-    add("--momentum", type=float, help=argparse.SUPPRESS)
-    add("--n-init", type=int, metavar="K", help="number of starts, on few points")
-    add("--search", help="how far to look for a better match: auto, fast or thorough")
-    add("--regularization", help="entropic or proximal")
-    add("--polish", action="store_true", help="lower the value further without entropy")
-    add("--disconnected", help="what to do with a graph in pieces: stitch or fill")
-    add("--alpha", type=float, help="weight of distances, beside --linear-cost")
-    add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
-    add(
-        "--unbalanced", type=_numbers, metavar="RHO[,RHO]",
-        help="penalty where weights are not met, of both sides or of each; inf: they are met, 0: "
-        "they may be missed freely",
-    )  # fmt: skip
-    add("--loss", help=f"one of {', '.join(LOSSES)}: how distances of the two sides are compared")
-    add(
-        "--min-iter",
-        type=int,
-        help="a sampled solve stops after half of it, 20 at least, without progress",
-    )
-    add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
-    add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
-    add("--storage", help="whether costs are kept: auto, stored or streamed")
-    add("--max-iter", type=int, help="largest number of outer iterations")
-    add("--tol", type=float, help="change of the plan at which to stop")
-    add("--objective-tol", type=float, help="decrease of the objective at which to stop; 0: never")
-    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in an outer one")
-    add("--inner-tol", type=float, help="L1 error of the marginals at which Sinkhorn stops")
-    add(
-        "--resolution", type=_number_or_auto,
-        help="marginal error that large problems may have in the end, a number or auto; 0: solve "
-        "on all points",
-    )  # fmt: skip
-    add("--backend", help=f"one of {', '.join(get_args(BackendName))}")
-    add("--device", help="torch device, such as cpu or cuda:0")
-    add("--precision", help="auto, mixed, float64 or float32")
-    add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
-    return tuple(names)
-
-
-def _align(options: argparse.Namespace) -> int:
-    """Match two files and write the result."""
-    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
-    check_output(options.output, (".npz",), *inputs)
-    if options.partners is not None:
-        check_output(options.partners, (".csv", ".tsv"), *inputs)
-    columns = options.id_column, options.label_column
-    sides = _read_sides((options.X, options.Y), columns)
-    settings = _solve_settings(options)
-    weights: dict[str, Any] = {
-        name: read_weights(file)
-        for name, file in (("a", options.a), ("b", options.b))
-        if file is not None
-    }
-    if options.linear_cost is not None:
-        weights["M"] = read_array(options.linear_cost)
-    names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
-    given: dict[str, Any] = {name: side.points for name, side in zip(names, sides, strict=True)}
-    total, tol = (settings.get(name, _DEFAULTS[name].default) for name in ("max_iter", "tol"))
-    together = rank() is not None
-    if together and options.gpus is not None:
-        settings.setdefault("device", "cuda")
-    with progress(options.quiet, total, tol, options.time_limit) as report:
-        result = torchgw.solve(
-            **given, **weights, **settings, callback=report, distributed=together
-        )
-    if rank():
-        # the first process writes
-        return EXIT_CONVERGED
-    contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
-    complete = _add_plan(contents, result, options)
-    result.save(options.output, dense=options.dense, extra=contents)
-    if options.partners is not None:
-        write_table(options.partners, _partners(result, sides))
-    if not options.quiet:
-        print(f"status           {result.status.name}: {result.status.advice}")
-        print(f"value            {result.value:.6g}")
-        print(f"marginal error   {result.marginal_error:.2e}")
-        print(f"iterations       {result.n_iters}")
-        for place, item in enumerate(result.alternatives[1:], start=1):
-            print(f"alternative {place}    value {item.value:.6g}: {item.relation or item.label}")
-        print(f"written          {options.output}")
-        if options.partners is not None:
-            print(f"written          {options.partners}, {len(sides[0].points)} rows")
-    if not (result.converged and complete):
-        return EXIT_INCOMPLETE
-    return EXIT_DOUBTFUL if result.is_ambiguous or result.doubt else EXIT_CONVERGED
-
-
-def _read_sides(names: tuple[str, str], columns: tuple[str | None, str | None]) -> list[Side]:
-    """Read both sides; a column that is asked for has to be in one of them."""
-    for column, flag in zip(columns, ("--id-column", "--label-column"), strict=True):
-        if column is not None and not any(has_column(name, column) for name in names):
-            raise InvalidInputError(f"{flag} {column}: neither {names[0]} nor {names[1]} has it.")
-    return [
-        read_side(name, *(column if has_column(name, column) else None for column in columns))
-        for name in names
-    ]
-
-
-def _partners(result: GWResult, sides: Sequence[Side]) -> dict[str, Any]:
-    """Tabulate the partner of each row of X, its share of that row's mass, names and labels."""
-    values, columns = result.lazy_plan.topk(1)
-    partner, mass = to_numpy(columns)[:, 0], to_numpy(result.marginal_a)
-    share = np.divide(to_numpy(values)[:, 0], mass, out=np.zeros(len(mass)), where=mass > 0)
-    rows = np.arange(len(partner))
-    table: dict[str, Any] = {}
-    for kind, name in (("ids", ""), ("labels", "_label")):
-        for side, letter, index in zip(sides, "XY", (rows, partner), strict=True):
-            own = getattr(side, kind)
-            if own is not None:
-                table[letter + name] = own[index]
-            elif kind == "ids":
-                table[letter] = index
-    return table | {"share": share}
-
-
-def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
-    """Collect the arrays that every output file holds for other readers."""
-    if "unbalanced" in settings:
-        # JSON has no infinity
-        settings = {**settings, "unbalanced": str(settings["unbalanced"])}
-    used = {
-        **settings,
-        "random_state": result.random_state,
-        "gradient_used": result.gradient,
-        "backend_used": result.backend,
-        "precision_used": result.precision,
-        "scale_used": result.scale,
-        "torchgw": torchgw.__version__,
-    }
-    same = "value epsilon ambiguity doubt converged marginal_error marginal_a marginal_b n_iters"
-    return {
-        **{name: to_numpy(getattr(result, name)) for name in same.split()},
-        "f": to_numpy(result.potential_a),
-        "g": to_numpy(result.potential_b),
-        "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
-        "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
-        "status": np.asarray(result.status.name),
-        "advice": np.asarray(result.status.advice),
-        "settings": np.asarray(json.dumps(used)),
-    }
-
-
-def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Namespace) -> bool:
-    """Add what was asked for of the plan; False if the dense plan would not fit."""
-    if options.sparse_topk is not None:
-        count = min(options.sparse_topk, result.lazy_plan.shape[1])
-        values, indices = result.lazy_plan.topk(count)
-        contents["topk_values"], contents["topk_indices"] = to_numpy(values), to_numpy(indices)
-    if options.plan:
-        # the solve may have taken hours: what there is of its result is worth writing
-        try:
-            contents["plan"] = to_numpy(result.plan)
-        except PlanTooLargeError as error:
-            print(f"torchgw: the plan is not stored: {error}", file=sys.stderr)
-            return False
-    return True
-
-
-def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Collect the arguments of `torchgw.solve` that were given."""
-    settings = {
-        name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
-    }
-    if "momentum" in settings:
-        warn_user("`--momentum` is now `--redraw`.", FutureWarning)
-        settings["redraw"] = settings.pop("momentum")
-    if settings.get("scale") == "none":
-        settings["scale"] = None
-    return settings
-
-
-def _seconds(text: str) -> float:
-    """Read a time in seconds, minutes or hours."""
-    units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
-    try:
-        seconds = float(number) * unit
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be seconds, such as 90, 10m or 2h; got {text!r}")
-    return seconds
-
-
-def _number(text: str, wanted: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be {wanted}; got {text!r}") from error
-
-
-def _number_or_auto(text: str) -> float | str:
-    """Read a number, or the word auto."""
-    return text if text == "auto" else _number(text, "a number, or auto")
-
-
-def _numbers(text: str) -> float | tuple[float, ...]:
-    """Read one number, or some joined by commas."""
-    wanted = "a number, or two joined by a comma"
-    numbers = tuple(_number(part, wanted) for part in text.split(","))
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _pair(text: str) -> str | tuple[str, str]:
-    """Read one name, or two joined by a comma."""
-    names = text.split(",")
-    if len(names) > 2:
-        raise argparse.ArgumentTypeError(f"one name or two, got {text}")
-    return names[0] if len(names) == 1 else (names[0], names[1])

@@ -229,17 +229,9 @@ def solve_gromov(
     if kind == "semirelaxed":
         b = given["q"] = None
     start = None if isinstance(plan_init, str) else plan_init
+    share = 1.0 if M is None else alpha
     problem = read_problem(
-        Ca,
-        Cb,
-        a,
-        b,
-        loss_fun,
-        symmetric,
-        M=M,
-        alpha=1.0 if M is None else alpha,
-        also=(start,),
-        names=_NAMES,
+        Ca, Cb, a, b, loss_fun, symmetric, M=M, alpha=share, also=(start,), names=_NAMES
     )
     if reg:
         mirrored = kind == "balanced" and method != "PPA"
@@ -281,16 +273,11 @@ def _is_one(alpha: Any) -> bool:
 
 def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
     """Take conditional gradient steps."""
+    absolute = 0.0 if kind == "partial" else stop.tol
     found = exact(
-        problem,
-        kind,
-        start,
-        mass,
-        max_iter=stop.max_iter,
-        tol_rel=stop.tol,
-        tol_abs=0.0 if kind == "partial" else stop.tol,
+        problem, kind, start, mass, max_iter=stop.max_iter, tol_rel=stop.tol, tol_abs=absolute,
         verbose=stop.verbose,
-    )
+    )  # fmt: skip
     parts, log = problem.parts(found.plan), {"loss": found.losses}
     return _Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
@@ -367,19 +354,12 @@ def _penalised(
     turns = problem.solve()
     quadratic, _ = problem.objective(turns)
     whole = problem.value(turns, M)
-    linear = (
-        0.0 if M is None else (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
-    )
-    converged = turns.errors[-1] < stop.tol
-    found = _Found(
-        turns.samples,
-        linear,
-        alpha * quadratic,
-        alpha * float(whole),
-        None,
-        converged,
-        {"err": turns.errors},
-    )
+    linear = 0.0
+    if M is not None:
+        linear = (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
+    converged, log = turns.errors[-1] < stop.tol, {"err": turns.errors}
+    parts = linear, alpha * quadratic, alpha * float(whole)
+    found = _Found(turns.samples, *parts, None, converged, log)
     return _result(problem.arrays, found, alpha * whole)
 
 
@@ -397,16 +377,9 @@ def _without_structure(
     if needs_gradients(*given.values()):
         raise UnsupportedError("`alpha=0` with penalised marginals has no gradients: use ot.solve.")
     problem = read_problem(
-        given["C1"],
-        given["C2"],
-        given["p"],
-        given["q"],
-        "square_loss",
-        None,
-        M=given["M"],
-        alpha=0.0,
-        names=_NAMES,
-    )
+        given["C1"], given["C2"], given["p"], given["q"], "square_loss", None, M=given["M"],
+        alpha=0.0, names=_NAMES,
+    )  # fmt: skip
     p, q, cost = problem.p, problem.q, problem.M
     assert cost is not None
     first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
@@ -415,11 +388,9 @@ def _without_structure(
     relaxed = Relaxed(cost, (p, q, ones), unbalanced, reg, "kl" if kind == "kl" else "l2")
     steps = max(stop.max_iter, 1000)
     plan, _ = solve_linear(relaxed, first, None, solver="sinkhorn", max_iter=steps, tol=stop.tol)
-    linear = float(np.vdot(cost, plan))
-    value = linear
-    for weight, marginal, wanted in zip(
-        unbalanced, (plan.sum(1), plan.sum(0)), (p, q), strict=True
-    ):
+    linear = value = float(np.vdot(cost, plan))
+    sums = plan.sum(1), plan.sum(0)
+    for weight, marginal, wanted in zip(unbalanced, sums, (p, q), strict=True):
         if kind == "kl":
             value += weight * relative_entropy(marginal, wanted, mass=True)
         else:

@@ -1,0 +1,104 @@
+"""What can be differentiated: the inputs that ask for it, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from torch import Tensor
+
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.losses import Loss
+from torchgw._problem.problem import Problem
+from torchgw._problem.providers import ScaleName
+from torchgw._solve.options import Differentiable, Options
+from torchgw._typing import Marginals
+from torchgw.distances.curved import CurvedDistance
+from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.nystrom import NystromDistance
+from torchgw.distances.points import PointDistance
+
+__all__ = ["check_stored_plan", "check_tracked", "check_units", "tracked_inputs"]
+
+
+def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
+    """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y."""
+    features = inputs.pop("F", None)
+    if features is not None:
+        inputs.update(zip(("F_X", "F_Y"), features, strict=True))
+    return {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.requires_grad
+    }
+
+
+def check_units(
+    mode: Differentiable, options: Options, scale: ScaleName | None, loss: Loss
+) -> ScaleName | None:
+    """Check the options of a differentiable solve, and say what ``scale`` means in it."""
+    if not isinstance(mode, str) or mode not in get_args(Differentiable):
+        raise InvalidInputError(
+            f"`differentiable` must be 'value', 'implicit', 'unrolled' or None; got {mode!r}."
+        )
+    if options.regularization != "entropic" or options.polish:
+        raise UnsupportedError(
+            "`differentiable` needs regularization='entropic' and polish=False: other plans are no "
+            "fixed points of the entropic objective."
+        )
+    if not loss.is_square:
+        raise UnsupportedError(
+            f"`differentiable` knows the square loss only; got loss={loss.name!r}. Pass "
+            "loss='square', or leave `differentiable` out."
+        )
+    if options.epsilon == "auto":
+        raise InvalidInputError(
+            "`differentiable` needs a number for `epsilon`: epsilon='auto' follows the inputs. "
+            "Solve once with scale=None and without `differentiable`, and pass `result.epsilon`."
+        )
+    if options.rule is not None and mode == "unrolled":
+        raise UnsupportedError(
+            "differentiable='unrolled' iterates on strict marginals. Pass 'value' or 'implicit' "
+            "with `unbalanced` and `mass`."
+        )
+    return None if scale == "auto" else scale
+
+
+def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
+    """Refuse inputs that have no gradient, with the reason."""
+    for name, provider in (("X", problem.source), ("Y", problem.target)):
+        if (name in inputs or f"D_{name}" in inputs) and scaled:
+            raise UnsupportedError(
+                f"`{name}` requires a gradient and `scale` divides its distances by their maximum "
+                "or mean, which moves with it. Pass `scale=None`, or divide before the call."
+            )
+        if name in inputs and (
+            isinstance(provider, NystromDistance) and not isinstance(provider, LandmarkDistance)
+        ):
+            raise UnsupportedError(
+                f"`{name}` requires a gradient, and factors from landmarks have none. Drop "
+                "`n_landmarks`, or give that side's distances as a table that you computed "
+                "differentiably."
+            )
+        if name in inputs and not isinstance(provider, (PointDistance, CurvedDistance)):
+            raise UnsupportedError(
+                f"`{name}` requires a gradient, and geodesics have none: the neighbour graph and "
+                "its shortest paths jump when points move. Pass distances='sqeuclidean', "
+                "'euclidean', 'cosine' or 'poincare', or `D_X`, `D_Y` that you computed "
+                "differentiably."
+            )
+
+
+def check_stored_plan(
+    weights: Marginals, most: int, limited: tuple[str, str], positive: str
+) -> None:
+    """Refuse plans of more than ``most`` entries, and weights of zero.
+
+    ``limited`` is what is limited, and the way out; ``positive`` says that weights have to be.
+    """
+    n, m = map(len, weights)
+    if n * m > most:
+        what, way = limited
+        raise UnsupportedError(f"{what} limited to {most:,} pairs; got {n} x {m}. {way}")
+    if not all(bool((weight > 0).all()) for weight in weights):
+        raise UnsupportedError(positive)

@@ -1,0 +1,141 @@
+"""Plans that carry gradients to the inputs of their solve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.plans import as_index, as_points_of
+from torchgw._derivatives.loss import Solved, call
+from torchgw._errors import UnsupportedError
+from torchgw._plans.contract import Plan
+from torchgw._plans.transport import TransportPlan
+
+__all__ = ["DifferentiablePlan", "implicit_plan"]
+
+_TWICE_PLAN = (
+    "The plan can be differentiated once; the derivative of its implicit derivative is not "
+    "implemented. Pass differentiable='unrolled' on a small problem."
+)
+
+
+class DifferentiablePlan(TransportPlan):
+    """A plan whose products, rows and matrix carry gradients to the inputs of its solve.
+
+    ``product(transposed, values)`` is plan @ values, or plan.T @ values, with a graph; a plan that
+    is ``transposed`` leads from target to source.
+    """
+
+    def __init__(
+        self,
+        plan: TransportPlan,
+        product: Callable[[bool, Tensor], Tensor],
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
+        self._differentiable = product
+        self._transposed = transposed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
+        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
+        return TransportPlan, parts
+
+    def __copy__(self) -> DifferentiablePlan:
+        """Share everything, the graph too."""
+        return DifferentiablePlan(self, self._differentiable, transposed=self._transposed)
+
+    @property
+    def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
+        """The plan from target to source."""
+        return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
+
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
+        return Plan._moved(self)
+
+    def _product(self, table: Tensor) -> Tensor:
+        """Multiply by values of shape (m, c)."""
+        return self._differentiable(self._transposed, table)
+
+    def barycentric(self, points: Any) -> Tensor:
+        """Map each source point to the plan-weighted mean of target points.
+
+        A source point of weight zero is mapped as by :meth:`TransportPlan.barycentric`, without a
+        gradient.
+        """
+        points = as_points_of("points", points, self.shape[1], self.device)
+        fallback = super().barycentric(points.detach())
+        sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
+        used = (self.weights.a > 0)[:, None]
+        return torch.where(used, sums[:, :-1] / torch.where(used, sums[:, -1:], 1.0), fallback)
+
+    def rows(self, index: Any) -> Tensor:
+        """Build the rows of an integer index of shape (s,), shape (s, m)."""
+        index = as_index(index, self.shape[0], self.device)
+        chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
+        chosen[index, torch.arange(len(index), device=self.device)] = 1.0
+        rows: Tensor = (self.T @ chosen).T
+        return rows
+
+    def stored(self) -> Tensor:
+        """Build the (n, m) matrix."""
+        matrix: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        return matrix
+
+
+def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
+    """Give the plan of a finished solve implicit derivatives by its inputs."""
+
+    def product(transposed: bool, table: Tensor) -> Tensor:
+        result: Tensor = call(_Product, solved, transposed, table, *inputs)
+        return result
+
+    return DifferentiablePlan(solved.plan, product)
+
+
+class _Product(torch.autograd.Function):
+    """plan @ values, differentiable in the values and the inputs of the solve."""
+
+    @staticmethod
+    def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
+        result: Tensor = (solved.plan.T if transposed else solved.plan) @ values
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.solved, ctx.transposed, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (gradient,) = upstream
+        solved, transposed = ctx.solved, ctx.transposed
+        values, *inputs = ctx.saved_tensors
+        by_values = None
+        if ctx.needs_input_grad[2]:
+            by_values = call(_Product, solved, not transposed, gradient, *inputs)
+        if not any(ctx.needs_input_grad[3:]):
+            return None, None, by_values, *(None for _ in inputs)
+        left, right = (values, gradient) if transposed else (gradient, values)
+        return None, None, by_values, *call(_PlanGradient, solved, left, right, *inputs)
+
+
+class _PlanGradient(torch.autograd.Function):
+    """The derivatives by the inputs of a function whose gradient in the plan is left @ right.T."""
+
+    @staticmethod
+    def forward(solved: Solved, left: Tensor, right: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(solved.plan_gradient(inputs, left, right))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        raise UnsupportedError(_TWICE_PLAN)

@@ -1,0 +1,216 @@
+"""The distances of one side as differentiable functions of its points or its table.
+
+The providers of :mod:`torchgw.distances` are made for speed and have no graph. Here the same
+distances are made by the few operations whose derivatives are needed, in memory O(n r).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchgw._problem.problem import stored_matrix
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance
+
+__all__ = ["Form", "TrackedSide", "side_of"]
+
+# Elements of one (rows, n, d) block of differences of points. [L267]
+_BLOCK_ELEMENTS = 2**22
+
+
+def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
+    """Write the distances of one side as a function of its points or its table, if one moves."""
+    if points is not None and isinstance(provider, CurvedDistance):
+        return _curved_side(points, provider.model, provider.curvature)
+    if points is not None:
+        assert isinstance(provider, PointDistance)
+        if provider.metric == "euclidean":
+            return _EuclideanSide(points - points.mean(0))
+        squared = provider.metric == "sqeuclidean"
+        if provider.metric == "correlation":
+            points = points - points.mean(1, keepdim=True)
+        return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
+    if table is not None:
+        assert isinstance(provider, PrecomputedDistance)
+        # a derivative by one entry alone would leave the symmetric matrices
+        return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
+    return _ProvidedSide(provider.to(provider.device, torch.float64))
+
+
+class Form(NamedTuple):
+    """Factors of distances: D = matrix @ form @ matrix.T."""
+
+    matrix: Tensor  # (n, r)
+    form: Tensor  # (r, r), constant
+
+
+class TrackedSide(Protocol):
+    """The distances D of one side; every method is differentiable in inputs and arguments."""
+
+    def form(self) -> Form | None:
+        """Factors, if there are any."""
+        return None
+
+    def apply(self, values: Tensor) -> Tensor:
+        """D @ values, shape (n, c)."""
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """(D * D) @ weights, shape (n,)."""
+
+    def columns(self, index: Tensor) -> Tensor:
+        """D[:, index], shape (n, s)."""
+
+    def inner(self, table: Tensor) -> Tensor:
+        """<D, table> for a stored table."""
+
+
+class _ProvidedSide(TrackedSide):
+    """The distances of a provider: a given table, or a side that no gradient is asked of."""
+
+    def __init__(self, provider: DistanceProvider) -> None:
+        self.provider = provider
+
+    def form(self) -> Form | None:
+        factors = self.provider.factors()
+        return None if factors is None else Form(factors.matrix, factors.signs.diag())
+
+    def apply(self, values: Tensor) -> Tensor:
+        return self.provider.apply(values)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return self.provider.mean_square(weights)
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.provider.columns(index)
+
+    def inner(self, table: Tensor) -> Tensor:
+        return (stored_matrix(self.provider) * table).sum()
+
+
+class _FactoredSide(TrackedSide):
+    """Squared Euclidean or cosine distances of points."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    def form(self) -> Form:
+        return self._form
+
+    def apply(self, values: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ (matrix.T @ values))
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        matrix, form = self._form
+        inner = form @ (matrix.T @ (weights[:, None] * matrix)) @ form
+        return ((matrix @ inner) * matrix).sum(1)
+
+    def columns(self, index: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ matrix[index].T)
+
+    def inner(self, table: Tensor) -> Tensor:
+        matrix, form = self._form
+        return ((matrix @ form) * (table @ matrix)).sum()
+
+
+class _StreamedSide(TrackedSide):
+    """Distances of points by their coordinates, streamed.
+
+    ``between`` makes distances, (q, s), of two blocks of rows of ``rows``, shape (n, k).
+    """
+
+    def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.rows = rows
+        self.between = between
+
+    def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
+        """Call a function on blocks of rows of D, which its derivative computes again."""
+        height = max(1, _BLOCK_ELEMENTS // self.rows.numel())
+
+        def block(near: Tensor, *parts: Tensor) -> Tensor:
+            return function(self.between(near, self.rows), *parts)
+
+        split = zip(*(item.split(height) for item in (self.rows, *rows)), strict=True)
+        return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
+
+    def apply(self, values: Tensor) -> Tensor:
+        return torch.cat(self._by_blocks(lambda distance: distance @ values))
+
+    def inner(self, table: Tensor) -> Tensor:
+        return torch.stack(
+            self._by_blocks(lambda distance, part: (distance * part).sum(), table)
+        ).sum()
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return torch.cat(self._by_blocks(lambda distance: distance.square() @ weights))
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.between(self.rows, self.rows[index])
+
+
+class _EuclideanSide(_StreamedSide):
+    """Euclidean distances of points; their derivative at a coincidence is zero."""
+
+    def __init__(self, points: Tensor) -> None:
+        super().__init__(points, _euclidean)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return _FactoredSide(_squared_form(self.rows)).apply(weights[:, None])[:, 0]
+
+
+def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
+    """Make distances in a space of constant curvature; at a coincidence their derivative is zero.
+
+    Points of the sphere move along it; of those of the hyperboloid the time coordinate follows.
+    """
+    root = math.sqrt(curvature)
+    points = points * root
+    if model == "sphere":
+
+        def angle(x: Tensor, y: Tensor) -> Tensor:
+            return 2 / root * torch.atan2(_euclidean(x, y), _euclidean(x, -y))
+
+        return _StreamedSide(points / points.norm(dim=1, keepdim=True), angle)
+    if model == "lorentz":
+        points = points[:, 1:]
+        time = (1 + points.square().sum(1, keepdim=True)).sqrt()
+        points, factor = points / (1 + time), ((1 + time) / 2).sqrt()
+    else:
+        factor = (1 - points.square().sum(1, keepdim=True)).rsqrt()
+
+    def arc(x: Tensor, y: Tensor) -> Tensor:
+        length = _euclidean(x[:, :-1], y[:, :-1])
+        return 2 / root * (length * x[:, -1:] * y[:, -1]).asinh()
+
+    return _StreamedSide(torch.cat([points, factor], 1), arc)
+
+
+def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Compute |x_i - y_j|, with derivative zero where it is zero."""
+    square = (x[:, None, :] - y).square().sum(2)
+    away = square > 0
+    return torch.where(away, torch.where(away, square, 1.0).sqrt(), 0.0)
+
+
+def _squared_form(points: Tensor) -> Form:
+    """Write |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j as a form of (1, u, x), u = |x|^2."""
+    points = points - points.mean(0)
+    square = points.square().sum(1, keepdim=True)
+    form = -2 * torch.eye(points.shape[1] + 2, dtype=points.dtype, device=points.device)
+    form[:2, :2] = form.new_tensor([[0.0, 1.0], [1.0, 0.0]])
+    return Form(torch.cat([torch.ones_like(square), square, points], dim=1), form)
+
+
+def _cosine_form(points: Tensor) -> Form:
+    """Write 1 - cos, half the squared distance of x / |x|, as such a form."""
+    matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
+    return Form(matrix, form / 2)

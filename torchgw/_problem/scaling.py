@@ -1,0 +1,71 @@
+"""What distances are divided by: their maximum, their mean, or nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.directed import DirectedDistance
+from torchgw.distances.points import ANGLES, PointDistance
+
+__all__ = ["ScaleName", "scaled"]
+
+ScaleName = Literal["auto", "max", "mean"]
+# Columns read at once to find the largest distance among some points. [L351]
+_COLUMNS = 256
+# Share of the largest distance up to which one is rounding. [L351]
+_NOTHING = 1e-9
+
+
+def scaled(
+    provider: DistanceProvider,
+    points: Tensor | None,
+    scale: ScaleName | None,
+    weights: Tensor | None,
+    *,
+    computed: bool,
+) -> tuple[DistanceProvider, float]:
+    """Divide distances by their maximum or mean; also return what they were multiplied by."""
+    if weights is not None and isinstance(provider, PointDistance):
+        provider = provider.centred_on(weights)
+    if scale is None or (scale == "auto" and not computed):
+        return provider, 1.0
+    used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
+    if weights is not None:
+        used = weights > 0
+    if scale == "mean":
+        size = provider.mean(used.to(provider.dtype) / used.sum())
+        if isinstance(provider, PointDistance):
+            # of identical points factors leave rounding, and below zero as often as above
+            size = max(0.0, min(size, provider.maximum()))
+    else:
+        size = _maximum(provider, points, used)
+        if not bool(used.all()):
+            # what factors leave of a distance of zero is no unit
+            largest = provider.maximum()
+            size = size if size > _NOTHING * largest else largest
+    if size == 0:
+        # A single point, or identical points: nothing to scale.
+        return provider, 1.0
+    if isinstance(provider, DirectedDistance):
+        return provider.mapped(lambda costs: costs / size), 1 / size
+    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
+        # Squares of large coordinates would overflow in float32 before a factor is applied.
+        unit = size if provider.metric == "euclidean" else math.sqrt(size)
+        made = PointDistance((points / unit).to(provider.device), provider.metric)
+        return made if weights is None else made.centred_on(weights), 1 / size
+    return ScaledDistance(provider, 1 / size), 1 / size
+
+
+def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
+    """Find the largest distance among the points that are used."""
+    if bool(used.all()):
+        return provider.maximum()
+    if isinstance(provider, PointDistance) and points is not None:
+        return PointDistance(points[used.to(points.device)], provider.metric).maximum()
+    index = used.nonzero()[:, 0]
+    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))

@@ -1,0 +1,201 @@
+"""Where results go: into objects of their own, or into the one object that has all batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._plans.contract import Plan
+from torchgw._results.result import GWResult
+from torchgw.anndata._spaces import Side, is_object
+from torchgw.anndata._write import carry, figures, largest_entries, means
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+__all__ = ["Batches", "Match", "Objects", "store_of"]
+
+# Names of columns, and whether each goes from the reference, and back to it.
+Carried = Sequence[tuple[str, bool, bool]]
+
+
+class Match(NamedTuple):
+    """What is written of one source."""
+
+    plan: Plan
+    entries: scipy.sparse.csr_matrix  # the largest of the plan
+    mapped: NDArray[np.float64] | None  # in the space of the reference
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, result: GWResult, warned: list[str], count: int, points: Any) -> Match:
+        """Read it off a result, with ``count`` entries of each row."""
+        entries, kept = largest_entries(result, count)
+        mapped = None if points is None else means(result.lazy_plan, points)
+        return cls(result.lazy_plan, entries, mapped, figures(result, warned, kept))
+
+
+def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches:
+    """Tell two objects, several by name, and the batches of one."""
+    if batch_key is not None:
+        if target is not None or not is_object(data):
+            raise InvalidTypeError("`batch_key` is for one AnnData, passed alone.")
+        return Batches(data, batch_key)
+    if target is not None:
+        return Objects([Side("src", "adata_src", data), Side("tgt", "adata_tgt", target)])
+    objects = getattr(data, "mod", data)
+    if not isinstance(objects, Mapping):
+        raise InvalidTypeError(
+            "`data` must be an AnnData with a `target` or a `batch_key`, a dictionary of AnnData "
+            f"or a MuData; got {type(data).__name__}."
+        )
+    return Objects([Side(str(name), f"data[{name!r}]", it) for name, it in objects.items()])
+
+
+class Objects:
+    """Objects of their own."""
+
+    sends_back = True  # whether a source has columns of its own
+
+    def __init__(self, sides: list[Side]) -> None:
+        self._sides = {side.name: side for side in sides}
+        self.shown = {side.name: side.shown for side in sides}
+
+    def sides(self) -> dict[str, Side]:
+        """Look up the sides by name, as they are now."""
+        return self._sides
+
+    def put_numbers(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
+        """Write a column of numbers into ``obs``."""
+        side.adata.obs[name] = values
+
+    def put_points(self, name: str, points: Mapping[str, NDArray[Any]]) -> None:
+        """Write coordinates by side into ``obsm``."""
+        for side in self._sides.values():
+            side.adata.obsm[name] = points[side.name]
+
+    def write(
+        self, reference: str, points: Any, matches: dict[str, Match], carried: Carried, key: str
+    ) -> None:
+        """Write matches with a reference, whose points are given if there are any."""
+        end = self._sides[reference].adata
+        for source, match in matches.items():
+            start = self._sides[source].adata
+            start.obsm[f"{key}_plan"] = match.entries
+            if match.mapped is not None:
+                start.obsm[f"X_{key}"] = match.mapped
+            columns = np.asarray(end.obs_names, dtype=object)
+            start.uns[key] = {**match.about, "plan_columns": columns}
+            for name, there, back in carried:
+                ways = [(start, end, match.plan)] if there else []
+                ways += [(end, start, match.plan.T)] if back else []
+                for receiver, giver, plan in ways:
+                    for suffix, values in carry(giver.obs[name], plan).items():
+                        receiver.obs[f"{key}_{name}{suffix}"] = values
+                    _copy_colours(giver, receiver, name, f"{key}_{name}")
+        if points is not None:
+            end.obsm[f"X_{key}"] = points
+        about = {source: match.about for source, match in matches.items()}
+        end.uns[key] = about if len(about) > 1 else next(iter(about.values()))
+
+
+class Batches:
+    """Batches of one object, in the order of their categories or names."""
+
+    # a batch has no column of its own: it is the reference's
+    sends_back = False
+
+    def __init__(self, whole: AnnData, batch_key: str) -> None:
+        self._whole, self._key = whole, batch_key
+        self.shown = {side.name: side.shown for side in self._cut()}
+
+    def _cut(self) -> list[Side]:
+        """Cut the object into its batches."""
+        from pandas import Categorical
+
+        data, key = self._whole, self._key
+        if not isinstance(key, str) or key not in data.obs:
+            known = ", ".join(map(repr, data.obs.columns)) or "nothing"
+            raise InvalidInputError(f"`batch_key={key!r}` is no column of .obs, which has {known}.")
+        batch = Categorical(data.obs[key])
+        if (batch.codes < 0).any():
+            raise InvalidInputError(f"`obs[{key!r}]` has missing values: every cell needs a batch.")
+        batch = batch.remove_unused_categories()
+        return [
+            Side(str(name), f"data[{key} == {name!r}]", data[np.asarray(batch == name)])
+            for name in batch.categories
+        ]
+
+    def sides(self) -> dict[str, Side]:
+        # cut again, for there may be new columns
+        return {side.name: side for side in self._cut() if side.name in self.shown}
+
+    def _members(self) -> dict[str, NDArray[np.bool_]]:
+        """Tell for each batch which cells are in it."""
+        batch = self._whole.obs[self._key].astype(str).to_numpy()
+        return {name: batch == name for name in self.shown}
+
+    def put_numbers(self, side: Side, name: str, values: NDArray[np.float64]) -> None:
+        obs = self._whole.obs
+        column = obs[name].to_numpy(np.float64) if name in obs else np.full(len(obs), np.nan)
+        column = column.copy()
+        column[self._members()[side.name]] = values
+        obs[name] = column
+
+    def put_points(self, name: str, points: Mapping[str, NDArray[Any]]) -> None:
+        # cells of other batches have NaN
+        width = next(iter(points.values())).shape[1]
+        joined = np.full((self._whole.n_obs, width), np.nan)
+        members = self._members()
+        for batch, part in points.items():
+            joined[members[batch]] = part
+        self._whole.obsm[name] = joined
+
+    def write(
+        self, reference: str, points: Any, matches: dict[str, Match], carried: Carried, key: str
+    ) -> None:
+        whole = self._whole
+        rows = {name: np.flatnonzero(mine) for name, mine in self._members().items()}
+        there = rows[reference]
+        parts = {source: match.entries.tocoo() for source, match in matches.items()}
+        data = np.concatenate([part.data for part in parts.values()])
+        row = np.concatenate([rows[source][part.row] for source, part in parts.items()])
+        column = np.concatenate([there[part.col] for part in parts.values()])
+        shape = (whole.n_obs, whole.n_obs)
+        whole.obsp[f"{key}_plan"] = scipy.sparse.csr_matrix((data, (row, column)), shape=shape)
+        if points is not None:
+            mapped = {source: match.mapped for source, match in matches.items()}
+            self.put_points(f"X_{key}", {reference: points, **mapped})  # type: ignore[dict-item]
+        order = np.argsort(np.concatenate([there, *(rows[source] for source in matches)]))
+        for name, _, _ in carried:
+            own = whole.obs[name].iloc[there]
+            found = [carry(own, match.plan) for match in matches.values()]
+            for suffix in found[0]:
+                values = [part[suffix] for part in found]
+                whole.obs[f"{key}_{name}{suffix}"] = _joined(own, suffix, values, order)
+            _copy_colours(whole, whole, name, f"{key}_{name}")
+        whole.uns[key] = {"reference": reference, **{s: m.about for s, m in matches.items()}}
+
+
+def _joined(own: Any, suffix: str, values: list[Any], order: NDArray[np.int64]) -> Any:
+    """Join a column of the reference with what was carried of it, in the order of the cells."""
+    from pandas import Categorical
+
+    if suffix:
+        # the reference agrees with itself
+        return np.concatenate([np.ones(len(own)), *values])[order]
+    if isinstance(values[0], Categorical):
+        codes = np.concatenate([Categorical(own).codes, *(value.codes for value in values)])
+        return Categorical.from_codes(codes[order], dtype=values[0].dtype)
+    return np.concatenate([own.to_numpy(np.float64), *values])[order]
+
+
+def _copy_colours(giver: AnnData, receiver: AnnData, name: str, written: str) -> None:
+    """Give a carried column the colours that scanpy keeps of the original."""
+    if f"{name}_colors" in giver.uns:
+        receiver.uns[f"{written}_colors"] = giver.uns[f"{name}_colors"]

@@ -1,0 +1,61 @@
+"""What the commands share: how words of the command line are read, and how much is reported."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["add_output_options", "number_or_auto", "numbers", "pair", "positive", "seconds"]
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how much is reported."""
+    volume = parser.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true", help="report errors only")
+    volume.add_argument("-v", "--verbose", action="count", default=0, help="log more; -vv for all")
+
+
+def positive(text: str) -> int:
+    """Read a whole number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a time in seconds, minutes or hours."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        total = float(number) * unit
+    except ValueError:
+        total = 0.0
+    if not 0 < total < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be seconds, such as 90, 10m or 2h; got {text!r}")
+    return total
+
+
+def _number(text: str, wanted: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {wanted}; got {text!r}") from error
+
+
+def number_or_auto(text: str) -> float | str:
+    """Read a number, or the word auto."""
+    return text if text == "auto" else _number(text, "a number, or auto")
+
+
+def numbers(text: str) -> float | tuple[float, ...]:
+    """Read one number, or some joined by commas."""
+    wanted = "a number, or two joined by a comma"
+    found = tuple(_number(part, wanted) for part in text.split(","))
+    return found[0] if len(found) == 1 else found
+
+
+def pair(text: str) -> str | tuple[str, str]:
+    """Read one name, or two joined by a comma."""
+    names = text.split(",")
+    if len(names) > 2:
+        raise argparse.ArgumentTypeError(f"one name or two, got {text}")
+    return names[0] if len(names) == 1 else (names[0], names[1])
