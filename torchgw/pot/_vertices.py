@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -11,7 +12,15 @@ import scipy
 from torchgw._sinkhorn.exact import ExactTransport, Vertex
 from torchgw.pot._arrays import Array, Places
 
-__all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transport"]
+__all__ = [
+    "Linear",
+    "LinearSolver",
+    "PartialTransport",
+    "ShortTransport",
+    "partial_transport",
+    "semirelaxed",
+    "transport",
+]
 
 
 # Share of the last gain that entries once chosen have to give. [L433]
@@ -73,8 +82,13 @@ class PartialTransport:
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
-        self._general = ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
+        self._general = _with_rest(p, q, mass)
         self._gain = np.inf  # of the last plan over what was reached
+
+    @property
+    def by_pot(self) -> bool:
+        """Whether POT's simplex solves these."""
+        return self._general.by_pot
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, a plan that gains half of the most will do.
@@ -116,6 +130,42 @@ class PartialTransport:
     def expect(self, u: Array, v: Array) -> None:
         """Look for the next solution near such prices."""
         self._general.last = Vertex(_in_order(self._general.p, self._general.q), u, v)
+
+
+class ShortTransport:
+    """The same as POT solves it: by some pivots of the simplex, after which a plan may move more.
+
+    What the two points without cost send to each other has the cost that POT gives it, often none.
+    """
+
+    def __init__(self, whole: PartialTransport, linear: Array | float, pivots: int) -> None:
+        self.mass = whole.mass
+        self._general = _with_rest(whole.p, whole.q, whole.mass)
+        self._corner = 100 * float(np.max(linear))
+        self._pivots = pivots
+
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
+        """Solve, as far as the pivots last."""
+        table = np.zeros((len(cost) + 1, cost.shape[1] + 1))
+        table[:-1, :-1] = cost
+        table[-1, -1] = self._corner
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Linear(self._general.on(table, self._pivots)[0][:-1, :-1])
+
+    def solved(self, plan: Array) -> bool:
+        """Say whether pivots never ran out and a plan moves no more than the share."""
+        return not self._general.short and plan.sum() <= self.mass * (1 + 1e-9)
+
+    def within(self, plan: Array) -> Array:
+        """Scale a plan that moves more."""
+        moved = plan.sum()
+        return plan if moved <= self.mass else plan * (self.mass / moved)
+
+
+def _with_rest(p: Array, q: Array, mass: float) -> ExactTransport:
+    """Add a point on either side that takes what stays."""
+    return ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
 
 
 def _assign(cost: Array, weight: float) -> Linear:
