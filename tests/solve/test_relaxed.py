@@ -40,6 +40,11 @@ def divergence(masses, weights):
     return float((pairs * np.log(ratio)).sum() - pairs.sum() + reference_pairs.sum())
 
 
+def simple_divergence(masses, weights):
+    """KL(mu | a), as the definition says."""
+    return float((masses * np.log(masses / weights) - masses + weights).sum())
+
+
 def objective(plan, rho, epsilon):
     penalty = sum(
         weight * divergence(mass, given)
@@ -451,6 +456,35 @@ def test_penalised_weights_of_another_sum_equal_pot(totals):
     entropy = epsilon / 2 * divergence(plan.ravel(), np.outer(a, b).ravel())
     assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
     assert result.log["objective"] == pytest.approx(value + penalty + entropy, rel=1e-9)
+
+
+@pytest.mark.parametrize("totals", [(1.0, 1.0), (2.0, 3.0)])
+@pytest.mark.parametrize("rho", [(0.1, 0.1), (0.05, 0.4), (0.2, 0.0)])
+def test_without_structure_plans_are_those_of_unbalanced_transport(totals, rho):
+    linear, epsilon = np.random.default_rng(2).uniform(size=(30, 28)), 0.05
+    a, b = totals[0] * A, totals[1] * B
+    weights = 2 * rho[0], 2 * rho[1]
+    options = {"a": a, "b": b, "unbalanced": rho, "epsilon": epsilon, "inner_tol": 1e-12}
+    result = torchgw.solve(M=linear, alpha=0, tol=1e-10, **options)
+    plan = np.asarray(result.plan)
+    if min(rho) > 0:
+        expected = ot.unbalanced.sinkhorn_unbalanced(
+            a, b, linear, epsilon, weights, method="sinkhorn_stabilized", reg_type="kl",
+            numItermax=5000, stopThr=1e-14,
+        )  # fmt: skip
+        np.testing.assert_allclose(plan, expected, rtol=0, atol=1e-7 * max(totals))
+    # the derivative by every entry of a plan without bounds vanishes
+    slope = linear + epsilon * np.log(plan / np.outer(a, b))
+    slope += weights[0] * np.log(plan.sum(1) / a)[:, None] + weights[1] * np.log(plan.sum(0) / b)
+    assert abs(slope).max() < 1e-6
+    penalty = weights[0] * simple_divergence(plan.sum(1), a)
+    penalty += weights[1] * simple_divergence(plan.sum(0), b)
+    entropy = epsilon * simple_divergence(plan.ravel(), np.outer(a, b).ravel())
+    assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
+    assert result.value == pytest.approx((linear * plan).sum(), rel=1e-9)
+    assert result.log["objective"] == pytest.approx(result.value + penalty + entropy, rel=1e-9)
+    with pytest.raises(UnsupportedError, match="alpha=0"):
+        torchgw.solve(M=linear, alpha=0, differentiable="value", **options)
 
 
 def test_a_strict_side_needs_weights_of_sum_one():

@@ -19,6 +19,7 @@ __all__ = [
     "ObjectiveTerms",
     "best_mass",
     "check_marginal_rule",
+    "divergence",
     "divide_by_totals",
     "quadratic_divergence",
     "relative_entropy",
@@ -129,7 +130,10 @@ class ObjectiveTerms(NamedTuple):
 
 
 def best_mass(terms: ObjectiveTerms, rule: MarginalRule, epsilon: float) -> float:
-    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16).
+
+    It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a).
+    """
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho
@@ -145,6 +149,11 @@ def relative_entropy(masses: Tensor, weights: Tensor) -> float:
         masses > 0, masses / weights.clamp_min(torch.finfo(weights.dtype).tiny), 1.0
     )
     return float(torch.special.xlogy(masses, ratio).sum())
+
+
+def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
+    """Compute KL(mu | nu) for mu = mass * p, nu = total * a, from KL(p | a)."""
+    return mass * (entropy + math.log(mass / total)) - mass + total
 
 
 def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:

@@ -14,6 +14,7 @@ from torchgw._problem.marginals import (
     MarginalRule,
     ObjectiveTerms,
     best_mass,
+    divergence,
     quadratic_divergence,
     relative_entropy,
 )
@@ -158,20 +159,24 @@ def evaluate_relaxed(
     shifted = Potentials(
         plan.potentials.f + epsilon * (math.log(mass) - float(before.log())), plan.potentials.g
     )
+    # without a quadratic term penalties are those of unbalanced transport
+    sides = (source, mass, rule.totals[0]), (target, mass, rule.totals[1])
+    simple = alpha == 0 and rule.fixed_mass is None
     penalty = sum(
-        rho * quadratic_divergence(entropy, mass, total)
-        for rho, entropy, total in zip(rule.rho, (source, target), rule.totals, strict=True)
+        rho * (2 * divergence(*one) if simple else quadratic_divergence(*one))
+        for rho, one in zip(rule.rho, sides, strict=True)
         if math.isfinite(rho) and rule.mass is None
     )
     if rule.mass is not None:
         kl = mass * (terms.whole + math.log(mass))
     else:
-        kl = quadratic_divergence(terms.whole, mass, math.prod(rule.totals)) / 2
+        whole = terms.whole, mass, math.prod(rule.totals)
+        kl = divergence(*whole) if simple else quadratic_divergence(*whole) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
         masses,
         rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        mass**2 * linear,
+        (mass if simple else mass**2) * linear,
         kl,
         mass,
         penalty,
