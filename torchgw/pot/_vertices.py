@@ -17,6 +17,7 @@ __all__ = [
     "LinearSolver",
     "PartialTransport",
     "ShortTransport",
+    "in_order",
     "partial_transport",
     "semirelaxed",
     "transport",
@@ -129,7 +130,7 @@ class PartialTransport:
 
     def expect(self, u: Array, v: Array) -> None:
         """Look for the next solution near such prices."""
-        self._general.last = Vertex(_in_order(self._general.p, self._general.q), u, v)
+        self._general.last = Vertex(in_order(self._general.p, self._general.q), u, v)
 
 
 class ShortTransport:
@@ -190,7 +191,7 @@ def _assign(cost: Array, weight: float) -> Linear:
     return Linear(plan, potentials)
 
 
-def _in_order(p: Array, q: Array) -> Array:
+def in_order(p: Array, q: Array) -> Array:
     """Make a plan that moves the first to the first, (n, m): a vertex, without a cost."""
     ends = p.cumsum(), q.cumsum() * (p.sum() / q.sum())
     steps = np.unique(np.concatenate([[0.0], *ends]))
