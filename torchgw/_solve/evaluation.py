@@ -150,18 +150,20 @@ def evaluate_relaxed(
     quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
     kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
+    # without a quadratic term penalties are those of unbalanced transport
+    simple = alpha == 0 and rule.fixed_mass is None
+    linear *= rule.unit
+    growing = 0.0 if simple else (1 - alpha) * linear
+    value = linear if simple else alpha * quadratic.value
     # the divergence of the normalised plan is to p x b
-    value = alpha * quadratic.value + (1 - alpha) * linear
     terms = ObjectiveTerms(value, source, target, kl + source)
-    mass = best_mass(terms, rule, epsilon)
+    mass = best_mass(terms, rule, epsilon, growing)
     check_finite(mass, float(before), epsilon)
     masses = Marginals(mass * p, mass * q)
     shifted = Potentials(
         plan.potentials.f + epsilon * (math.log(mass) - float(before.log())), plan.potentials.g
     )
-    # without a quadratic term penalties are those of unbalanced transport
     sides = (source, mass, rule.totals[0]), (target, mass, rule.totals[1])
-    simple = alpha == 0 and rule.fixed_mass is None
     penalty = sum(
         rho * (2 * divergence(*one) if simple else quadratic_divergence(*one))
         for rho, one in zip(rule.rho, sides, strict=True)
@@ -176,7 +178,7 @@ def evaluate_relaxed(
         masses,
         rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        (mass if simple else mass**2) * linear,
+        mass * linear,
         kl,
         mass,
         penalty,
