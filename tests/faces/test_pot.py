@@ -336,6 +336,15 @@ def test_messages_name_the_argument(change, said):
         solve_gromov(table, table, **change)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 1000])
+def test_partial_plans_move_the_share_however_few_steps_there_are(steps):
+    call = {"unbalanced": 0.7, "unbalanced_type": "partial"}
+    first = solve_gromov(*COSTS, **call, max_iter=0)
+    found = solve_gromov(*COSTS, **call, max_iter=steps)
+    assert found.plan.sum() == pytest.approx(0.7, abs=1e-12)
+    assert found.value <= first.value + 1e-12
+
+
 @pytest.mark.filterwarnings("ignore:numItermax reached")
 @pytest.mark.parametrize("seed", [3, 12, 15])
 def test_partial_plans_are_worth_what_pots_are_or_less(seed):

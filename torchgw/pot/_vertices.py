@@ -134,7 +134,7 @@ class PartialTransport:
 
 
 class ShortTransport:
-    """The same as POT solves it: by some pivots of the simplex, after which a plan may move more.
+    """The same as POT solves it: by some pivots of the simplex, after which a plan may be none.
 
     What the two points without cost send to each other has the cost that POT gives it, often none.
     """
@@ -155,12 +155,14 @@ class ShortTransport:
             return Linear(self._general.on(table, self._pivots)[0][:-1, :-1])
 
     def solved(self, plan: Array) -> bool:
-        """Say whether pivots never ran out and a plan moves no more than the share."""
-        return not self._general.short and plan.sum() <= self.mass * (1 + 1e-9)
+        """Say whether pivots never ran out and a plan moves the share."""
+        return not self._general.short and abs(plan.sum() - self.mass) <= 1e-9 * self.mass
 
-    def within(self, plan: Array) -> Array:
-        """Scale a plan that moves more."""
+    def within(self, plan: Array) -> Array | None:
+        """Scale a plan that moves more; None for one that moves less."""
         moved = plan.sum()
+        if moved < self.mass * (1 - 1e-9):
+            return None
         return plan if moved <= self.mass else plan * (self.mass / moved)
 
 

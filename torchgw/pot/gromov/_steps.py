@@ -69,8 +69,10 @@ def _partial(
             found = descend(*pieces, first, short, max_iter=max_iter, **stop)
             if short.solved(found.plan):
                 return found
-            first, losses = short.within(found.plan), found.losses[:-1]
-            max_iter -= len(losses)
+            reached = short.within(found.plan)
+            if reached is not None:
+                first, losses = reached, found.losses[:-1]
+                max_iter -= len(losses)
     found = descend(*pieces, first, solver, max_iter=max_iter, **stop)
     return found._replace(losses=losses + found.losses)
 
