@@ -252,7 +252,9 @@ def solve(
     unbalanced : float or pair of float, optional
         Weight rho of the penalty KL(P1 x P1 | a x a) that takes the place of P1 = a, one for both
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
-        problem. Unless a side is strict, the mass of the plan is part of the answer.
+        problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
+        cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
+        unbalanced transport, 2 rho KL(P1 | a).
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
@@ -452,7 +454,9 @@ def solve(
     pair = check_features(features, feature_metric)
     fused = is_fused(M, pair)
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
-    options.check_combination(linear=fused, differentiable=tracked)
+    options.check_combination(
+        linear=fused, differentiable=tracked, checkpoint=checkpoint is not None
+    )
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
         options.check_directed(differentiable=tracked)

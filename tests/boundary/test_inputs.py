@@ -950,7 +950,7 @@ SIDES = {"X": X[:4], "Y": Y[:4]}
         {"regularization": "proximal", "differentiable": "value", "epsilon": 0.1},
         {"unbalanced": 1.0, "polish": True},
         {"unbalanced": 1.0, "regularization": "proximal"},
-        {"unbalanced": 1.0, "M": np.zeros((4, 4))},
+        {"unbalanced": 1.0, "M": np.zeros((4, 4)), "checkpoint": "state"},
         {"unbalanced": 1.0, "mass": 0.5},
         {"search": "thorough", "init": np.full((4, 4), 1 / 16)},
         {"search": "thorough", "loss": "absolute"},

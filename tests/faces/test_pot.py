@@ -336,10 +336,19 @@ def test_messages_name_the_argument(change, said):
         solve_gromov(table, table, **change)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 1000])
+def test_partial_plans_move_the_share_however_few_steps_there_are(steps):
+    call = {"unbalanced": 0.7, "unbalanced_type": "partial"}
+    first = solve_gromov(*COSTS, **call, max_iter=0)
+    found = solve_gromov(*COSTS, **call, max_iter=steps)
+    assert found.plan.sum() == pytest.approx(0.7, abs=1e-12)
+    assert found.value <= first.value + 1e-12
+
+
 @pytest.mark.filterwarnings("ignore:numItermax reached")
 @pytest.mark.parametrize("seed", [3, 12, 15])
-def test_partial_plans_of_a_search_are_worth_what_pots_are_or_less(seed):
-    """Of these 100 points POT moves .76 in one and ends lower than conditional gradient in two."""
+def test_partial_plans_are_worth_what_pots_are_or_less(seed):
+    """Of these 100 points POT moves .76 in one; in two its unfinished linear problems help it."""
     rng = np.random.default_rng(seed)
     tables = [cdist(points, points) for points in (rng.normal(size=(100, d)) for d in (2, 3))]
     Ca, Cb = (table / table.max() for table in tables)
@@ -353,5 +362,5 @@ def test_partial_plans_of_a_search_are_worth_what_pots_are_or_less(seed):
     for plan in (found.plan, np.asarray(searched.plan)):
         assert plan.sum() == pytest.approx(0.7, abs=1e-9)
         assert max(plan.sum(1).max(), plan.sum(0).max()) <= 0.01 + 1e-9
-    assert searched.value <= min(value, found.value) + 1e-6
-    assert (found.value <= value) == (seed == 3)
+    assert searched.value <= found.value + 1e-6
+    assert found.value <= value + 1e-9

@@ -17,6 +17,7 @@ import torchgw
 from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
 from torchgw.pot import gromov, solve_gromov
+from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import transport
 
 N, M = 12, 9
@@ -45,7 +46,7 @@ CALLS = {
 
 def test_names_and_signatures_are_pots():
     assert sorted(gromov.__all__) == sorted(ot.gromov.__all__)
-    for name in set(gromov.__all__) - set(gromov.REFUSED):
+    for name in gromov.__all__:
         ours, theirs = (
             inspect.signature(getattr(module, name)).parameters for module in (gromov, ot.gromov)
         )
@@ -183,12 +184,6 @@ def test_signs_have_a_tolerance():
     assert np.isfinite(solve_gromov(table, table, loss="KL").value)
     with pytest.raises(torchgw.InvalidInputError, match="must not be negative"):
         solve_gromov(table - 1, table, loss="KL")
-
-
-@pytest.mark.parametrize("name", gromov.REFUSED)
-def test_what_is_not_solved_says_so(name):
-    with pytest.raises(NotImplementedError, match=f"ot.gromov.{name}"):
-        getattr(gromov, name)(C1, C2)
 
 
 def test_messages_name_the_arguments_of_the_call():
@@ -349,3 +344,59 @@ def test_sampled_plans_are_pots(epsilon):
     )
     # to the error of POT's Sinkhorn iterations
     assert np.abs(found - expected).sum() < 1e-6
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+@pytest.mark.parametrize(
+    "methods", [("random", "random"), ("spectral", "random"), ("fluid_fused", "pagerank")]
+)
+def test_quantized_plans_are_made_of_parts(methods, convert, fused):
+    rng = np.random.default_rng(0)
+    points, others = rng.normal(size=(20, 2)), rng.normal(size=(16, 3))
+    F, G = rng.normal(size=(20, 2)), rng.normal(size=(16, 2))
+    first, second, p = cdist(points, points), cdist(others, others), np.arange(1, 21) / 210
+    given = {"p": p, "alpha": 0.5 if fused else 1.0, "F1": F, "F2": G}
+    given = {key: convert(value) if key != "alpha" else value for key, value in given.items()}
+    by = {"part_method": methods[0], "rep_method": methods[1]}
+    whole, local, plan, log = gromov.quantized_fused_gromov_wasserstein(
+        convert(first), convert(second), 4, 3, **given, **by, log=True
+    )
+    assert type(plan) is type(convert(first))
+    whole, plan = np.asarray(whole), np.asarray(plan)
+    # points are in their order
+    np.testing.assert_allclose(plan.sum(1), p, atol=1e-12)
+    np.testing.assert_allclose(plan.sum(0), 1 / 16, atol=1e-12)
+    assert set(local) == set(zip(*whole.nonzero(), strict=True))
+    for part in local.values():
+        assert float(part.sum()) == pytest.approx(1, abs=1e-12)
+    value = quadratic(first, second, "square_loss", True).value(plan)
+    if fused:
+        value = (value + (cdist(F, G, "sqeuclidean") * plan).sum()) / 2
+    assert float(log["qFGW_dist"]) == pytest.approx(value, rel=1e-9)
+
+
+def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 2)), rng.normal(size=(7, 2))
+    first, second = cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean")
+    whole, _, plan = gromov.quantized_fused_gromov_wasserstein_samples(x, y, 9, 7)
+    assert np.array_equal(plan, whole)
+    np.testing.assert_allclose(plan, gromov.gromov_wasserstein(first, second), atol=1e-12)
+    _, local, plan = gromov.quantized_fused_gromov_wasserstein_samples(
+        x, y, 1, 1, method="random", random_state=3
+    )
+    chosen = [
+        gromov.get_partition_and_representants_samples(points, 1, random_state=3)[1][0]
+        for points in (x, y)
+    ]
+    orders = first[chosen[0]].argsort(), second[chosen[1]].argsort()
+    rows, columns = plan[np.ix_(*orders)].nonzero()
+    # neither goes back
+    assert (np.diff(rows) >= 0).all()
+    assert (np.diff(columns) >= 0).all()
+    assert np.array_equal(plan, local[0, 0])
+    with pytest.raises(InvalidInputError, match="features"):
+        gromov.quantized_fused_gromov_wasserstein_samples(x, y, 2, 2, alpha=0.5)
+    with pytest.raises(InvalidInputError, match="part_method"):
+        gromov.get_graph_partition(first, 2, part_method="GW")

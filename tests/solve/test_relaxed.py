@@ -40,6 +40,11 @@ def divergence(masses, weights):
     return float((pairs * np.log(ratio)).sum() - pairs.sum() + reference_pairs.sum())
 
 
+def simple_divergence(masses, weights):
+    """KL(mu | a), as the definition says."""
+    return float((masses * np.log(masses / weights) - masses + weights).sum())
+
+
 def objective(plan, rho, epsilon):
     penalty = sum(
         weight * divergence(mass, given)
@@ -426,7 +431,7 @@ def test_combinations_are_refused_with_the_reason():
     for options, message in (
         ({"mass": 0.5, "regularization": "proximal"}, "entropic"),
         ({"unbalanced": 1.0, "polish": True}, "polish=False"),
-        ({"unbalanced": 1.0, "M": linear}, "strict"),
+        ({"unbalanced": 1.0, "M": linear, "differentiable": "value", "epsilon": 0.1}, "strict"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             torchgw.solve(**GIVEN, **options)
@@ -451,6 +456,83 @@ def test_penalised_weights_of_another_sum_equal_pot(totals):
     entropy = epsilon / 2 * divergence(plan.ravel(), np.outer(a, b).ravel())
     assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
     assert result.log["objective"] == pytest.approx(value + penalty + entropy, rel=1e-9)
+
+
+@pytest.mark.parametrize("totals", [(1.0, 1.0), (2.0, 3.0)])
+@pytest.mark.parametrize("rho", [(0.1, 0.1), (0.05, 0.4), (0.2, 0.0)])
+def test_without_structure_plans_are_those_of_unbalanced_transport(totals, rho):
+    linear, epsilon = np.random.default_rng(2).uniform(size=(30, 28)), 0.05
+    a, b = totals[0] * A, totals[1] * B
+    weights = 2 * rho[0], 2 * rho[1]
+    options = {"a": a, "b": b, "unbalanced": rho, "epsilon": epsilon, "inner_tol": 1e-12}
+    result = torchgw.solve(M=linear, alpha=0, tol=1e-10, **options)
+    plan = np.asarray(result.plan)
+    if min(rho) > 0:
+        expected = ot.unbalanced.sinkhorn_unbalanced(
+            a, b, linear, epsilon, weights, method="sinkhorn_stabilized", reg_type="kl",
+            numItermax=5000, stopThr=1e-14,
+        )  # fmt: skip
+        np.testing.assert_allclose(plan, expected, rtol=0, atol=1e-7 * max(totals))
+    # the derivative by every entry of a plan without bounds vanishes
+    slope = linear + epsilon * np.log(plan / np.outer(a, b))
+    slope += weights[0] * np.log(plan.sum(1) / a)[:, None] + weights[1] * np.log(plan.sum(0) / b)
+    assert abs(slope).max() < 1e-6
+    penalty = weights[0] * simple_divergence(plan.sum(1), a)
+    penalty += weights[1] * simple_divergence(plan.sum(0), b)
+    entropy = epsilon * simple_divergence(plan.ravel(), np.outer(a, b).ravel())
+    assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
+    assert result.value == pytest.approx((linear * plan).sum(), rel=1e-9)
+    assert result.log["objective"] == pytest.approx(result.value + penalty + entropy, rel=1e-9)
+    with pytest.raises(UnsupportedError, match="differentiable"):
+        torchgw.solve(M=linear, alpha=0, differentiable="value", **options)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "rho", "totals"),
+    [(0.5, (0.3, 0.3), (1, 1)), (0.8, (0.2, 1.0), (1, 1)), (0.3, (0.5, 0.2), (2.0, 3.0)),
+     (0.5, (0.3, 0.0), (1, 1))],
+)  # fmt: skip
+def test_fused_unbalanced_equals_pot(alpha, rho, totals):
+    linear, epsilon = 0.2 * np.random.default_rng(2).uniform(size=(30, 28)), 0.05
+    a, b = totals[0] * A, totals[1] * B
+    # POT weighs M beside a quadratic term of weight one, and takes no free marginal
+    expected, _ = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        D_X, D_Y, a, b, M=linear, alpha=(1 - alpha) / alpha, epsilon=epsilon / 2 / alpha,
+        reg_marginals=tuple(max(weight, 1e-12) / alpha for weight in rho),
+        unbalanced_solver="sinkhorn_log", max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
+    )  # fmt: skip
+    result = torchgw.solve(
+        D_X=D_X, D_Y=D_Y, a=a, b=b, M=linear, alpha=alpha, unbalanced=rho, epsilon=epsilon,
+        init=np.outer(A, B), tol=1e-8, inner_tol=1e-10, objective_tol=0, precision="float64",
+    )  # fmt: skip
+    assert result.converged
+    plan = np.asarray(result.plan)
+    assert np.abs(plan - expected).sum() < 1e-6
+    value = (1 - alpha) * (linear * plan).sum() + alpha * reference.gw_value(D_X, D_Y, plan)
+    penalty = rho[0] * divergence(plan.sum(1), a) + rho[1] * divergence(plan.sum(0), b)
+    entropy = epsilon / 2 * divergence(plan.ravel(), np.outer(a, b).ravel())
+    assert result.value == pytest.approx(value, rel=1e-9)
+    assert result.log["objective"] == pytest.approx(value + penalty + entropy, rel=1e-9)
+    mapped = result.transform(values=np.eye(28), D_new=D_X, M_new=linear)
+    np.testing.assert_allclose(mapped, plan / plan.sum(1, keepdims=True), atol=1e-6)
+
+
+def test_fused_unbalanced_problems_of_other_kinds():
+    linear = 0.2 * np.random.default_rng(2).uniform(size=(30, 28))
+    options = {"M": linear, "alpha": 0.5, "unbalanced": 0.3, "epsilon": 0.05}
+    exact = torchgw.solve(**GIVEN, **options)
+    sampled = torchgw.solve(**GIVEN, **options, gradient="sampled", random_state=0)
+    assert exact.converged
+    assert sampled.converged
+    assert sampled.log["mass"] == pytest.approx(exact.log["mass"], rel=1e-3)
+    # without a linear cost the mass is found at once
+    nothing = torchgw.solve(**GIVEN, **(options | {"M": 0 * linear}))
+    alone = torchgw.solve(**GIVEN, unbalanced=0.6, epsilon=0.1)
+    assert nothing.log["mass"] == pytest.approx(alone.log["mass"], rel=1e-6)
+    with pytest.raises(torchgw.NumericalError, match="Nothing is moved"):
+        torchgw.solve(**GIVEN, **(options | {"M": linear + 10}))
+    with pytest.raises(UnsupportedError, match="checkpoint"):
+        torchgw.solve(**GIVEN, **options, checkpoint="state")
 
 
 def test_a_strict_side_needs_weights_of_sum_one():

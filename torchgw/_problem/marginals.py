@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import both, is_number
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, NumericalError
 from torchgw._typing import Marginals
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ObjectiveTerms",
     "best_mass",
     "check_marginal_rule",
+    "divergence",
     "divide_by_totals",
     "quadratic_divergence",
     "relative_entropy",
@@ -36,6 +38,13 @@ class MarginalRule:
     mass: float | None = None
     # What the weights given sum to, where a penalty holds them; they are divided by it.
     totals: tuple[float, float] = (1.0, 1.0)
+    # Mass that a linear cost is weighed at where the mass is part of the answer.
+    held: float = 1.0
+
+    @property
+    def unit(self) -> float:
+        """Mass that a linear cost is divided by, as the objective is by its square."""
+        return self.held if self.mass is None else self.mass
 
     @property
     def fixed_mass(self) -> float | None:
@@ -128,15 +137,40 @@ class ObjectiveTerms(NamedTuple):
     whole: float  # sum P log(P / (a x b))
 
 
-def best_mass(terms: ObjectiveTerms, rule: MarginalRule, epsilon: float) -> float:
-    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+def best_mass(
+    terms: ObjectiveTerms, rule: MarginalRule, epsilon: float, linear: float = 0.0
+) -> float:
+    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16).
+
+    It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). ``linear`` is what
+    grows with the mass, in place of its square: a mass t of least objective has
+    B + linear / 2t + 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
+    """
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho
     first, second = map(math.log, rule.totals)
     slope = terms.value + 2 * source * (terms.source - first) + 2 * target * (terms.target - second)
     slope += epsilon * (terms.whole - first - second)
-    return math.exp(-slope / (2 * (source + target + epsilon / 2)))
+    pull = 2 * (source + target + epsilon / 2)
+    if linear == 0 or not math.isfinite(slope + linear):
+        return math.exp(-slope / pull)
+
+    def rest(logarithm: float) -> float:
+        return slope + linear / 2 * math.exp(-logarithm) + pull * logarithm
+
+    # to the right of the last minimum, or of where nothing is linear, it rises
+    low = math.log(linear / (2 * pull)) if linear > 0 else -slope / pull
+    if rest(low) > 0:
+        raise NumericalError(
+            "Nothing is moved here: the linear cost grows with the mass of a plan and weighs more "
+            "than what the penalties gain. Raise `unbalanced`, or `alpha`, or subtract a constant "
+            "from the linear cost."
+        )
+    high = low + 1
+    while rest(high) < 0:
+        high += high - low
+    return math.exp(brentq(rest, low, high, xtol=1e-15))
 
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:
@@ -145,6 +179,11 @@ def relative_entropy(masses: Tensor, weights: Tensor) -> float:
         masses > 0, masses / weights.clamp_min(torch.finfo(weights.dtype).tiny), 1.0
     )
     return float(torch.special.xlogy(masses, ratio).sum())
+
+
+def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
+    """Compute KL(mu | nu) for mu = mass * p, nu = total * a, from KL(p | a)."""
+    return mass * (entropy + math.log(mass / total)) - mass + total
 
 
 def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:

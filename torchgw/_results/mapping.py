@@ -35,7 +35,7 @@ class Extension:
     linear: bool  # whether there was a linear cost
     # the entropic plan, where the plan of the result is a polished one, which has no potentials
     unpolished: TransportPlan | None
-    mass: float = 1.0  # that a partial plan moves, which its linear cost is divided by
+    mass: float = 1.0  # that a linear cost is divided by; of a partial plan what it moves
     # the linear cost, if it was given as a table; one of features is made again
     table: Cost | None = None
 

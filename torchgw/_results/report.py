@@ -50,7 +50,7 @@ class Report:
         Of ``value``: zero for an exact gradient.
     kl : float
         KL divergence of the plan to a x b; with ``unbalanced`` half of that of the product plans
-        P x P, which is the same at mass one.
+        P x P, which is the same at mass one (not so where ``alpha=0`` and both are penalised).
     objective : float
         value + penalty + epsilon * kl, what the solve minimises.
     mass : float

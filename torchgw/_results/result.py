@@ -359,8 +359,9 @@ class GWResult(Result):
             ``"one_to_one"`` gives every point of the smaller side (of X, if both are as large) a
             partner of its own. ``"many_to_one"`` gives every point of the larger side a partner,
             which may be that of others too: a point j of the smaller side is the partner of at most
-            b_j times the size of the larger side, rounded up. Of a partial plan only a share
-            ``mass`` of these points is matched, those whose pairs carry most.
+            b_j times the size of the larger side, rounded up. Of a partial plan, and of a relaxed
+            one with a linear cost, only a share of these points is matched, those whose pairs carry
+            most: as much as the mass that moves.
         improve : bool
             Whether to look for better pairs. They are looked for among up to 1,500 points per side
             (5,000 on a GPU) whose distances can all be read, with ``loss="absolute"`` up to 126.
@@ -495,7 +496,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
             known=outcome.known,
             linear=problem.linear is not None,
             unpolished=ending.unpolished,
-            mass=strategy.mass,
+            mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,
         ),
     )

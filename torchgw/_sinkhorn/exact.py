@@ -61,10 +61,16 @@ class ExactTransport:
             self._sparse = "potentials_init" in inspect.signature(emd).parameters
         self.last: Vertex | None = None  # of the last cost, less its least entry
         self.used: tuple[Places, Places] | None = None  # entries that the last was found on
+        self.short = False  # whether pivots ever ran out
+
+    @property
+    def by_pot(self) -> bool:
+        """Whether POT's simplex is here."""
+        return self._emd is not None
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
         """Solve; where a value is reached already, any plan that gains half of the most will do."""
-        if self._emd is None:
+        if not self.by_pot:
             return _by_scipy(self.p, self.q, cost)
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
@@ -96,10 +102,10 @@ class ExactTransport:
             used |= rest < (min(-slack, _cheap(rest)) if worth > -np.inf else -slack)
         return False
 
-    def on(self, cost: Any) -> tuple[Array, float]:
+    def on(self, cost: Any, pivots: int = _PIVOTS) -> tuple[Array, float]:
         """Solve by POT, on the entries of a sparse cost or on all; also return the value."""
-        assert self._emd is not None
-        plan, log = self._emd(self.p, self.q, cost, numItermax=_PIVOTS, log=True)
+        plan, log = self._emd(self.p, self.q, cost, numItermax=pivots, log=True)
+        self.short |= log["warning"] is not None
         if not isinstance(plan, np.ndarray):
             plan = plan.toarray()
         self.last = Vertex(plan, log["u"], log["v"])

@@ -14,6 +14,7 @@ from torchgw._problem.marginals import (
     MarginalRule,
     ObjectiveTerms,
     best_mass,
+    divergence,
     quadratic_divergence,
     relative_entropy,
 )
@@ -149,29 +150,35 @@ def evaluate_relaxed(
     quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
     kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
+    # without a quadratic term penalties are those of unbalanced transport
+    simple = alpha == 0 and rule.fixed_mass is None
+    linear *= rule.unit
+    growing = 0.0 if simple else (1 - alpha) * linear
+    value = linear if simple else alpha * quadratic.value
     # the divergence of the normalised plan is to p x b
-    value = alpha * quadratic.value + (1 - alpha) * linear
     terms = ObjectiveTerms(value, source, target, kl + source)
-    mass = best_mass(terms, rule, epsilon)
+    mass = best_mass(terms, rule, epsilon, growing)
     check_finite(mass, float(before), epsilon)
     masses = Marginals(mass * p, mass * q)
     shifted = Potentials(
         plan.potentials.f + epsilon * (math.log(mass) - float(before.log())), plan.potentials.g
     )
+    sides = (source, mass, rule.totals[0]), (target, mass, rule.totals[1])
     penalty = sum(
-        rho * quadratic_divergence(entropy, mass, total)
-        for rho, entropy, total in zip(rule.rho, (source, target), rule.totals, strict=True)
+        rho * (2 * divergence(*one) if simple else quadratic_divergence(*one))
+        for rho, one in zip(rule.rho, sides, strict=True)
         if math.isfinite(rho) and rule.mass is None
     )
     if rule.mass is not None:
         kl = mass * (terms.whole + math.log(mass))
     else:
-        kl = quadratic_divergence(terms.whole, mass, math.prod(rule.totals)) / 2
+        whole = terms.whole, mass, math.prod(rule.totals)
+        kl = divergence(*whole) if simple else quadratic_divergence(*whole) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
         masses,
         rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        mass**2 * linear,
+        mass * linear,
         kl,
         mass,
         penalty,

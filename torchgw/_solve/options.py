@@ -116,7 +116,7 @@ class Options:
                 "Pass gradient='dense' or 'factored', or differentiable='value'."
             )
 
-    def check_combination(self, *, linear: bool, differentiable: bool) -> None:
+    def check_combination(self, *, linear: bool, differentiable: bool, checkpoint: bool) -> None:
         """Refuse what relaxed marginals do not combine with, with the reason."""
         if self.rule is None:
             return
@@ -136,12 +136,11 @@ class Options:
                 f"`differentiable` with {relaxed} needs an exact gradient. Pass gradient='auto', "
                 "'dense' or 'factored'."
             )
-        if linear and self.rule.fixed_mass is None:
+        if linear and (differentiable or checkpoint) and self.rule.fixed_mass is None:
+            name = "differentiable" if differentiable else "checkpoint"
             raise UnsupportedError(
-                "A linear cost (`M` or `features`) grows with the mass of a plan and the quadratic "
-                "cost with its square, so that they cannot share the normalised plans which "
-                "`unbalanced` iterates on. Make one side strict, (inf, rho), pass `mass`, or leave "
-                "the linear cost out; torchgw.pot.solve_gromov solves small problems with both."
+                f"`{name}` with a linear cost (`M` or `features`) needs plans of a mass that is "
+                "known. Make one side strict, (inf, rho), or pass `mass`."
             )
 
     def check_search(self, *, given: bool, crossed: bool) -> None:

@@ -63,6 +63,10 @@ _HANDOVER_TOLERANCE = 1e-3
 # The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
 # and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
+# Masses that are tried where a linear cost depends on them, and how much less they have to agree,
+# over `tol`, where the cost is sampled. [L571]
+_MOST_MASSES = 20
+_ROUGHLY = 100
 # What is said of a plan that is no optimum.
 _WHY_NOT_A_COPY = (
     "Both spaces seem to have the same distances in another order, and this plan does not keep "
@@ -98,6 +102,51 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(
+    problem: Problem,
+    options: Options,
+    init: Any,
+    generator: torch.Generator,
+    recorder: Recorder,
+    checkpoint: Checkpoint | None = None,
+) -> Outcome:
+    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass.
+
+    The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
+    mass gives the next mass, and these are extrapolated until they agree.
+    """
+    rule = options.rule
+    if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
+        return solve_once(problem, options, init, generator, recorder, checkpoint)
+    tried: list[tuple[float, float]] = []
+    mass = 1.0
+    while True:
+        options = replace(options, rule=replace(rule, held=mass))
+        outcome = solve_once(problem, options, init, generator, recorder)
+        found = outcome.ending.evaluation.mass
+        tried.append((math.log(mass), math.log(found / mass)))
+        # samples say no more
+        settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
+        if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
+            break
+        mass, init = math.exp(_next(tried)), outcome.ending.plan
+        options = replace(options, n_init=None)
+    if not settled and outcome.ending.status.converged:
+        ending = outcome.ending._replace(status=Status.OUTER_LIMIT)
+        outcome = outcome._replace(ending=ending)
+    return outcome
+
+
+def _next(tried: list[tuple[float, float]]) -> float:
+    """Find where the change of a logarithm vanishes, by its last two values, not too far away."""
+    here, change = tried[-1]
+    step = change
+    if len(tried) > 1:
+        slope = (change - tried[-2][1]) / (here - tried[-2][0])
+        step = -change / slope if slope < 0 else change
+    return here + max(-1.0, min(1.0, step))
+
+
+def solve_once(
     problem: Problem,
     options: Options,
     init: Any,

@@ -167,9 +167,10 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     if options.polish:
         check_polish(problem.marginals, options.rule)
     mass = (options.rule and options.rule.mass) or 1.0
-    if mass < 1 and problem.linear is not None:
+    unit = 1.0 if options.rule is None else options.rule.unit
+    if unit != 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
-        share = torch.tensor(1 / mass, dtype=torch.float64, device=device)
+        share = torch.tensor(1 / unit, dtype=torch.float64, device=device)
         problem = replace(problem, linear=problem.linear.scaled(share))
     fewest, most = _ANCHORS
     n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))

@@ -9,11 +9,11 @@ from torchgw.pot._descent import descend
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import PartialTransport
 
-__all__ = ["coarse_start"]
+__all__ = ["LARGE", "coarse_start"]
 
 # Points of each side that are enough, and of the smaller side from which they are of use. [L433]
 _POINTS = 60
-_LARGE = 150
+LARGE = 150
 
 
 def coarse_start(
@@ -25,7 +25,7 @@ def coarse_start(
     points, and its prices give those of all points, so that few entries have to be looked at.
     """
     p, q, mass = solver.p, solver.q, solver.mass
-    if min(len(p), len(q)) < _LARGE:
+    if min(len(p), len(q)) < LARGE:
         return None
     (rows, few_p), (columns, few_q) = (_choose(weights) for weights in (p, q))
     part = np.ix_(rows, columns)

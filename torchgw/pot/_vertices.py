@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -11,7 +12,16 @@ import scipy
 from torchgw._sinkhorn.exact import ExactTransport, Vertex
 from torchgw.pot._arrays import Array, Places
 
-__all__ = ["Linear", "LinearSolver", "partial_transport", "semirelaxed", "transport"]
+__all__ = [
+    "Linear",
+    "LinearSolver",
+    "PartialTransport",
+    "ShortTransport",
+    "in_order",
+    "partial_transport",
+    "semirelaxed",
+    "transport",
+]
 
 
 # Share of the last gain that entries once chosen have to give. [L433]
@@ -73,8 +83,13 @@ class PartialTransport:
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
-        self._general = ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
+        self._general = _with_rest(p, q, mass)
         self._gain = np.inf  # of the last plan over what was reached
+
+    @property
+    def by_pot(self) -> bool:
+        """Whether POT's simplex solves these."""
+        return self._general.by_pot
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, a plan that gains half of the most will do.
@@ -115,7 +130,45 @@ class PartialTransport:
 
     def expect(self, u: Array, v: Array) -> None:
         """Look for the next solution near such prices."""
-        self._general.last = Vertex(_in_order(self._general.p, self._general.q), u, v)
+        self._general.last = Vertex(in_order(self._general.p, self._general.q), u, v)
+
+
+class ShortTransport:
+    """The same as POT solves it: by some pivots of the simplex, after which a plan may be none.
+
+    What the two points without cost send to each other has the cost that POT gives it, often none.
+    """
+
+    def __init__(self, whole: PartialTransport, linear: Array | float, pivots: int) -> None:
+        self.mass = whole.mass
+        self._general = _with_rest(whole.p, whole.q, whole.mass)
+        self._corner = 100 * float(np.max(linear))
+        self._pivots = pivots
+
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
+        """Solve, as far as the pivots last."""
+        table = np.zeros((len(cost) + 1, cost.shape[1] + 1))
+        table[:-1, :-1] = cost
+        table[-1, -1] = self._corner
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Linear(self._general.on(table, self._pivots)[0][:-1, :-1])
+
+    def solved(self, plan: Array) -> bool:
+        """Say whether pivots never ran out and a plan moves the share."""
+        return not self._general.short and abs(plan.sum() - self.mass) <= 1e-9 * self.mass
+
+    def within(self, plan: Array) -> Array | None:
+        """Scale a plan that moves more; None for one that moves less."""
+        moved = plan.sum()
+        if moved < self.mass * (1 - 1e-9):
+            return None
+        return plan if moved <= self.mass else plan * (self.mass / moved)
+
+
+def _with_rest(p: Array, q: Array, mass: float) -> ExactTransport:
+    """Add a point on either side that takes what stays."""
+    return ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
 
 
 def _assign(cost: Array, weight: float) -> Linear:
@@ -140,7 +193,7 @@ def _assign(cost: Array, weight: float) -> Linear:
     return Linear(plan, potentials)
 
 
-def _in_order(p: Array, q: Array) -> Array:
+def in_order(p: Array, q: Array) -> Array:
     """Make a plan that moves the first to the first, (n, m): a vertex, without a cost."""
     ends = p.cumsum(), q.cumsum() * (p.sum() / q.sum())
     steps = np.unique(np.concatenate([[0.0], *ends]))

@@ -14,11 +14,9 @@ from torchgw.pot.gromov._estimators import *
 from torchgw.pot.gromov._lowrank import *
 from torchgw.pot.gromov._partial import *
 from torchgw.pot.gromov._pieces import *
-from torchgw.pot.gromov._refused import REFUSED
+from torchgw.pot.gromov._quantized import *
 from torchgw.pot.gromov._semirelaxed import *
 from torchgw.pot.gromov._unbalanced import *
-
-globals().update(REFUSED)
 
 __all__ = [
     "BAPG_fused_gromov_wasserstein", "BAPG_fused_gromov_wasserstein2", "BAPG_gromov_wasserstein",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 from collections.abc import Callable
@@ -73,17 +74,25 @@ class Call(SimpleNamespace):
 
 def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
     """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
+    taken = inspect.Signature([_parameter(text.strip()) for text in signature.split(",")])
 
     def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
-        # Python itself reads the arguments, and says what is wrong with them
-        read: Any = eval(f"lambda {' '.join(signature.split())}: locals()")
-        read.__qualname__ = function.__name__
-
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            return function(Call(function=function.__name__, **read(*args, **kwargs)))
+            bound = taken.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return function(Call(function=function.__name__, **bound.arguments))
 
-        called.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]
+        called.__signature__ = taken  # type: ignore[attr-defined]
         return called
 
     return decorate
+
+
+def _parameter(text: str) -> inspect.Parameter:
+    """Read ``name``, ``name=default`` or ``**name``; a default is a plain value, without commas."""
+    if text.startswith("**"):
+        return inspect.Parameter(text[2:], inspect.Parameter.VAR_KEYWORD)
+    name, given, value = text.partition("=")
+    default = ast.literal_eval(value) if given else inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)

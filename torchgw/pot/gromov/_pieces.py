@@ -230,7 +230,7 @@ def _by_partition(
     if n == m:
         return transport(p, p)(_gaps(C1, C2)).plan
     larger, smaller, count = (C1, C2, m) if n > m else (C2, C1, n)
-    parts = np.eye(count)[_partition(larger, count, name, random_state)]
+    parts = np.eye(count)[partition(larger, count, name, random_state)]
     parts *= p[:, None] if n > m else 1 / m
     q = parts.sum(0)
     if n > m and not use_target:
@@ -249,17 +249,20 @@ def _gaps(first: Array, second: Array) -> Array:
     return result
 
 
-def _partition(table: Array, count: int, name: str, random_state: Any) -> Array:
-    """Label points by their part."""
-    if name == "fluid":
+def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
+    """Label points by their part; Louvain's method decides how many there are."""
+    if name in ("fluid", "louvain"):
         try:
             import networkx
         except ImportError:
             raise UnsupportedError(
-                "method='fluid' needs networkx: pip install networkx. Or use 'spectral'."
+                f"method={name!r} needs networkx: pip install networkx. Or use 'spectral'."
             ) from None
-        graph = networkx.from_numpy_array(table)
-        parts = networkx.algorithms.community.asyn_fluidc(graph, count, seed=random_state)
+        graph, community = networkx.from_numpy_array(table), networkx.algorithms.community
+        if name == "fluid":
+            parts = community.asyn_fluidc(graph, count, seed=random_state)
+        else:
+            parts = community.louvain_communities(graph, seed=random_state)
         labels = np.zeros(len(table), dtype=int)
         for label, members in enumerate(parts):
             labels[list(members)] = label

@@ -11,11 +11,12 @@ from torchgw._boundary.checks import called
 from torchgw._errors import InvalidInputError
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
-from torchgw.pot._coarse import coarse_start
+from torchgw.pot._coarse import LARGE, coarse_start
 from torchgw.pot._descent import Descent, descend
 from torchgw.pot._vertices import (
     LinearSolver,
     PartialTransport,
+    ShortTransport,
     partial_transport,
     semirelaxed,
     transport,
@@ -43,16 +44,37 @@ def exact(
     if kind == "partial":
         share = _read_mass(problem, mass)
         solver = partial_transport(p, q, share)
-        first = None
-        if start is None and isinstance(solver, PartialTransport):
-            first = coarse_start(problem.term, problem.alpha, problem.linear, solver)
-        if first is None:
-            first = _read_partial_start(problem, start, share)
+        if isinstance(solver, PartialTransport):
+            return _partial(problem, solver, start, **stop)
+        first = _read_partial_start(problem, start, share)
     elif kind == "semirelaxed":
         first, solver = _read_semirelaxed_start(problem, start, random_state), semirelaxed(p)
     else:
         first, solver = read_start(problem, start), transport(p, q)
     return descend(problem.term, problem.alpha, problem.linear, first, solver, **stop)
+
+
+def _partial(
+    problem: Problem, solver: PartialTransport, start: Any, *, max_iter: int, **stop: Any
+) -> Descent:
+    """Go where POT goes, then on from there; large problems begin at a coarse start."""
+    pieces = problem.term, problem.alpha, problem.linear
+    first = None if start is not None else coarse_start(*pieces, solver)
+    losses: list[float] = []
+    if first is None:
+        first = _read_partial_start(problem, start, solver.mass)
+        if solver.by_pot and min(first.shape) < LARGE:
+            # POT ends its linear problems after as many pivots as it may take steps
+            short = ShortTransport(solver, problem.linear, max_iter)
+            found = descend(*pieces, first, short, max_iter=max_iter, **stop)
+            if short.solved(found.plan):
+                return found
+            reached = short.within(found.plan)
+            if reached is not None:
+                first, losses = reached, found.losses[:-1]
+                max_iter -= len(losses)
+    found = descend(*pieces, first, solver, max_iter=max_iter, **stop)
+    return found._replace(losses=losses + found.losses)
 
 
 def entropic(
