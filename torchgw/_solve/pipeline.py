@@ -64,7 +64,7 @@ _HANDOVER_TOLERANCE = 1e-3
 # and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
 # Masses that are tried where a linear cost depends on them, and how much less they have to agree,
-# over `tol`, where the cost is sampled. [L571]
+# over `tol`, where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
 # What is said of a plan that is no optimum.
