@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
-from torchgw._search.subsample import Coarse, extend, make_cells, take
+from torchgw._search.subsample import Cells, Coarse, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import block_orders
+from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
 from torchgw._solve.loop import iterate
 from torchgw._solve.precision import RESOLVED
@@ -105,8 +109,9 @@ def solve_on_cells(
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
     gradient = setting.gradient.in_factors()
     assert gradient is not None
-    cost, widths = gradient.factored(state.coupling), (math.ceil(n / most), math.ceil(m / most))
-    finest = block_orders(cost, widths)
+    # a power of two, so that blocks of tiles are made of whole cells
+    widths = (2 ** round(math.log2(n / most)), 2 ** round(math.log2(m / most)))
+    finest = block_orders(gradient.factored(state.coupling), widths)
     joined = 2 ** max(0, math.floor(math.log2(most / _FIRST_CELLS)))
     value, last = None, math.inf
     while True:
@@ -159,10 +164,11 @@ def _solve(
     state = iterate(own, LoopState(state.coupling, state.coupling, start, start, done=state.done))
     plan, state = settle(own, state, dtype)
     with setting.recorder.timed("extension"):
-        return _extend(setting, cells, plan, state, tolerance, before)
+        return _extend(strategy, setting, cells, plan, state, tolerance, before)
 
 
 def _extend(
+    strategy: Strategy,
     setting: Setting,
     cells: Coarse,
     small: TransportPlan,
@@ -171,22 +177,19 @@ def _extend(
     before: float | None,
 ) -> Resolved:
     """Extend the plan of cells to all points; compute its coupling and its numbers."""
-    gradient, problem, backend = setting.gradient.in_factors(), setting.problem, setting.backend
+    gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
-    epsilon, fine = small.epsilon, setting.marginals
-    cost = gradient.factored(state.coupling)
-    potentials = extend(cells, cost, fine, small.potentials, epsilon, backend)
-    plan = TransportPlan(cost, potentials, fine, epsilon, backend)
+    cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
     # of all points of one side and the cells of the other: no pass over all pairs
-    few = cells.problem.marginals
-    near = TransportPlan(
-        take(cost, None, cells.target), Potentials(potentials.f, small.potentials.g),
-        Marginals(fine.a, few.b), epsilon, backend,
-    )  # fmt: skip
-    far = TransportPlan(
-        take(cost, cells.source, None), Potentials(small.potentials.f, potentials.g),
-        Marginals(few.a, fine.b), epsilon, backend,
-    )  # fmt: skip
+    halves = (
+        _prepare(strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells),
+        _prepare(strategy, take(cost, cells.source, None), Marginals(few.a, fine.b), cells),
+    )
+    f, g = small.potentials
+    potentials = Potentials(halves[0].softmin(g, axis=1), halves[1].softmin(f, axis=0))
+    plan = TransportPlan(cost, potentials, fine, epsilon, setting.backend)
+    near = TransportPlan.of(halves[0], Potentials(potentials.f, g))
+    far = TransportPlan.of(halves[1], Potentials(f, potentials.g))
     source, target = problem.source.factors(), problem.target.factors()
     assert source is not None
     assert target is not None
@@ -225,6 +228,24 @@ def _extend(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
     )
     return Resolved(plan, state, found, status, resolution)
+
+
+def _prepare(
+    strategy: Strategy, cost: FactoredCost, weights: Marginals, cells: Coarse
+) -> PreparedProblem:
+    """Prepare the problem of all points of one side and the cells of the other, by tiles if any."""
+    tiling = strategy.tiling
+    if tiling is not None:
+        tiling = Tiling.of(cost.shape, cost.device)
+        # cells are numbered, and points lie, in the order that the cells were made by
+        orders = [
+            side.order if isinstance(side, Cells) and len(side.order.point) == size
+            else Order.of(torch.arange(size, device=cost.device), tiling.width)
+            for side, size in zip(cells[1:], cost.shape, strict=True)
+        ]  # fmt: skip
+        tiling = tiling.ordered((orders[0], orders[1]))
+    backend = strategy.backend(cost.dtype, tiling)
+    return backend.prepare(LinearProblem(cost, weights, strategy.epsilon))
 
 
 def _weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
