@@ -5,9 +5,11 @@ row is a torchrun of its own; a first call compiles and is not counted. ``bits``
 potentials, masses and value: rows of any number of processes must have the same. The row ``alone``
 does not share (another order of sums, so other bits). Exit code 1 if bits differ.
 
-``--simulate 8`` is for one device: the work of each of 8 ranks, one after another, on a product of
-the plan with eight columns and the choice of its tiles. Nothing is exchanged: what they join is
-known. Efficiency is the time of one rank that has it all over 8 times that of the slowest.
+``--simulate 8`` is for one device: the work of each of 8 ranks, one after another. Nothing is
+exchanged: what they join is known. Efficiency is the time of one rank that has it all over 8 times
+that of the slowest, and imbalance is the time of the slowest over the mean. Three kinds of work: a
+half-step of the rows and one of the columns over tiles that are chosen; a sweep of 20 iterations
+with the choice; a product of the plan with eight columns with the choice.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 # as in the scaling study
 EPSILON = 5e-4
@@ -75,13 +78,21 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
     }
 
 
+class Work(NamedTuple):
+    """What ranks share, and is timed: ``run`` on what ``prepare`` has made of a backend."""
+
+    prepare: Callable[[Any], Any]
+    run: Callable[[Any], object]
+
+
 def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
-    """Time the part of a product that each rank would compute, in seconds of its own."""
+    """Time what each rank would compute, in seconds of its own."""
     import torch
 
     import torchgw
     from torchgw._plans.transport import TransportPlan
     from torchgw._sinkhorn.choose import choose_backend
+    from torchgw._sinkhorn.problem import LinearProblem
     from torchgw._sinkhorn.tiles.tiling import Tiling
     from torchgw._tensors.ranks import Ranks
     from torchgw.datasets import spiral, swiss_roll
@@ -104,6 +115,9 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
             self.same &= torch.equal(own, mine)
             return whole
 
+        def any(self, flag: bool) -> bool:
+            return flag
+
     warnings.simplefilter("ignore")
     x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
     found = torchgw.solve(
@@ -112,36 +126,54 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
     cost, place = found.cost.to(torch.float32), found.potentials.f.device
     tiling = Tiling.of((n, n), place, storable=False)
     values = torch.rand(n, 8, device=place)
+    problem, start = LinearProblem(cost, found.weights, found.epsilon), found.potentials
 
-    def spend(ranks: Simulated, told: Sequence[torch.Tensor] = ()) -> float:
+    def begun(backend: Any) -> Any:
+        engine = backend.prepare(problem)._engine(start)
+        engine.begin(start)
+        return engine
+
+    kinds = {
+        "half_steps": Work(begun, lambda engine: (engine.update_rows(), engine.update_columns())),
+        "sweep": Work(
+            lambda backend: backend.prepare(problem),
+            lambda prepared: prepared.sweeper(start)(start, 20),
+        ),
+        "product": Work(
+            lambda backend: TransportPlan(cost, start, found.weights, found.epsilon, backend),
+            lambda plan: plan @ values,
+        ),
+    }
+
+    def spend(work: Work, ranks: Simulated, told: Sequence[torch.Tensor]) -> float:
         backend = choose_backend("auto", place, torch.float32, tiling, ranks)
-        plan = TransportPlan(cost, found.potentials, found.weights, found.epsilon, backend)
         times = []
         for _ in range(repeat + 1):
             ranks.joined, ranks.known = [], iter(told) if told else None
+            made = work.prepare(backend)
             if device == "cuda":
                 torch.cuda.synchronize()
             clock, busy = time.perf_counter(), time.process_time()
-            _ = plan @ values
+            work.run(made)
             if device == "cuda":
                 torch.cuda.synchronize()
             since = time.perf_counter() - clock
             times.append(since if device == "cuda" else time.process_time() - busy)
         return min(times[1:])
 
-    one = Simulated(0, 1)
-    alone = spend(one)
     others = [Simulated(rank, size) for rank in range(size)]
-    shares = [spend(ranks, one.joined) for ranks in others]
-    return {
-        "n": n,
-        "ranks": size,
-        "alone_s": alone,
-        "slowest_s": max(shares),
-        "efficiency": alone / (size * max(shares)),
-        "imbalance": max(shares) * size / sum(shares),
-        "same_bits": all(ranks.same for ranks in others),
-    }
+    row: dict[str, object] = {"n": n, "ranks": size}
+    for name, work in kinds.items():
+        one = Simulated(0, 1)
+        alone = spend(work, one, ())
+        shares = [spend(work, ranks, one.joined) for ranks in others]
+        row[name] = {
+            "alone_s": alone,
+            "slowest_s": max(shares),
+            "efficiency": alone / (size * max(shares)),
+            "imbalance": max(shares) * size / sum(shares),
+        }
+    return {**row, "same_bits": all(ranks.same for ranks in others)}
 
 
 def row(n: int, count: int, options: argparse.Namespace) -> dict[str, object]:

@@ -5,6 +5,9 @@ a given accuracy needs does not grow with the number of points. The problem is s
 its potentials are extended to all points by a half-step, and what the plan then lacks is measured
 on the points themselves: exact half-steps of some of them, drawn by weight. Cells are made smaller
 until that is little enough.
+
+Plans are extended in float64. What cells have too much changes the value as their potentials say,
+which are hundreds of times as large as it: in float32 the third digit would be wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
 from torchgw._solve.loop import iterate
-from torchgw._solve.precision import RESOLVED
+from torchgw._solve.precision import RESOLVED, rounding
 from torchgw._solve.settle import settle
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
@@ -107,26 +110,27 @@ def solve_on_cells(
     """
     n, m = strategy.problem.source.n, strategy.problem.target.n
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
-    gradient = setting.gradient.in_factors()
+    gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)
     assert gradient is not None
     # a power of two, so that blocks of tiles are made of whole cells
     widths = (2 ** round(math.log2(n / most)), 2 ** round(math.log2(m / most)))
     finest = block_orders(gradient.factored(state.coupling), widths)
-    joined = 2 ** max(0, math.floor(math.log2(most / _FIRST_CELLS)))
+    joined = 2 ** max(0, round(math.log2(most / _FIRST_CELLS)))
     value, last = None, math.inf
     while True:
         source, target = (order._replace(width=order.width * joined) for order in finest)
-        found = _solve(strategy, setting, state, (source, target), tolerance, value)
+        found = _solve(strategy, precise, state, (source, target), tolerance, value)
         resolution, state = found.resolution, found.state
         logger.info("value %.6g on cells: %s", found.evaluation.quadratic.value, resolution)
         # what is left of the error of the value falls as the error of the marginals does
         error = resolution.marginal_error
         left, change = min(error / last, _SLOWEST), resolution.value_change
-        left = max(error, math.inf if change is None else change * left / (1 - left))
-        if left <= tolerance or not state.status.converged:
+        left = max(error, 0.0 if change is None else change * left / (1 - left))
+        known = change is not None and left <= tolerance
+        if known or not state.status.converged:
             return state, found
         if joined == 1:
-            return state, found if error <= tolerance else None
+            return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
         value, last = found.evaluation.quadratic.value, error
         # errors are of second order in the size of a cell: in two dimensions, of first order in
         # its points
@@ -155,16 +159,26 @@ def _solve(
         ranks=None,
     )
     small = choose_strategy(problem, options)
-    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else setting.dtype
+    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else strategy.dtypes.loop
     anneal = Annealing(epsilon, epsilon)
     own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)
     start = Potentials(
         *(side.take(part) for side, part in zip(cells[1:], state.potentials, strict=True))
     )
-    state = iterate(own, LoopState(state.coupling, state.coupling, start, start, done=state.done))
+    coupling = _to(dtype, state).coupling
+    state = iterate(own, LoopState(coupling, coupling, start, start, done=state.done))
     plan, state = settle(own, state, dtype)
+    backend = small.backend(torch.float64, small.tiling)
+    cost = plan.cost.to(torch.float64)
+    plan = TransportPlan(cost, plan.potentials, plan.weights, epsilon, backend)
     with setting.recorder.timed("extension"):
         return _extend(strategy, setting, cells, plan, state, tolerance, before)
+
+
+def _to(dtype: torch.dtype, state: LoopState) -> LoopState:
+    """Give a state its coupling in another dtype."""
+    coupling = state.coupling.with_vector(state.coupling.vector().to(dtype))
+    return state._replace(coupling=coupling, latest=coupling)
 
 
 def _extend(
@@ -176,7 +190,7 @@ def _extend(
     tolerance: float,
     before: float | None,
 ) -> Resolved:
-    """Extend the plan of cells to all points; compute its coupling and its numbers."""
+    """Extend a plan of cells to all points, all in float64; compute its coupling and numbers."""
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
     cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
@@ -187,7 +201,6 @@ def _extend(
     )
     f, g = small.potentials
     potentials = Potentials(halves[0].softmin(g, axis=1), halves[1].softmin(f, axis=0))
-    plan = TransportPlan(cost, potentials, fine, epsilon, setting.backend)
     near = TransportPlan.of(halves[0], Potentials(potentials.f, g))
     far = TransportPlan.of(halves[1], Potentials(f, potentials.g))
     source, target = problem.source.factors(), problem.target.factors()
@@ -196,11 +209,11 @@ def _extend(
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
     means, rows = _weighted_means(near, y)
     turned, columns = _weighted_means(far.T, x)
-    few_means, shares = _weighted_means(small, y.to(small.dtype))
+    few_means, shares = _weighted_means(small, y)
     parts = (
         gradient.encode(source.matrix, means),
         gradient.encode(turned, target.matrix),
-        gradient.encode(x, few_means.to(y.dtype)),
+        gradient.encode(x, few_means),
     )
     # what cells get from points whose rows have their weights; those of the target less what cells
     # of the source already give them too much, where their own problem is solved to a tolerance
@@ -208,12 +221,16 @@ def _extend(
     masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
+    # in the dtype that it is read in
+    dtype = strategy.dtypes.loop
+    backend = strategy.backend(dtype, strategy.tiling)
+    plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, cells, (near, far, small), masses, couplings, error)
     status = state.status
     # marginals are promised up to the tolerance, which rounding may not pass unseen
-    if status.converged and setting.rounding(epsilon) > max(RESOLVED, tolerance):
+    if status.converged and rounding(setting.scale, epsilon, dtype) > max(RESOLVED, tolerance):
         status = Status.PRECISION_LIMIT
     status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
     value = found.quadratic.value
