@@ -108,12 +108,13 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
 
         def gather(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
             if self.known is None:
-                self.joined.append(own)
+                # what follows may write to it
+                self.joined.append(own.clone())
                 return own
             whole = next(self.known)
             mine = whole[sum(counts[: self.rank]) :][: len(own)]
             self.same &= torch.equal(own, mine)
-            return whole
+            return whole.clone()
 
         def any(self, flag: bool) -> bool:
             return flag
