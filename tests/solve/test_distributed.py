@@ -17,6 +17,13 @@ import torch.distributed as dist
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.tiles.eager import _SharedEngine
+from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._tensors.ranks import join
+from torchgw._typing import Marginals, Potentials
 
 # those that compile, or run in Triton's interpreter
 SLOW = ["compile", "triton tiles"]
@@ -72,6 +79,17 @@ def compare(size, names, folder):
             for key, value in expected[name].items():
                 assert np.array_equal(found[name][key], value, equal_nan=True), (name, key, rank)
             assert np.isfinite(found[name]["f"]).all()
+
+
+def test_ranks_share_the_tiles_of_sweeps(one):
+    cpu = torch.device("cpu")
+    backend = choose_backend("eager", cpu, torch.float64, Tiling((60, 50), 8), join(True, cpu))
+    left, right = torch.rand(60, 3).double(), torch.rand(50, 3).double()
+    weights = Marginals(torch.full((60,), 1 / 60).double(), torch.full((50,), 1 / 50).double())
+    prepared = backend.prepare(LinearProblem(FactoredCost.of_products(left, right), weights, 0.1))
+    start = Potentials(torch.zeros(60).double(), torch.zeros(50).double())
+    engine = prepared.sweeper(start)._engine
+    assert isinstance(engine, _SharedEngine)
 
 
 def test_two_processes_have_the_bits_of_one(one, tmp_path):
