@@ -111,6 +111,10 @@ def test_ranks_make_things_for_each_other(tmp_path):
             assert thing["none"] is None
 
 
+def test_three_processes_share_the_sources_of_landmarks(one, tmp_path):
+    compare(3, ["landmark"], tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_any_number_has_the_bits_of_one(one, tmp_path, size):
