@@ -8,7 +8,7 @@ does not share (another order of sums, so other bits). Exit code 1 if bits diffe
 ``--simulate 8`` is for one device: the work of each of 8 ranks, one after another. Nothing is
 exchanged: what they join is known. Efficiency is the time of one rank that has it all over 8 times
 that of the slowest, and imbalance is the time of the slowest over the mean. Three kinds of work: a
-half-step of the rows and one of the columns over tiles that are chosen; a sweep of 20 iterations
+half-step of the rows and one of the columns over tiles that are chosen; a sweep of 10 iterations
 with the choice; a product of the plan with eight columns with the choice.
 """
 
@@ -108,12 +108,13 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
 
         def gather(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
             if self.known is None:
-                self.joined.append(own)
+                # what follows may write to it
+                self.joined.append(own.clone())
                 return own
             whole = next(self.known)
             mine = whole[sum(counts[: self.rank]) :][: len(own)]
             self.same &= torch.equal(own, mine)
-            return whole
+            return whole.clone()
 
         def any(self, flag: bool) -> bool:
             return flag
@@ -137,7 +138,7 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
         "half_steps": Work(begun, lambda engine: (engine.update_rows(), engine.update_columns())),
         "sweep": Work(
             lambda backend: backend.prepare(problem),
-            lambda prepared: prepared.sweeper(start)(start, 20),
+            lambda prepared: prepared.sweeper(start)(start, 10),
         ),
         "product": Work(
             lambda backend: TransportPlan(cost, start, found.weights, found.epsilon, backend),

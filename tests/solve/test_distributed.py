@@ -17,6 +17,13 @@ import torch.distributed as dist
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.tiles.eager import _SharedEngine
+from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._tensors.ranks import join
+from torchgw._typing import Marginals, Potentials
 
 # those that compile, or run in Triton's interpreter
 SLOW = ["compile", "triton tiles"]
@@ -74,6 +81,17 @@ def compare(size, names, folder):
             assert np.isfinite(found[name]["f"]).all()
 
 
+def test_ranks_share_the_tiles_of_sweeps(one):
+    cpu = torch.device("cpu")
+    backend = choose_backend("eager", cpu, torch.float64, Tiling((60, 50), 8), join(True, cpu))
+    left, right = torch.rand(60, 3).double(), torch.rand(50, 3).double()
+    weights = Marginals(torch.full((60,), 1 / 60).double(), torch.full((50,), 1 / 50).double())
+    prepared = backend.prepare(LinearProblem(FactoredCost.of_products(left, right), weights, 0.1))
+    start = Potentials(torch.zeros(60).double(), torch.zeros(50).double())
+    engine = prepared.sweeper(start)._engine
+    assert isinstance(engine, _SharedEngine)
+
+
 def test_two_processes_have_the_bits_of_one(one, tmp_path):
     compare(2, ["tiles", "dense", "cells", "landmark", "one has it"], tmp_path)
 
@@ -91,6 +109,10 @@ def test_ranks_make_things_for_each_other(tmp_path):
             assert torch.equal(table, torch.full((number, 3), number / 3, dtype=torch.float64))
             assert empty.shape == (0, number)
             assert thing["none"] is None
+
+
+def test_three_processes_share_the_sources_of_landmarks(one, tmp_path):
+    compare(3, ["landmark"], tmp_path)
 
 
 @pytest.mark.slow

@@ -149,3 +149,22 @@ def test_what_needs_all_points_is_refused_beforehand(options, why):
 def test_no_tolerance(given):
     with pytest.raises((InvalidInputError, torchgw.InvalidTypeError), match="resolution"):
         torchgw.solve(X, Y, **OPTIONS, resolution=given)
+
+
+def test_tiles_without_mass_are_left_out_of_extensions(few, monkeypatch):
+    made = []
+
+    class Watched(resolution.Tiling):
+        def ordered(self, orders):
+            made.append(self)
+            return super().ordered(orders)
+
+    options = OPTIONS | {"epsilon": 5e-4, "resolution": 4e-3, "storage": "streamed"}
+    expected = torchgw.solve(X, Y, **options, skip_tiles=False)
+    monkeypatch.setattr(resolution, "Tiling", Watched)
+    found = torchgw.solve(X, Y, **options, skip_tiles=True)
+    assert len(made) >= 2
+    assert all(share < 0.9 for tiling in made for share in tiling._memory.shares)
+    # cells are solved with tiles left out as well, to the same tolerance: two hundredths of epsilon
+    assert found.value == pytest.approx(expected.value, rel=1e-4)
+    np.testing.assert_allclose(found.potential_a, expected.potential_a, atol=2e-2 * 5e-4)

@@ -91,6 +91,14 @@ class Preparation:
 
     def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
+        ranks = self._ranks
+        # what one rank has in its cache, another may have to find
+        if ranks is not None and ranks.size > len(graphs) and self._cache is None:
+            with self._timed("landmarks"):
+                return [
+                    LandmarkDistance.shared(graph.geodesics, self.n_landmarks, self.device, ranks)
+                    for graph in graphs
+                ]
         states = self.divide([partial(self._landmarks, graph) for graph in graphs])
         return [
             LandmarkDistance.restore(graph.geodesics, state)

@@ -288,7 +288,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         # rounding shifts each sum over the plan in its own way: values would not be those of a plan
         if status.converged and (unresolved or missed):
             status = Status.PRECISION_LIMIT
-        setting = in_float64(strategy, setting)
+        setting = strategy.in_float64(setting)
         cost = plan.cost.to(torch.float64)
         plan = TransportPlan(
             cost, plan.potentials, plan.weights, epsilon, setting.backend, plan.masses
@@ -317,14 +317,6 @@ def appraise(
     if setting.rule is not None:
         return evaluate_relaxed(setting, plan, setting.rule)
     return plan, evaluate(setting, plan, epsilon, solved)
-
-
-def in_float64(strategy: Strategy, setting: Setting) -> Setting:
-    """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
-    double = strategy.setting(
-        torch.float64, setting.tol, setting.anneal, setting.generator, setting.recorder
-    )
-    return double if setting.gradient.exact else replace(double, gradient=setting.gradient)
 
 
 def grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:

@@ -5,6 +5,9 @@ a given accuracy needs does not grow with the number of points. The problem is s
 its potentials are extended to all points by a half-step, and what the plan then lacks is measured
 on the points themselves: exact half-steps of some of them, drawn by weight. Cells are made smaller
 until that is little enough.
+
+Plans are extended in float64. What cells have too much changes the value as their potentials say,
+which are hundreds of times as large as it: in float32 the third digit would be wrong.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
-from torchgw._search.subsample import Coarse, extend, make_cells, take
+from torchgw._search.subsample import Cells, Coarse, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import block_orders
+from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
 from torchgw._solve.loop import iterate
-from torchgw._solve.precision import RESOLVED
+from torchgw._solve.precision import RESOLVED, rounding
 from torchgw._solve.settle import settle
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
@@ -103,25 +110,27 @@ def solve_on_cells(
     """
     n, m = strategy.problem.source.n, strategy.problem.target.n
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
-    gradient = setting.gradient.in_factors()
+    gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)
     assert gradient is not None
-    cost, widths = gradient.factored(state.coupling), (math.ceil(n / most), math.ceil(m / most))
-    finest = block_orders(cost, widths)
-    joined = 2 ** max(0, math.floor(math.log2(most / _FIRST_CELLS)))
+    # a power of two, so that blocks of tiles are made of whole cells
+    widths = (2 ** round(math.log2(n / most)), 2 ** round(math.log2(m / most)))
+    finest = block_orders(gradient.factored(state.coupling), widths)
+    joined = 2 ** max(0, round(math.log2(most / _FIRST_CELLS)))
     value, last = None, math.inf
     while True:
         source, target = (order._replace(width=order.width * joined) for order in finest)
-        found = _solve(strategy, setting, state, (source, target), tolerance, value)
+        found = _solve(strategy, precise, state, (source, target), tolerance, value)
         resolution, state = found.resolution, found.state
         logger.info("value %.6g on cells: %s", found.evaluation.quadratic.value, resolution)
         # what is left of the error of the value falls as the error of the marginals does
         error = resolution.marginal_error
         left, change = min(error / last, _SLOWEST), resolution.value_change
-        left = max(error, math.inf if change is None else change * left / (1 - left))
-        if left <= tolerance or not state.status.converged:
+        left = max(error, 0.0 if change is None else change * left / (1 - left))
+        known = change is not None and left <= tolerance
+        if known or not state.status.converged:
             return state, found
         if joined == 1:
-            return state, found if error <= tolerance else None
+            return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
         value, last = found.evaluation.quadratic.value, error
         # errors are of second order in the size of a cell: in two dimensions, of first order in
         # its points
@@ -150,19 +159,30 @@ def _solve(
         ranks=None,
     )
     small = choose_strategy(problem, options)
-    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else setting.dtype
+    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else strategy.dtypes.loop
     anneal = Annealing(epsilon, epsilon)
     own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)
     start = Potentials(
         *(side.take(part) for side, part in zip(cells[1:], state.potentials, strict=True))
     )
-    state = iterate(own, LoopState(state.coupling, state.coupling, start, start, done=state.done))
+    coupling = _to(dtype, state).coupling
+    state = iterate(own, LoopState(coupling, coupling, start, start, done=state.done))
     plan, state = settle(own, state, dtype)
+    backend = small.backend(torch.float64, small.tiling)
+    cost = plan.cost.to(torch.float64)
+    plan = TransportPlan(cost, plan.potentials, plan.weights, epsilon, backend)
     with setting.recorder.timed("extension"):
-        return _extend(setting, cells, plan, state, tolerance, before)
+        return _extend(strategy, setting, cells, plan, state, tolerance, before)
+
+
+def _to(dtype: torch.dtype, state: LoopState) -> LoopState:
+    """Give a state its coupling in another dtype."""
+    coupling = state.coupling.with_vector(state.coupling.vector().to(dtype))
+    return state._replace(coupling=coupling, latest=coupling)
 
 
 def _extend(
+    strategy: Strategy,
     setting: Setting,
     cells: Coarse,
     small: TransportPlan,
@@ -170,34 +190,30 @@ def _extend(
     tolerance: float,
     before: float | None,
 ) -> Resolved:
-    """Extend the plan of cells to all points; compute its coupling and its numbers."""
-    gradient, problem, backend = setting.gradient.in_factors(), setting.problem, setting.backend
+    """Extend a plan of cells to all points, all in float64; compute its coupling and numbers."""
+    gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
-    epsilon, fine = small.epsilon, setting.marginals
-    cost = gradient.factored(state.coupling)
-    potentials = extend(cells, cost, fine, small.potentials, epsilon, backend)
-    plan = TransportPlan(cost, potentials, fine, epsilon, backend)
+    cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
     # of all points of one side and the cells of the other: no pass over all pairs
-    few = cells.problem.marginals
-    near = TransportPlan(
-        take(cost, None, cells.target), Potentials(potentials.f, small.potentials.g),
-        Marginals(fine.a, few.b), epsilon, backend,
-    )  # fmt: skip
-    far = TransportPlan(
-        take(cost, cells.source, None), Potentials(small.potentials.f, potentials.g),
-        Marginals(few.a, fine.b), epsilon, backend,
-    )  # fmt: skip
+    halves = (
+        _prepare(strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells),
+        _prepare(strategy, take(cost, cells.source, None), Marginals(few.a, fine.b), cells),
+    )
+    f, g = small.potentials
+    potentials = Potentials(halves[0].softmin(g, axis=1), halves[1].softmin(f, axis=0))
+    near = TransportPlan.of(halves[0], Potentials(potentials.f, g))
+    far = TransportPlan.of(halves[1], Potentials(f, potentials.g))
     source, target = problem.source.factors(), problem.target.factors()
     assert source is not None
     assert target is not None
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
     means, rows = _weighted_means(near, y)
     turned, columns = _weighted_means(far.T, x)
-    few_means, shares = _weighted_means(small, y.to(small.dtype))
+    few_means, shares = _weighted_means(small, y)
     parts = (
         gradient.encode(source.matrix, means),
         gradient.encode(turned, target.matrix),
-        gradient.encode(x, few_means.to(y.dtype)),
+        gradient.encode(x, few_means),
     )
     # what cells get from points whose rows have their weights; those of the target less what cells
     # of the source already give them too much, where their own problem is solved to a tolerance
@@ -205,12 +221,16 @@ def _extend(
     masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
+    # in the dtype that it is read in
+    dtype = strategy.dtypes.loop
+    backend = strategy.backend(dtype, strategy.tiling)
+    plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, cells, (near, far, small), masses, couplings, error)
     status = state.status
     # marginals are promised up to the tolerance, which rounding may not pass unseen
-    if status.converged and setting.rounding(epsilon) > max(RESOLVED, tolerance):
+    if status.converged and rounding(setting.scale, epsilon, dtype) > max(RESOLVED, tolerance):
         status = Status.PRECISION_LIMIT
     status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
     value = found.quadratic.value
@@ -225,6 +245,24 @@ def _extend(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
     )
     return Resolved(plan, state, found, status, resolution)
+
+
+def _prepare(
+    strategy: Strategy, cost: FactoredCost, weights: Marginals, cells: Coarse
+) -> PreparedProblem:
+    """Prepare the problem of all points of one side and the cells of the other, by tiles if any."""
+    tiling = strategy.tiling
+    if tiling is not None:
+        tiling = Tiling.of(cost.shape, cost.device)
+        # cells are numbered, and points lie, in the order that the cells were made by
+        orders = [
+            side.order if isinstance(side, Cells) and len(side.order.point) == size
+            else Order.of(torch.arange(size, device=cost.device), tiling.width)
+            for side, size in zip(cells[1:], cost.shape, strict=True)
+        ]  # fmt: skip
+        tiling = tiling.ordered((orders[0], orders[1]))
+    backend = strategy.backend(cost.dtype, tiling)
+    return backend.prepare(LinearProblem(cost, weights, strategy.epsilon))
 
 
 def _weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -112,6 +112,18 @@ class Strategy:
         where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
         return f"the problem {where}", [*chosen, self.store, width]
 
+    def in_float64(self, setting: Setting) -> Setting:
+        """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
+        double = self.setting(
+            torch.float64, setting.tol, setting.anneal, setting.generator, setting.recorder
+        )
+        return double if setting.gradient.exact else replace(double, gradient=setting.gradient)
+
+    def backend(self, dtype: torch.dtype, tiling: Tiling | None) -> Backend:
+        """Choose what solves linear problems of a dtype, by tiles if there is a tiling."""
+        options, device = self.options, self.problem.source.device
+        return choose_backend(options.backend, device, dtype, tiling, options.ranks)
+
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
         n, m = self.problem.source.n, self.problem.target.n
@@ -146,9 +158,7 @@ class Strategy:
             problem=problem,
             anneal=anneal,
             options=options,
-            backend=choose_backend(
-                options.backend, problem.source.device, dtype, self.tiling, options.ranks
-            ),
+            backend=self.backend(dtype, self.tiling),
             generator=generator,
             recorder=recorder,
             store=self.store,

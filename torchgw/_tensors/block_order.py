@@ -21,6 +21,13 @@ class Order(NamedTuple):
     place: Tensor  # (n,) int64, place of each point
     width: int
 
+    @classmethod
+    def of(cls, point: Tensor, width: int) -> Order:
+        """Make blocks of points in some order."""
+        place = torch.empty_like(point)
+        place[point] = torch.arange(len(point), device=point.device)
+        return cls(point, place, width)
+
     @property
     def blocks(self) -> int:
         """Number of blocks."""
@@ -61,10 +68,7 @@ def block_order(points: Tensor, width: int) -> Order:
         coordinate = _along_widest(points[segments.clamp(max=n - 1)], inside)
         turn = coordinate.masked_fill_(~inside, torch.inf).argsort(dim=1, stable=True)
         order = torch.cat([segments.gather(1, turn).flatten(), order[segments.numel() :]])
-    index = order[:n]
-    place = torch.empty_like(index)
-    place[index] = torch.arange(n, device=points.device)
-    return Order(index, place, width)
+    return Order.of(order[:n], width)
 
 
 def _along_widest(points: Tensor, inside: Tensor) -> Tensor:

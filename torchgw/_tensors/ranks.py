@@ -192,6 +192,16 @@ class Ranks:
         own, counts = self.cut(n)
         return self.gather(torch.cat([empty, *map(compute, own)]), counts)
 
+    def at_once(self, n: int, compute: Callable[[slice], Tensor], empty: Tensor) -> Tensor:
+        """Compute n rows, (n, ...), each rank its share together.
+
+        A row must not depend on which others are computed with it.
+        """
+        ends = [n * rank // self.size for rank in range(self.size + 1)]
+        begin, end = ends[self.rank], ends[self.rank + 1]
+        counts = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        return self.gather(compute(slice(begin, end)) if end > begin else empty, counts)
+
     def divide(self, makers: Sequence[Callable[[], Any]]) -> list[Any]:
         """Make several things, each on one rank, and give all of them to all, with warnings."""
         made: dict[int, Any] = {}

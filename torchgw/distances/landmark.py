@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import GraphWarning, warn_user
+from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import Factors
 from torchgw.distances.graph import as_geodesics
@@ -72,13 +74,35 @@ class LandmarkDistance(NystromDistance):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        self._begin(graph, resolve_device(device), dtype)
+        self._find(self.geodesics.reader(self.device), n_landmarks, start, generator)
+        self._warn_if_too_few(len(self.landmarks))
+
+    def _begin(self, graph: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.geodesics = as_geodesics(graph)
         self.n = self.geodesics.n
-        self.device = resolve_device(device)
+        self.device = device
         self.dtype = dtype
-        rows_of = self.geodesics.reader(self.device)
-        self._find(rows_of, n_landmarks, start, generator)
-        self._warn_if_too_few(len(self.landmarks))
+
+    @classmethod
+    def shared(
+        cls, graph: Any, n_landmarks: int | None, device: torch.device, ranks: Ranks
+    ) -> LandmarkDistance:
+        """Make the provider on all ranks, each of which finds the paths from some of the sources.
+
+        It has the bits of one that is made alone.
+        """
+        provider = cls.__new__(cls)
+        provider._begin(graph, device, torch.float64)
+        alone = provider.geodesics.reader(device)
+        empty = torch.empty(0, provider.n, dtype=torch.float64, device=device)
+
+        def rows_of(sources: Tensor) -> Tensor:
+            return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
+
+        provider._find(rows_of, n_landmarks, 0, None)
+        provider._warn_if_too_few(len(provider.landmarks))
+        return provider
 
     def state(self) -> dict[str, Any]:
         """Give what :meth:`restore` needs besides the graph."""

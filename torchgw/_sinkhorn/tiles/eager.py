@@ -45,8 +45,10 @@ class TiledEagerProblem(TiledProblem):
         """Make sweeps over tiles, or over entries where these are few and yet in most tiles."""
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
-        engine = _EagerEngine(self, start)
-        sparse = None if self.tiling.pays() else sparse_sweeper(self.problem, start)
+        engine = self._engine(start)
+        # ranks share tiles, and each would go over all entries
+        tiled = self.tiling.pays() or self.backend.ranks is not None
+        sparse = None if tiled else sparse_sweeper(self.problem, start)
         return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
 
     def _engine(self, start: Potentials) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,8 +29,8 @@ SLACK = 3.0
 # Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
 # [L199]
 _WIDTH = 128
-# Blocks of a side above which blocks are twice as wide: their bounds would cost as much as tiles.
-# [L210]
+# Blocks of a side, the geometric mean of both, above which blocks are twice as wide: their bounds
+# would cost as much as tiles. [L210]
 _MOST_BLOCKS = 4096
 # Share of the tiles above which a single pass goes over all: on an H200 softmins break even at 0.49
 # and products at 0.66 (100,000 squared, rank 35), on a CPU between 0.42 and 0.66. [L215]
@@ -79,11 +80,17 @@ class Tiling:
     def of(cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False) -> Tiling:
         """Choose the width of blocks that suits the size and the device of a problem."""
         width = _WIDTH
-        while max(shape) > width * _MOST_BLOCKS:
+        while math.prod(shape) > (width * _MOST_BLOCKS) ** 2:
             width *= 2
         while device.type == "cpu" and width > _LEAST_WIDTH and min(shape) < width * _BLOCKS:
             width //= 2
         return cls(shape, width, storable=storable)
+
+    def ordered(self, orders: tuple[Order, Order]) -> Tiling:
+        """Give the points an order that is known already, in blocks of any width."""
+        first, second = (order._replace(width=self.width) for order in orders)
+        self._memory.orders = first, second
+        return self
 
     @property
     def T(self) -> Tiling:  # noqa: N802 - the name of every array library
