@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import scipy
 import torch
@@ -53,7 +53,7 @@ class GWResult(Result):
     lazy_plan : TransportPlan, shape (n, m)
         The plan as an operator; nothing of its size is stored. :func:`torchgw.load` returns its
         largest entries, without the cost, where that was a stored matrix and the result was not
-        saved with ``dense=True``.
+        saved with ``dense=True``. So does ``polish=True`` where both spaces are the same.
     potential_a, potential_b : Tensor or ndarray, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. They are not the *reduced
         potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its
@@ -467,7 +467,8 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
-        lazy_plan=ending.plan,
+        # a SparsePlan is read in the same ways
+        lazy_plan=cast(TransportPlan, ending.plan),
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,
         value_quad=problem.alpha * found.quadratic.value,

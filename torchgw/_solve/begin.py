@@ -14,6 +14,7 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
@@ -40,6 +41,7 @@ class Guess(NamedTuple):
     potentials: Potentials | None  # of the linear problem at that plan
     epsilon: float  # at which annealing begins, as a share of the natural scale
     patient: bool = False  # annealing is slow, as it is the only search
+    whole: bool = False  # potentials are of the whole cost, not of the reduced one
 
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
@@ -49,9 +51,17 @@ PRODUCT = Guess(None, None, 1.0)
 
 
 def first_guess(
-    problem: Problem, sample: Coarse | None, init: Any, options: Options, epsilon: float
+    problem: Problem,
+    sample: Coarse | None,
+    init: Any,
+    options: Options,
+    epsilon: float,
+    match: Isometry | None = None,
 ) -> tuple[Guess, Search | None]:
-    """Find where to start, on the subsample if there is one, and what a multi-start found."""
+    """Find where to start, on the subsample if there is one, and what a multi-start found.
+
+    A match that keeps all distances, if there is one, is where: no other optimum is better.
+    """
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -65,6 +75,8 @@ def first_guess(
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    if match is not None:
+        return _from_isometry(match, problem.marginals), search
     pairs = match_points(searched) if _in_doubt(search, searched) else None
     if pairs is None and sample is None and options.search != "fast":
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)
@@ -110,7 +122,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
         _check_shape(init.shape, shape)
         return from_alternative(init, device)
     if isinstance(init, tuple) and not isinstance(init, Anchors):
-        return Guess(None, _potentials(init, shape, device), 0.0)
+        return Guess(None, _potentials(init, shape, device), 0.0, whole=True)
     plan = getattr(init, "lazy_plan", init)
     if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
@@ -125,6 +137,14 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
     return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
+
+
+def _from_isometry(match: Isometry, marginals: Marginals) -> Guess:
+    """Start at a match that keeps all distances; potentials of zero are optimal there."""
+    a, b = marginals
+    pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
+    zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
+    return Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:
@@ -201,7 +221,6 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
         coupling = gradient.update(guess.plan, None, setting.generator)
     # potentials of strict marginals are of little use to relaxed ones
     potentials = guess.potentials if setting.rule is None else None
-    if potentials is not None and guess.plan is None:
-        # given as a result has them, of the whole cost; those of a plan are of its reduced cost
+    if potentials is not None and guess.whole:
         potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)
