@@ -27,7 +27,7 @@ _SAME, _ROUGHLY = 1e-5, 1e-3
 # Squared number of points up to which distances are stored, to be read several times. [L569]
 _STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # Times that stored distances spread what is known of each point to the others. [L569]
-_ROUNDS = 2
+_ROUNDS = 4
 # Spread of a sum, relative to its size, below which it is not made larger. [L569]
 _LEAST_SPREAD = 1e-3
 # Points on either side in order that are looked at, of few points and of many. [L569]
@@ -107,13 +107,13 @@ def _signatures(side: DistanceProvider, sums: Tensor, weights: Tensor) -> Tensor
     size = float(weights @ sums[:, 1]) ** 0.5
     first = sums / sums.new_tensor([size, size**2])
     parts = [first, decays(side, weights, size), weights[:, None] * len(weights)]
-    known, table = _levelled(torch.cat(parts, 1), weights), side.matrix()
-    if table is None:
-        return known
-    for _ in range(_ROUNDS):
-        spread = table @ (weights[:, None] * known) / size
-        known = _levelled(torch.cat([known, spread], 1), weights)
-    return known
+    latest, table = _levelled(torch.cat(parts, 1), weights), side.matrix()
+    known = [latest]
+    for _ in range(_ROUNDS if table is not None else 0):
+        assert table is not None
+        latest = _levelled(table @ (weights[:, None] * latest * latest.abs()), weights)
+        known.append(latest)
+    return torch.cat(known, 1)
 
 
 def _levelled(table: Tensor, weights: Tensor) -> Tensor:

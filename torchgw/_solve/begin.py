@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torchgw._search.optima import (
     Alternative,
     Search,
     find_optima,
+    is_structured,
     search_all_points,
 )
 from torchgw._search.starts import GUESS_EPSILON
@@ -76,7 +78,10 @@ def first_guess(
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
     if match is not None:
-        return _from_isometry(match, problem.marginals), search
+        # few points may say nothing of the others, so of other optima neither
+        told = _is_whole(search, searched) or is_structured(searched, search)
+        guess = _from_isometry(match, problem.marginals)
+        return guess, search if told else Search((), math.nan)
     pairs = match_points(searched) if _in_doubt(search, searched) else None
     if pairs is None and sample is None and options.search != "fast":
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)
@@ -97,8 +102,13 @@ def _in_doubt(search: Search, problem: Problem) -> bool:
     """Whether some points, as all that were searched, tell no optimum from the others."""
     if not search.alternatives:
         return True
-    whole = search.alternatives[0].plan.shape == (problem.source.n, problem.target.n)
-    return not whole and search.ambiguity > _DOUBTED
+    return not _is_whole(search, problem) and search.ambiguity > _DOUBTED
+
+
+def _is_whole(search: Search, problem: Problem) -> bool:
+    """Whether a search was one on all points."""
+    whole = problem.source.n, problem.target.n
+    return any(found.plan.shape == whole for found in search.alternatives[:1])
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
