@@ -20,9 +20,9 @@ from torchgw.distances.profiles import decays, differences, moments
 
 __all__ = ["Isometry", "find_isometry"]
 
-# Differences, beside the root mean square of all distances, up to which sums and the distances of a
-# point and of its image are the same; and sums in any precision, by which most spaces are told
-# apart. [L569]
+# Root mean square difference of the distances of a match, beside that of all distances, up to which
+# they are the same; the same of the distances of one point, and difference of what may be sums over
+# the same distances. Points near the border of hyperbolic space have large rounding errors. [L569]
 _SAME, _ROUGHLY = 1e-5, 1e-3
 # Squared number of points up to which distances are stored, to be read several times. [L569]
 _STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
@@ -67,7 +67,7 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
             side.mean_square(weight.to(side.dtype))
             for side, weight in zip(sides, (a, b), strict=True)
         )
-        if not _same_sums(x, y, _ROUGHLY):
+        if not _same_sums(x, y):
             return None
     near, far = (_readable(side, stored=stored) for side in sides)
     known = moments(near, a), moments(far, b)
@@ -81,18 +81,19 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
         for side, sums, weight in zip((near, far), known, (a, b), strict=True)
     )
     partners = _partners(near, far, x, y)
-    if partners is None or not float((a - b[partners]).abs().max()) <= _SAME * float(a.max()):
+    if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
         return None
-    missed = differences(near, far, partners, a)
-    if not float(missed.max()) <= (_SAME * size) ** 2:
+    missed, square = differences(near, far, partners, a), size**2
+    value = float(a @ missed)
+    if not (value <= _SAME**2 * square and float(missed.max()) <= _ROUGHLY**2 * square):
         return None
-    return Isometry(partners, float(a @ missed), known)
+    return Isometry(partners, value, known)
 
 
-def _same_sums(x: Tensor, y: Tensor, share: float = _SAME) -> bool:
-    """Tell whether two lists of numbers are the same in some order, but for rounding."""
+def _same_sums(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two lists may be of the same numbers, in whatever order."""
     x, y = x.sort().values, y.sort().values
-    return bool((x - y).abs().max() <= share * x.abs().max())
+    return bool((x - y).abs().max() <= _ROUGHLY * x.abs().max())
 
 
 def _readable(side: DistanceProvider, *, stored: bool) -> DistanceProvider:
