@@ -283,3 +283,12 @@ def test_no_match_is_looked_for_where_the_start_is_said(options, monkeypatch):
     monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", refuse)
     x, y, _ = weighted(TABLES["cloud"])
     torchgw.solve(D_X=x, D_Y=y, **options)
+
+
+def test_large_copies_need_no_subsample(monkeypatch):
+    monkeypatch.setattr("torchgw._solve.pipeline.COARSE_ENTRIES", 1_000)
+    x = cloud(120)
+    y, order = moved(x)
+    result = torchgw.solve(x, y, distances="sqeuclidean", gradient="factored", random_state=0)
+    assert result.converged
+    assert np.array_equal(order[result.lazy_plan.argmax()], np.arange(120))

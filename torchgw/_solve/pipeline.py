@@ -124,7 +124,7 @@ def solve_problem(
     scaled = strategy.problem
     sample = None
     saved = None if checkpoint is None else checkpoint.read(strategy, problem.source.device)
-    if init is None and saved is None and can_subsample(scaled, strategy):
+    if init is None and saved is None and match is None and can_subsample(scaled, strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
     if saved is not None:
