@@ -292,3 +292,15 @@ def test_large_copies_need_no_subsample(monkeypatch):
     result = torchgw.solve(x, y, distances="sqeuclidean", gradient="factored", random_state=0)
     assert result.converged
     assert np.array_equal(order[result.lazy_plan.argmax()], np.arange(120))
+
+
+def test_points_that_rounding_has_moved_in_order_are_matched_in_the_end(monkeypatch):
+    monkeypatch.setattr(isometry, "_NEAR_OF_FEW", 1)
+    x = cloud(600)
+    y, order = moved(x)
+    y[:3] += 2e-4 * cloud(3, seed=2)
+    copies = problem(cdist(x, x), cdist(y, y))
+    found = find_isometry(copies, streamed=False)
+    assert np.array_equal(order[found.partners.numpy()], np.arange(600))
+    monkeypatch.setattr(isometry, "_MOST_LOST", 0)
+    assert find_isometry(copies, streamed=False) is None

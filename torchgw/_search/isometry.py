@@ -35,8 +35,9 @@ _FEW, _NEAR_OF_FEW, _NEAR = 10_000, 64, 16
 # How many times as far as the nearest, and how far at least, others may be to be partners too.
 # [L569]
 _TIMES, _ROUNDING = 10.0, 1e-7
-# Points with several such partners, at most. [L569]
-_MOST_TIED = 2048
+# Points with several such partners, at most, and of them such that some are beyond these places.
+# [L569]
+_MOST_TIED, _MOST_LOST = 2048, 32
 
 
 class Isometry(NamedTuple):
@@ -144,39 +145,44 @@ def _partners(near: DistanceProvider, far: DistanceProvider, x: Tensor, y: Tenso
     apart = apart.sqrt_().masked_fill_(outside, torch.inf)
     least, place = apart.min(1)
     possible = apart <= (_TIMES * least + _ROUNDING)[:, None]
-    if reach < n - 1 and bool(possible[:, [0, -1]].any()):
-        # more are alike than were looked at
-        return None
     chosen = around.gather(1, place[:, None])[:, 0]
     tied = (possible.sum(1) > 1) | (torch.bincount(chosen, minlength=n)[chosen] > 1)
+    # what is as near at the end of the places may be nearer beyond
+    lost = possible[:, [0, -1]].any(1) & (reach < n - 1)
+    tied |= lost
     partners = torch.empty_like(rank)
     partners[order] = chosen
     if not bool(tied.any()):
         return partners
-    if int(tied.sum()) > _MOST_TIED:
+    if int(tied.sum()) > _MOST_TIED or int(lost.sum()) > _MOST_LOST:
         return None
-    return _untied(near, far, partners, order[tied], around[tied])
+    _untie(near, far, partners, order[tied], around[tied], lost[tied])
+    return partners
 
 
-def _untied(
-    near: DistanceProvider, far: DistanceProvider, partners: Tensor, tied: Tensor, around: Tensor
-) -> Tensor | None:
+def _untie(
+    near: DistanceProvider,
+    far: DistanceProvider,
+    partners: Tensor,
+    tied: Tensor,
+    around: Tensor,
+    lost: Tensor,
+) -> None:
     """Match points one after the other by their distances to those that are matched already.
 
-    The partner of each is one of those ``around`` its own place, (t, w).
+    The partner of each is one of those ``around`` its own place, (t, w), or in the end, of those
+    that are ``lost``, (t,), any that is left. ``partners`` is changed in place.
     """
-    n = len(partners)
-    sure = torch.ones(n, dtype=torch.bool, device=tied.device)
+    sure = torch.ones(len(partners), dtype=torch.bool, device=tied.device)
     sure[tied] = False
     free = torch.ones_like(sure)
     free[partners[sure]] = False
     matched = sure.nonzero()[:, 0]
-    for point, others in zip(tied, around, strict=True):
-        choice = others[free[others]]
-        if len(choice) == 0:
-            return None
-        apart = near.columns(point[None])[matched] - far.columns(choice)[partners[matched]]
+    for row in [*(~lost).nonzero()[:, 0].tolist(), *lost.nonzero()[:, 0].tolist()]:
+        point, choice = tied[row : row + 1], around[row][free[around[row]]]
+        if lost[row] or len(choice) == 0:
+            choice = free.nonzero()[:, 0]
+        apart = near.columns(point)[matched] - far.columns(choice)[partners[matched]]
         best = choice[apart.square_().sum(0).argmin()]
         partners[point], free[best] = best, False
-        matched = torch.cat([matched, point[None]])
-    return partners
+        matched = torch.cat([matched, point])
