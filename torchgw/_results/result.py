@@ -285,8 +285,8 @@ class GWResult(Result):
         to its mass, and x goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X goes
         where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials, so points are
         mapped by the entropic plan that it was made from (the match of two spaces that are the same
-        has some, by which points near X go near their images). With relaxed marginals a point without
-        a partner is mapped too, to where the little that it gives would go.
+        has some, by which points near X go near their images). With relaxed marginals a point
+        without a partner is mapped too, to where the little that it gives would go.
 
         Parameters
         ----------
