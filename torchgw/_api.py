@@ -269,7 +269,8 @@ def solve(
         gradient; the matrix of the plan is stored, and each step solves an assignment problem
         (equal weights, n = m) or a transport problem by POT's exact solver. Partial and
         semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
-        steps before it end at a change of 3e-3, or of ``tol`` if that is larger.
+        steps before it end at a change of 3e-3, or of ``tol`` if that is larger. Where both spaces
+        are the same but for order and rounding, the result is their match, of any number of points.
     backend : {"auto", "triton", "compile", "eager"} or Backend
         Implementation of the half-steps of Sinkhorn's iteration. A backend asked for by name runs
         or raises; an object with the methods of ``torchgw.backends.Backend`` is used as it is.

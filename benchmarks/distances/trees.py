@@ -113,6 +113,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--landmarks", type=int, help="factors from so many; exact by default")
     parser.add_argument("--gradient", default="auto")
     parser.add_argument("--max-iter", type=int, default=12)
+    parser.add_argument("--polish", action="store_true", help="the match itself, not a soft plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=2, help="the first call compiles")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -123,7 +124,7 @@ def main(arguments: list[str]) -> None:
         settings: dict[str, Any] = {
             "epsilon": options.epsilon, "n_landmarks": options.landmarks,
             "max_iter": options.max_iter, "gradient": options.gradient, "search": "fast",
-            "random_state": 0,
+            "polish": options.polish, "random_state": 0,
         }  # fmt: skip
         for _ in range(options.repeat):
             started, cpu = time.perf_counter(), time.process_time()

@@ -56,6 +56,7 @@ def solve_all(device):
 
     import torchgw
     from torchgw._batch import engine, product_triton
+    from torchgw.distances import profiles_triton
     from torchgw.distances._graph.edges import from_csr
     from torchgw.distances._graph.leaves import into_leaves
     from torchgw.distances._graph.neighbours import _nearest_by_one_launch
@@ -104,6 +105,9 @@ def solve_all(device):
     points = torch.rand(250, 40, dtype=torch.float64, device=device) / 40
     for products in (1, 3):
         nearest_candidates(points, points[:60], 16, products)
+    table = torch.rand(70, 5, dtype=torch.float64, device=device)
+    profiles_triton.sum_functions(table, points[:70, 0].contiguous(), 0.5)
+    profiles_triton.sum_differences(table, table, points[:70, 0].contiguous(), (1.0, 1.0))
     leaves = into_leaves(points[:, :3].contiguous())
     _nearest_by_one_launch(leaves, leaves, 5)
 

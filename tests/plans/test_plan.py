@@ -26,7 +26,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors import memory
-from torchgw._typing import Potentials
+from torchgw._typing import Marginals, Potentials
 from torchgw._variants.low_rank import LowRankPlan
 
 EPSILON = 0.5
@@ -228,6 +228,21 @@ def test_what_a_sparse_plan_has_lost(pair):
     cost = DenseCost(torch.rand(4, 20, dtype=torch.float64))
     extended = sparse.extend(cost)
     torch.testing.assert_close(extended.to_dense(), pair[0].extend(cost).to_dense())
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_largest_entries_of_a_sparse_plan(k):
+    """Whether or not all rows have so many, each row has its own, in order."""
+    rng = np.random.default_rng(0)
+    matrix = np.zeros((12, 15))
+    for row in matrix:
+        row[rng.permutation(15)[: rng.integers(3, 12)]] = rng.random()
+    matrix *= rng.random(matrix.shape) + 0.5
+    zero = Potentials(*(torch.zeros(size, dtype=torch.float64) for size in matrix.shape))
+    plan = SparsePlan(torch.from_numpy(matrix).to_sparse(), zero, Marginals(*zero), 1.0)
+    values, columns = plan.topk(k)
+    np.testing.assert_array_equal(values.numpy(), -np.sort(-matrix, axis=1)[:, :k])
+    np.testing.assert_array_equal(np.take_along_axis(matrix, columns.numpy(), 1), values.numpy())
 
 
 def test_stored_plan_reads_like_the_implicit_one(pair):

@@ -155,6 +155,20 @@ class SparsePlan(DualPlan):
         product: Tensor = torch.sparse.mm(self.entries, table)
         return product
 
+    def _largest(self, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k largest entries of each row, of the entries alone if all rows have so many."""
+        rows, columns = self.entries.indices()
+        count = torch.bincount(rows, minlength=self.shape[0])
+        if int(count.min()) < k:
+            return super()._largest(k)
+        place = torch.arange(len(rows), device=self.device) - (count.cumsum(0) - count)[rows]
+        values = self.entries.values().new_full((self.shape[0], int(count.max())), -torch.inf)
+        values[rows, place] = self.entries.values()
+        table = torch.zeros_like(values, dtype=torch.int64)
+        table[rows, place] = columns
+        best = values.topk(k, dim=1)
+        return best.values, table.gather(1, best.indices)
+
     def _block(self, index: Tensor | slice) -> Tensor:
         if isinstance(index, slice):
             index = torch.arange(*index.indices(self.shape[0]), device=self.device)

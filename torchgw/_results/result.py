@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import scipy
 import torch
@@ -53,7 +53,7 @@ class GWResult(Result):
     lazy_plan : TransportPlan, shape (n, m)
         The plan as an operator; nothing of its size is stored. :func:`torchgw.load` returns its
         largest entries, without the cost, where that was a stored matrix and the result was not
-        saved with ``dense=True``.
+        saved with ``dense=True``. So does ``polish=True`` where both spaces are the same.
     potential_a, potential_b : Tensor or ndarray, shapes (n,) and (m,), float64
         Dual potentials of the whole linearised cost C(P), in its units. They are not the *reduced
         potentials* ``lazy_plan.potentials``, which belong to ``lazy_plan.cost``: C(P) less its
@@ -284,8 +284,9 @@ class GWResult(Result):
         By one half-step the potentials of the solve give a new point x a row P_xj of the plan, up
         to its mass, and x goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X goes
         where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials, so points are
-        mapped by the entropic plan that it was made from. With relaxed marginals a point without a
-        partner is mapped too, to where the little that it gives would go.
+        mapped by the entropic plan that it was made from (the match of two spaces that are the same
+        has some, by which points near X go near their images). With relaxed marginals a point
+        without a partner is mapped too, to where the little that it gives would go.
 
         Parameters
         ----------
@@ -468,7 +469,8 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
-        lazy_plan=ending.plan,
+        # a SparsePlan is read in the same ways
+        lazy_plan=cast(TransportPlan, ending.plan),
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,
         value_quad=problem.alpha * found.quadratic.value,

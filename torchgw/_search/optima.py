@@ -35,6 +35,7 @@ __all__ = [
     "SearchName",
     "WHY_SUBSAMPLE",
     "find_optima",
+    "is_structured",
     "represent",
     "search_all_points",
 ]

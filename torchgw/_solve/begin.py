@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
@@ -21,6 +23,7 @@ from torchgw._search.optima import (
     Alternative,
     Search,
     find_optima,
+    is_structured,
     search_all_points,
 )
 from torchgw._search.starts import GUESS_EPSILON
@@ -40,6 +43,7 @@ class Guess(NamedTuple):
     potentials: Potentials | None  # of the linear problem at that plan
     epsilon: float  # at which annealing begins, as a share of the natural scale
     patient: bool = False  # annealing is slow, as it is the only search
+    whole: bool = False  # potentials are of the whole cost, not of the reduced one
 
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
@@ -49,9 +53,17 @@ PRODUCT = Guess(None, None, 1.0)
 
 
 def first_guess(
-    problem: Problem, sample: Coarse | None, init: Any, options: Options, epsilon: float
+    problem: Problem,
+    sample: Coarse | None,
+    init: Any,
+    options: Options,
+    epsilon: float,
+    match: Isometry | None = None,
 ) -> tuple[Guess, Search | None]:
-    """Find where to start, on the subsample if there is one, and what a multi-start found."""
+    """Find where to start, on the subsample if there is one, and what a multi-start found.
+
+    A match that keeps all distances, if there is one, is where: no other optimum is better.
+    """
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -65,6 +77,11 @@ def first_guess(
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    if match is not None:
+        # few points may say nothing of the others, so of other optima neither
+        told = _is_whole(search, searched) or is_structured(searched, search)
+        guess = _from_isometry(match, problem.marginals)
+        return guess, search if told else Search((), math.nan)
     pairs = match_points(searched) if _in_doubt(search, searched) else None
     if pairs is None and sample is None and options.search != "fast":
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)
@@ -85,8 +102,13 @@ def _in_doubt(search: Search, problem: Problem) -> bool:
     """Whether some points, as all that were searched, tell no optimum from the others."""
     if not search.alternatives:
         return True
-    whole = search.alternatives[0].plan.shape == (problem.source.n, problem.target.n)
-    return not whole and search.ambiguity > _DOUBTED
+    return not _is_whole(search, problem) and search.ambiguity > _DOUBTED
+
+
+def _is_whole(search: Search, problem: Problem) -> bool:
+    """Whether a search was one on all points."""
+    whole = problem.source.n, problem.target.n
+    return any(found.plan.shape == whole for found in search.alternatives[:1])
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
@@ -110,7 +132,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
         _check_shape(init.shape, shape)
         return from_alternative(init, device)
     if isinstance(init, tuple) and not isinstance(init, Anchors):
-        return Guess(None, _potentials(init, shape, device), 0.0)
+        return Guess(None, _potentials(init, shape, device), 0.0, whole=True)
     plan = getattr(init, "lazy_plan", init)
     if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
@@ -125,6 +147,14 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
     return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
+
+
+def _from_isometry(match: Isometry, marginals: Marginals) -> Guess:
+    """Start at a match that keeps all distances; potentials of zero are optimal there."""
+    a, b = marginals
+    pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
+    zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
+    return Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:
@@ -201,7 +231,6 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
         coupling = gradient.update(guess.plan, None, setting.generator)
     # potentials of strict marginals are of little use to relaxed ones
     potentials = guess.potentials if setting.rule is None else None
-    if potentials is not None and guess.plan is None:
-        # given as a result has them, of the whole cost; those of a plan are of its reduced cost
+    if potentials is not None and guess.whole:
         potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)

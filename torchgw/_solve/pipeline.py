@@ -13,12 +13,14 @@ import torch
 
 from torchgw._gradients.contract import CostNoise, Linearised
 from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.sparse import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import alone
+from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
@@ -33,6 +35,7 @@ from torchgw._solve.exact_step import falls_further
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import promised_error
 from torchgw._solve.loop import iterate
+from torchgw._solve.matched import keep_match
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
 from torchgw._solve.precision import RESOLVED
@@ -78,7 +81,7 @@ _WHY_NOT_A_COPY = (
 class Ending(NamedTuple):
     """The plan of a solve, and what it is worth."""
 
-    plan: TransportPlan
+    plan: TransportPlan | SparsePlan
     evaluation: Evaluation
     epsilon: float  # entropic regularisation that the plan has
     status: Status
@@ -156,6 +159,12 @@ def solve_once(
 ) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
+    match = None
+    if checkpoint is None and may_be_copies(problem, init, options):
+        match = find_isometry(problem, streamed=options.polish)
+        clock = recorder.time("copies", clock)
+    if match is not None and options.polish:
+        return kept(problem, options, match, recorder)
     strategy = choose_strategy(problem, options)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
@@ -164,7 +173,7 @@ def solve_once(
     scaled = strategy.problem
     sample = None
     saved = None if checkpoint is None else checkpoint.read(strategy, problem.source.device)
-    if init is None and saved is None and can_subsample(scaled, strategy):
+    if init is None and saved is None and match is None and can_subsample(scaled, strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
     if saved is not None:
@@ -172,7 +181,7 @@ def solve_once(
     elif options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
-        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon)
+        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon, match)
     if guess.patient and options.skip_tiles == "auto":
         strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)
@@ -221,6 +230,36 @@ def solve_once(
         recorder=recorder,
         known=gradient.remember(coupling, setting.marginals),
         resolution=resolved and resolved.resolution,
+    )
+
+
+def may_be_copies(problem: Problem, init: Any, options: Options) -> bool:
+    """Whether to look for a match that keeps all distances."""
+    entropic = options.regularization == "entropic" or options.polish
+    free = options.rule is None and options.ranks is None and options.gradient != "sampled"
+    return entropic and free and searchable(problem, init, options)
+
+
+def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder) -> Outcome:
+    """End with a match that keeps all distances, without a plan of entropy."""
+    made = keep_match(problem, options, match)
+    clock = perf_counter()
+    # nothing is better, but few points tell whether something is nearly as good
+    _, search = first_guess(problem, None, None, options, made.strategy.search_epsilon, match)
+    recorder.time("multistart", clock)
+    polished = Polished(steps=0, stationary=True, gap=0.0)
+    zero = Potentials(*map(torch.zeros_like, problem.marginals))
+    return Outcome(
+        ending=Ending(made.plan, made.evaluation, 0.0, Status.CONVERGED, polished, None),
+        strategy=made.strategy,
+        potentials=zero,
+        backend=choose_backend(options.backend, problem.source.device, torch.float64).name,
+        n_anchors=None,
+        noise=None,
+        search=search,
+        recorder=recorder,
+        known=made.known,
+        resolution=None,
     )
 
 
@@ -273,8 +312,8 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     solved = state.solved
     if strategy.options.polish:
         unpolished, solved = plan, None
-        polished = polish(setting.gradient, plan, setting.rule, setting.generator)
-        plan, epsilon = polished.plan, 0.0
+        plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator)
+        epsilon = 0.0
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)

@@ -38,7 +38,6 @@ _SMALLEST_DENSITY = 1e-250
 class Polished(NamedTuple):
     """Where the steps ended."""
 
-    plan: TransportPlan  # (n, m), both marginals exact up to rounding
     steps: int
     stationary: bool
     gap: float  # what the linearised objective could still fall by; zero at a stationary point
@@ -49,7 +48,7 @@ def polish(
     plan: TransportPlan,
     rule: MarginalRule | None,
     generator: torch.Generator,
-) -> Polished:
+) -> tuple[TransportPlan, Polished]:
     """Run fully corrective conditional gradient (Frank-Wolfe) steps [1]_ [2]_.
 
     Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
@@ -57,7 +56,8 @@ def polish(
     to V alone would turn to and fro for ever where the minimum lies between a few vertices. Plans
     of relaxed marginals go to the least value between the plan and V.
 
-    The gradient is exact, and plans of relaxed marginals are normalised here.
+    The gradient is exact, and plans of relaxed marginals are normalised here. Both marginals of the
+    plan that comes back are exact up to rounding.
 
     References
     ----------
@@ -105,7 +105,7 @@ def polish(
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
         # entropy that is too weak to be seen left a vertex with dust
         matrix = vertex
-    return Polished(_as_plan(matrix, plan), step, stationary, max(gap, 0.0))
+    return _as_plan(matrix, plan), Polished(step, stationary, max(gap, 0.0))
 
 
 class _Mean:

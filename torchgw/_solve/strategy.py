@@ -38,6 +38,7 @@ __all__ = [
     "choose_strategy",
     "choose_tiling",
     "cost_rank",
+    "target_epsilon",
     "why_no_tiles",
 ]
 
@@ -188,10 +189,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         visible(problem, n_anchors) if gradient == "sampled" else problem,
         relaxed=options.rule is not None,
     )
-    if options.epsilon == "auto":
-        epsilon = _AUTO_EPSILON[options.regularization] * (spread or 1.0)
-    else:
-        epsilon = float(options.epsilon) / mass
+    epsilon = target_epsilon(options, spread, mass)
     coarse = spread > 0 and rounding(spread, epsilon, torch.float32) > RESOLVED
     precision, dtypes = choose_precision(
         options.precision, device, n * m, unresolved=coarse and gradient == "factored"
@@ -213,6 +211,13 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         store=store,
         tiling=tiling,
     )
+
+
+def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
+    """Choose the epsilon to reach, for a natural scale of the cost."""
+    if options.epsilon == "auto":
+        return _AUTO_EPSILON[options.regularization] * (spread or 1.0)
+    return float(options.epsilon) / mass
 
 
 def annealed(problem: Problem, strategy: Strategy) -> Strategy:

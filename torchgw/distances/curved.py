@@ -149,6 +149,13 @@ class CurvedDistance(DistanceProvider):
             best, current = float(distance.max()), int(distance.argmax())
         return best
 
+    def coordinates(self) -> Tensor | None:
+        """Give rows (p, t, a, f) of hyperbolic points, (n, k + 3) float64; of others ``None``.
+
+        sinh(d / 2)^2 = |p - p'|^2 (a a')^2 + (t - t')^2 (f f')^2 at unit curvature.
+        """
+        return self._place.coordinates()
+
     def _scaled(self, distance: Tensor) -> Tensor:
         """Turn distances of unit curvature into those of this one."""
         return distance / math.sqrt(self.curvature)
@@ -176,6 +183,9 @@ class _Place(Protocol):
     def between(self, other: Any) -> Tensor:
         """Compute the distances to others of the same kind, shape (n, s)."""
 
+    def coordinates(self) -> Tensor | None:
+        """Give all that sinh(d / 2)^2 is made of, (n, k + 3), see CurvedDistance.coordinates."""
+
     def order(self) -> tuple[Tensor, Tensor]:
         """Make tables whose products, L @ R.T, are in the order of the distances."""
 
@@ -199,6 +209,10 @@ class _Ball(NamedTuple):
     def between(self, other: Any) -> Tensor:
         length = _lengths(self.points, other.points)
         return length.mul_(self.factor[:, None]).mul_(other.factor).asinh_().mul_(2)
+
+    def coordinates(self) -> Tensor:
+        zero = torch.zeros_like(self.factor)
+        return torch.cat([self.points, torch.stack([zero, self.factor, zero], 1)], 1)
 
     def order(self) -> tuple[Tensor, Tensor]:
         return _squared_order(self.points, self.factor)
@@ -231,6 +245,10 @@ class _Polar(NamedTuple):
         """Compute what the lengths of directions are multiplied by, for each of two points."""
         return (1 - self.gap).sqrt() * self.factor
 
+    def coordinates(self) -> Tensor:
+        rest = torch.stack([self.gap, self._across(), self.factor], 1)
+        return torch.cat([self.direction, rest], 1)
+
     def order(self) -> tuple[Tensor, Tensor]:
         return _squared_order((1 - self.gap)[:, None] * self.direction, self.factor)
 
@@ -253,6 +271,9 @@ class _Sphere(NamedTuple):
     def between(self, other: Any) -> Tensor:
         apart, together = (_lengths(self.points, sign * other.points) for sign in (1, -1))
         return torch.atan2(apart, together).mul_(2)
+
+    def coordinates(self) -> None:
+        return None
 
     def order(self) -> tuple[Tensor, Tensor]:
         return -self.points, self.points
