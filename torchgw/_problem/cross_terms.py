@@ -13,7 +13,7 @@ __all__ = ["BothWays", "Cross", "MinimumCross", "ProductCross"]
 # matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
 # [L140]
 _SPARSE_SHARE = 0.03
-# Entries from which on a plan is looked at for few that are not rounding. [L572]
+# Entries from which on a plan is looked at for few that are not rounding. [L592]
 _LOOKED_AT = 2**18
 
 

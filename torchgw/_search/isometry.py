@@ -22,21 +22,21 @@ __all__ = ["Isometry", "find_isometry"]
 
 # Root mean square difference of the distances of a match, beside that of all distances, up to which
 # they are the same; the same of the distances of one point, and difference of what may be sums over
-# the same distances. Points near the border of hyperbolic space have large rounding errors. [L569]
+# the same distances. Points near the border of hyperbolic space have large rounding errors. [L589]
 _SAME, _ROUGHLY = 1e-5, 1e-3
-# Squared number of points up to which distances are stored, to be read several times. [L569]
+# Squared number of points up to which distances are stored, to be read several times. [L589]
 _STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
-# Times that stored distances spread what is known of each point to the others. [L569]
+# Times that stored distances spread what is known of each point to the others. [L589]
 _ROUNDS = 4
-# Spread of a sum, relative to its size, below which it is not made larger. [L569]
+# Spread of a sum, relative to its size, below which it is not made larger. [L589]
 _LEAST_SPREAD = 1e-3
-# Points on either side in order that are looked at, of few points and of many. [L569]
+# Points on either side in order that are looked at, of few points and of many. [L589]
 _FEW, _NEAR_OF_FEW, _NEAR = 10_000, 64, 16
 # How many times as far as the nearest, and how far at least, others may be to be partners too.
-# [L569]
+# [L589]
 _TIMES, _ROUNDING = 10.0, 1e-7
 # Points with several such partners, at most, and of them such that some are beyond these places.
-# [L569]
+# [L589]
 _MOST_TIED, _MOST_LOST = 2048, 32
 
 

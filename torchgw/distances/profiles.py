@@ -13,9 +13,9 @@ from torchgw.distances.curved import CurvedDistance
 
 __all__ = ["decays", "differences", "moments"]
 
-# Distances read at once. [L568]
+# Distances read at once. [L588]
 _BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
-# Numbers of a point up to which kernels hold them on chip. [L568]
+# Numbers of a point up to which kernels hold them on chip. [L588]
 _WIDEST = 20
 
 

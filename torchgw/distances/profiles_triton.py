@@ -14,7 +14,7 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["sum_differences", "sum_functions"]
 
-# Points of a program, and those that it meets at once. [L567]
+# Points of a program, and those that it meets at once. [L587]
 _ROWS, _COLUMNS = 32, 32
 _WARPS = 4
 
