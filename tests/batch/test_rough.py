@@ -54,10 +54,9 @@ def first_iterations(problems):
     noise = padded(engine._noise(problems.shape, problems.device), rows, columns)
     linear = None if linear is None else padded(linear, rows, columns)
     index = problems.i, problems.j
-    warm = rough(single, index, problems.alpha, linear, None, target, first, noise)
-    cross = engine._cross(*tables[:2], warm.plan.double())
-    cost = engine._gradient(cross, problems.alpha, linear)
-    return warm, (single, index, problems.alpha, warm, cost, target)
+    limits = 100, engine.Rules().objective_tol
+    warm = rough(single, index, problems.alpha, linear, None, (target, first), noise, limits)
+    return warm, (tables, single, index, problems.alpha, linear, target, warm)
 
 
 @pytest.mark.slow
@@ -96,7 +95,7 @@ def test_settled_plans_are_fixed_points_in_float64(device, fused):
     sizes = [(9, 18), (12, 20)]
     problems = packed_problems(device, sizes, fused)
     warm, given = first_iterations(problems)
-    settle(*given, engine.Rules().tol)
+    settle(*given, (100, engine.Rules().tol, -np.inf))
     assert int(warm.done.max()) < 100
     for k, (n, m) in enumerate(sizes):
         x, y = problems.x.tables[k].cpu().numpy(), problems.y.tables[k].cpu().numpy()

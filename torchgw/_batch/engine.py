@@ -21,7 +21,7 @@ from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
-from torchgw._batch.warm import Warm, may_begin, on_chip
+from torchgw._batch.warm import ENDS, Warm, may_begin, on_chip
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
 
@@ -33,8 +33,8 @@ _AUTO_EPSILON = 0.0025
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
-# Iterations of programs after which a problem that has not settled begins anew. [L537]
-_LOST = 100
+# How programs end that have lost a number.
+_LOST = ENDS.index("LOST")
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -261,7 +261,6 @@ def _solver_in_triton(
 ) -> Callable[[Tensor], tuple[Tensor, Warm]]:
     """Make what solves problems by one program each; it returns those left, and where they are."""
     from torchgw._batch.finish_triton import finish
-    from torchgw._batch.product_triton import batch_cross
     from torchgw._batch.rough_triton import rough
     from torchgw._batch.settle_triton import settle
     from torchgw._batch.tile_triton import padded
@@ -288,20 +287,21 @@ def _solver_in_triton(
         if problems.begin is not None:
             costs, chosen = problems.begin(numbers)
             begin = padded(costs, rows, columns), chosen
-        warm = rough(single, index, alpha, linear, begin, target, first, noise)
-        cost = _gradient(batch_cross(double[:2], index, warm.plan.double()), alpha, linear)
-        settle(single, index, alpha, warm, cost, target, rules.tol)
-        del cost
+        fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
+        warm = rough(
+            single, index, alpha, linear, begin, (target, first), noise, (rules.max_iter, fall)
+        )
+        limits = rules.max_iter, rules.tol, fall
+        settle(double, single, index, alpha, linear, target, warm, limits)
         made = finish(double, index, alpha, linear, target, warm, tols)
         sums = worth(double, index, linear, made.plan, (made.f, made.g))
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
         objective = terms.quadratic + terms.linear + sums.potentials - made.spending
-        solved = (made.settled == 1) & (made.error <= rules.inner_tol)
-        solved &= (made.done <= rules.max_iter) & objective.isfinite()
+        solved = (made.ended < _LOST) & (made.error <= rules.inner_tol) & objective.isfinite()
         found = _evaluate(
             (terms, product), sums.missing, objective, target, made.error,
-            torch.full_like(index[0], _CONVERGED), solved, (made.done, made.inner), rules,
+            made.ended, solved, (made.done, made.inner), rules,
         )  # fmt: skip
         ended = Ended(numbers, made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], objective)
         over, left = solved.nonzero()[:, 0], (~solved).nonzero()[:, 0]
@@ -309,9 +309,10 @@ def _solver_in_triton(
             found = _Found(found.numbers[:, over], found.counts[:, over])
             ended = Ended(*(part[over] for part in ended))
         store(found, ended)
-        # so many iterations without an end were none of the engine's
-        made.g[(made.settled == 0) & (made.done >= _LOST)] = math.nan
-        rest = Warm(made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], made.done)
+        made.g[made.ended == _LOST] = math.nan
+        rest = Warm(
+            made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], made.done, made.ended, warm.value
+        )
         return numbers[left], rest.at(left)
 
     return solve

@@ -21,14 +21,16 @@ from torchgw._batch.tile_triton import (
     by_rows,
     cross,
     line,
+    problem,
     read,
     sums_of_columns,
     sums_of_rows,
     tile_of,
+    total,
     write,
     write_row,
 )
-from torchgw._batch.warm import Warm
+from torchgw._batch.warm import ENDS, Warm
 from torchgw._tensors.launch import launch
 
 __all__ = ["Finished", "finish"]
@@ -49,7 +51,7 @@ class Finished(NamedTuple):
     inner: torch.Tensor  # (k,) int64, Sinkhorn iterations of these
     error: torch.Tensor  # (k,) L1 distance of the columns to b
     spending: torch.Tensor  # (k,) <cost, plan>
-    settled: torch.Tensor  # (k,) int64, one where the last change of the plan was small
+    ended: torch.Tensor  # (k,) int64, places in ``ENDS``
 
 
 @triton.jit
@@ -127,7 +129,7 @@ def _converge_kernel(
     inner_out,  # [k] int64
     error_out,  # [k] float64
     spending,  # [k] float64
-    settled_out,  # [k] int64
+    ended,  # [k] int64, how iterations have ended, updated
     shift,  # zero
     tick,  # iterations between two looks at the error; as a constant, they would be unrolled
     most,
@@ -145,6 +147,7 @@ def _converge_kernel(
     SQUARE_CI: tl.constexpr,
     SQUARE_RT: tl.constexpr,
     SQUARE_CT: tl.constexpr,
+    LOST: tl.constexpr,
     EXPONENT: tl.constexpr,
     BELOW: tl.constexpr,
     RIDGE: tl.constexpr,
@@ -153,11 +156,7 @@ def _converge_kernel(
     """Iterate one problem until its plan stays, and once more to exact marginals."""
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
-    number = tl.program_id(0).to(tl.int64)
-    x += tl.load(i + number) * N * N
-    y += tl.load(j + number) * M * M
-    a += tl.load(i + number) * N
-    b += tl.load(j + number) * M
+    number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     rows, columns = line(RI, RT), line(CI, CT)
     square_rows = line(SQUARE_RI, SQUARE_RT)
     f += number * N + rows
@@ -172,9 +171,11 @@ def _converge_kernel(
     unit = tl.load(epsilon + number)
     count = tl.max(tl.max(tl.where(tl.load(b + columns) > 0, columns + 1, 0), 1), 0)
     factor = tl.full([], 1.0, tl.float64)
-    turns, spent, settled, going = 0, 0, 0, 1
+    end = tl.load(ended + number)
+    settled = tl.where(end > 0, 1, 0)
+    turns, spent, going = 0, 0, tl.where(end == LOST, 0, 1)
     while going == 1:
-        cross(x, plan, y, work, N, M, CHUNK, "ieee")
+        cross(x, plan, y, work, N, M, CHUNK, False)
         cost = weight * read(work, shift, RI, CI, RT, CT)
         if LINEAR:
             cost += read(linear, shift, RI, CI, RT, CT)
@@ -244,7 +245,7 @@ def _converge_kernel(
                 error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
                 busy = tl.where((error > wanted) & (error < float("inf")), 1, 0)
         moved = tl.abs(kernel - read(plan, shift, RI, CI, RT, CT))
-        change = tl.sum(tl.sum(sums_of_columns(moved), 1), 0)
+        change = total(moved)
         kernel = tl.where(by_rows(mass_a > 1e-289) & by_columns(mass_b > 1e-289), kernel, 0.0)
         write(plan, kernel, shift, RI, CI, RT, CT)
         turns += 1
@@ -254,9 +255,9 @@ def _converge_kernel(
         factor = 1.0 + 0.9 * (factor - 1.0)
         if going == 0:
             spent_on = kernel * read(work, shift, RI, CI, RT, CT)
-            tl.store(spending + number, tl.sum(tl.sum(sums_of_columns(spent_on), 1), 0))
+            tl.store(spending + number, total(spent_on))
             tl.store(error_out + number, error)
-            tl.store(settled_out + number, over)
+            tl.store(ended + number, tl.where(over == 1, end, LOST))
     tl.store(done + number, tl.load(done + number) + turns)
     tl.store(inner_out + number, spent)
 
@@ -278,7 +279,7 @@ def finish(
     count, n, m = plan.shape
     made = Finished(
         plan, warm.f, warm.g, warm.done, torch.empty_like(warm.done),
-        plan.new_empty(count), plan.new_empty(count), torch.empty_like(warm.done),
+        plan.new_empty(count), plan.new_empty(count), warm.ended,
     )  # fmt: skip
     square = tile_of(m, m, _ENTRIES)
     # as many threads
@@ -290,7 +291,8 @@ def finish(
         0, TICK, _ITERATIONS, _INNER_ITERATIONS, *tols,
         LINEAR=linear is not None, CHUNK=16, **tile._asdict(),
         SQUARE_RI=square.RI, SQUARE_CI=square.CI, SQUARE_RT=square.RT, SQUARE_CT=square.CT,
-        EXPONENT=LARGEST_EXPONENT, BELOW=NEWTON_BELOW, RIDGE=RIDGE, LARGEST=LARGEST_STEP,
+        LOST=ENDS.index("LOST"), EXPONENT=LARGEST_EXPONENT, BELOW=NEWTON_BELOW, RIDGE=RIDGE,
+        LARGEST=LARGEST_STEP,
         num_warps=square.warps, num_stages=1, maxnreg=_REGISTERS,
     )  # fmt: skip
     return made
