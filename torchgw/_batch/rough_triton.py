@@ -26,19 +26,21 @@ from torchgw._batch.tile_triton import (
 from torchgw._batch.warm import Warm
 from torchgw._tensors.launch import launch
 
-__all__ = ["CHUNK", "ENTRIES", "MET", "REGISTERS", "falls", "rough", "scaled"]
+__all__ = ["CHUNK", "ENTRIES", "FAR", "MET", "REGISTERS", "falls", "rough", "scaled"]
 
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
 # [L532]
 _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ERROR = 5e-5
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
-# [L391]
+# [L567]
 _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
-# Column error up to which a plan has its marginals. [L391]
-MET = 3e-3
+# Column error up to which a plan has its marginals, and the change of a plan that is not near its
+# fixed point. [L567]
+MET, FAR = 3e-3, 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once. [L532]
+# [L568]
 ENTRIES, REGISTERS, CHUNK = 64, 128, 16
 
 
@@ -143,6 +145,7 @@ def _rough_kernel(
     MOST: tl.constexpr,
     BEHIND: tl.constexpr,
     MET: tl.constexpr,
+    FAR: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
@@ -190,7 +193,8 @@ def _rough_kernel(
                 objective_tol * tl.abs(value),
             )  # fmt: skip
             known = tl.where(met, value, float("inf"))
-            end = tl.where(flat, 1, end)
+            # a slow plan goes on to settle; one that jumps to and fro ends
+            end = tl.where(flat, tl.where(change <= FAR, 0, 1), end)
             going = tl.where(flat, 0, going)
         if going == 1:
             cost = weight * read(work, shift, RI, CI, RT, CT)
@@ -264,7 +268,7 @@ def rough(
         *((unread, index[0]) if begin is None else (begin[0].float(), begin[1].long())), unread,
         torch.empty_like(made.plan), *made, 0, limits[0], _ROUGH_TOLERANCE, _ROUGH_ERROR, limits[1],
         LINEAR=linear is not None, BEGIN=begin is not None, CHUNK=min(CHUNK, n),
-        BUDGET=_BUDGET, MOST=_MOST, BEHIND=_BEHIND, MET=MET, **tile._asdict(),
+        BUDGET=_BUDGET, MOST=_MOST, BEHIND=_BEHIND, MET=MET, FAR=FAR, **tile._asdict(),
         num_warps=tile.warps, num_stages=2, maxnreg=REGISTERS,
     )  # fmt: skip
     return made

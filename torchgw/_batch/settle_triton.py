@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._batch.rough_triton import CHUNK, ENTRIES, MET, REGISTERS, falls, scaled
+from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, REGISTERS, falls, scaled
 from torchgw._batch.tile_triton import (
     cross,
     line,
@@ -35,7 +35,7 @@ _SHARE, _ERROR = 0.1, 3e-6
 
 
 @triton.jit
-def _begin_kernel(
+def _settle_begin_kernel(
     x,  # [S, N, N] float64
     y,  # [S', M, M] float64
     a,  # [S, N] float64
@@ -45,7 +45,7 @@ def _begin_kernel(
     alpha,  # [k] float64
     epsilon,  # [k] float64
     linear,  # [k, N, M] float64, read if LINEAR
-    plan,  # [k, N, M] float64
+    plan,  # [k, N, M] float32
     work,  # [k, N, M] float64, scratch
     f,  # [k, N] float64
     g,  # [k, M] float64
@@ -58,10 +58,14 @@ def _begin_kernel(
     """Compute exp((f + g - cost) / epsilon) a b of one problem at its plan."""
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     work += number * N * M
-    cross(x, plan + number * N * M, y, work, N, M, CHUNK, False)
+    plan += number * N * M
+    columns = tl.arange(0, M)
+    for begin in range(0, N, CHUNK):
+        place = (begin + tl.arange(0, CHUNK))[:, None] * M + columns[None, :]
+        tl.store(work + place, tl.load(plan + place).to(tl.float64))
+    cross(x, work, y, work, N, M, CHUNK, False)
     rate = 1.0 / tl.load(epsilon + number)
     weight = -4.0 * tl.load(alpha + number)
-    columns = tl.arange(0, M)
     mass_b = tl.load(b + columns)
     column = tl.where(mass_b > 0, tl.load(g + number * M + columns), -float("inf"))
     for begin in range(0, N, CHUNK):
@@ -105,6 +109,7 @@ def _settle_kernel(
     objective_tol,  # float
     CHUNK: tl.constexpr,
     MET: tl.constexpr,
+    FAR: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
@@ -151,11 +156,12 @@ def _settle_kernel(
         fall = total(moved * moved / (kernel + before + 1e-37))
         write(step, moved, shift, RI, CI, RT, CT)
         turns += 1
-        # not a number, or a plan that stays
+        # not a number, a plan that stays, or one that goes away
         end = tl.where(change == change, tl.where(change <= tol, 0, 2), 3)
+        end = tl.where(change > FAR, 4, end)
         going = tl.where((end == 2) & (turns < most), 1, 0)
         # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
-        known = (last > 0) & (error <= 0.1 * change) & (change <= 1e-2)
+        known = (last > 0) & (error <= 0.1 * change)
         now = tl.where(known, change / tl.where(last > 0, last, 1.0), 0.0)
         steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate) & (going == 1)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, 0.0)), 0.0)
@@ -206,15 +212,15 @@ def settle(
     """
     count, n, m = warm.plan.shape
     tile, (most, tol, objective_tol) = tile_of(n, m, ENTRIES), limits
-    plan, held = warm.plan.double(), torch.empty_like(warm.plan)
+    work, held = tables[0].new_empty(count, n, m), torch.empty_like(warm.plan)
     launch(
-        _begin_kernel, (count,), *tables, *index, alpha, epsilon,
-        plan if linear is None else linear, plan, torch.empty_like(plan), warm.f, warm.g, held,
+        _settle_begin_kernel, (count,), *tables, *index, alpha, epsilon,
+        work if linear is None else linear, warm.plan, work, warm.f, warm.g, held,
         LINEAR=linear is not None, N=n, M=m, CHUNK=16, num_warps=tile.warps, num_stages=2,
     )  # fmt: skip
     launch(
         _settle_kernel, (count,), *single, *index, alpha.float(), epsilon,
         torch.empty_like(held), torch.empty_like(held), held, *warm, 0, most, _INNER_ITERATIONS,
-        tol, _ERROR, _SHARE, objective_tol, CHUNK=min(CHUNK, n), MET=MET, **tile._asdict(),
-        num_warps=tile.warps, num_stages=2, maxnreg=REGISTERS,
+        tol, _ERROR, _SHARE, objective_tol, CHUNK=min(CHUNK, n), MET=MET, FAR=FAR,
+        **tile._asdict(), num_warps=tile.warps, num_stages=2, maxnreg=REGISTERS,
     )  # fmt: skip

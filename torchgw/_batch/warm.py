@@ -18,8 +18,9 @@ LARGEST_ROUGH = 128
 LARGEST_ON_CHIP = 64
 
 
-# How programs end: the plan stays, the objective does, too many iterations, or a number is lost.
-ENDS = ("SETTLED", "FLAT", "LIMIT", "LOST")
+# How programs end: the plan stays, the objective does, too many iterations, a number is lost, or
+# the plan goes where float32 does not follow it.
+ENDS = ("SETTLED", "FLAT", "LIMIT", "LOST", "AWAY")
 
 
 class Warm(NamedTuple):
@@ -31,10 +32,6 @@ class Warm(NamedTuple):
     done: Tensor  # (k,) int64, outer iterations
     ended: Tensor  # (k,) int64, places in ENDS
     value: Tensor  # (k,) float32, about the objective
-
-    def at(self, places: Tensor) -> Warm:
-        """Take some of them."""
-        return Warm(*(part[places] for part in self))
 
 
 def may_begin(shape: tuple[int, int], device: torch.device) -> bool:
