@@ -12,7 +12,7 @@ from problems import distance_matrices, random_weights
 from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
 from torchgw._batch.newton import newton_step
-from torchgw._batch.packing import Packed, pack, padded_size
+from torchgw._batch.packing import Packed, pack, padded_sizes
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 
 SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]
@@ -51,7 +51,8 @@ def solved(problems, rules=RULES):
 
 
 def test_padded_sizes_hold_their_spaces():
-    assert [padded_size(n) for n in (1, 16, 17, 100, 512)] == [16, 16, 32, 128, 512]
+    sizes = padded_sizes(np.array([1, 16, 17, 100, 512, 513]))
+    assert sizes.tolist() == [16, 16, 32, 128, 512, 0]
 
 
 def test_a_sweep_is_sinkhorns_iteration():

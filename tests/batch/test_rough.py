@@ -11,7 +11,9 @@ import torch
 from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 from torchgw._batch import engine
+from torchgw._batch.engine import ENDINGS
 from torchgw._batch.packing import Packed, pack
+from torchgw._batch.warm import ENDS
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -54,10 +56,9 @@ def first_iterations(problems):
     noise = padded(engine._noise(problems.shape, problems.device), rows, columns)
     linear = None if linear is None else padded(linear, rows, columns)
     index = problems.i, problems.j
-    warm = rough(single, index, problems.alpha, linear, None, target, first, noise)
-    cross = engine._cross(*tables[:2], warm.plan.double())
-    cost = engine._gradient(cross, problems.alpha, linear)
-    return warm, (single, index, problems.alpha, warm, cost, target)
+    limits = 100, engine.Rules().objective_tol
+    warm = rough(single, index, problems.alpha, linear, None, (target, first), noise, limits)
+    return warm, (tables, single, index, problems.alpha, linear, target, warm)
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_settled_plans_are_fixed_points_in_float64(device, fused):
     sizes = [(9, 18), (12, 20)]
     problems = packed_problems(device, sizes, fused)
     warm, given = first_iterations(problems)
-    settle(*given, engine.Rules().tol)
+    settle(*given, (100, engine.Rules().tol, -np.inf))
     assert int(warm.done.max()) < 100
     for k, (n, m) in enumerate(sizes):
         x, y = problems.x.tables[k].cpu().numpy(), problems.y.tables[k].cpu().numpy()
@@ -158,7 +159,8 @@ def test_programs_end_where_the_engine_does(device, fused, chosen, monkeypatch):
         # nothing is left to the engine
         patch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
         programs = engine.run(problems, rules, keep)
-    torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-7, atol=0)
+    # plans that have settled may change by 1e-5 once more
+    torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-6, atol=0)
     assert (programs.ending == plain.ending).all()
     assert float(programs.marginal_error.max()) < 5e-6
     for number, (plan, f, g) in kept.items():
@@ -180,8 +182,8 @@ def test_programs_end_where_the_engine_does(device, fused, chosen, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_the_engine_goes_on_from_programs_to_the_same_answers(device, monkeypatch):
-    from torchgw._batch import finish_triton
+def test_what_settling_leaves_is_ended_in_float64(device, monkeypatch):
+    from torchgw._batch import settle_triton
 
     skip_unless_kernels_run(device)
     problems = packed_problems(device, [(9, 16), (12, 10)], fused=True)
@@ -189,11 +191,57 @@ def test_the_engine_goes_on_from_programs_to_the_same_answers(device, monkeypatc
     monkeypatch.setattr(engine, "may_begin", lambda *args: False)
     plain = engine.run(problems, rules)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
-    # one iteration is too few to tell that a plan has settled
-    monkeypatch.setattr(finish_triton, "_ITERATIONS", 1)
-    left = engine.run(problems, rules)
-    torch.testing.assert_close(left.objective, plain.objective, rtol=1e-7, atol=0)
-    assert (left.ending == plain.ending).all()
+    monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
+    # any change is too large for it
+    monkeypatch.setattr(settle_triton, "FAR", 0.0)
+    programs = engine.run(problems, rules)
+    torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-6, atol=0)
+    assert (programs.ending == plain.ending).all()
+    assert float(programs.marginal_error.max()) <= rules.inner_tol
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
+    from torchgw._batch import rough_triton
+
+    skip_unless_kernels_run(device)
+    problems = packed_problems(device, [(9, 16), (12, 10)], fused=False)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: False)
+    plain = engine.run(problems, engine.Rules())
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    programs = engine.run(problems, engine.Rules())
+    real = rough_triton.rough
+
+    def losing(*args):
+        warm = real(*args)
+        warm.plan[1], warm.ended[1] = torch.nan, ENDS.index("LOST")
+        return warm
+
+    monkeypatch.setattr(rough_triton, "rough", losing)
+    lost = engine.run(problems, engine.Rules())
+    for mine, its, alone in zip(lost, programs, plain, strict=True):
+        assert torch.equal(mine[:1], its[:1])
+        assert torch.equal(mine[1:], alone[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
+    skip_unless_kernels_run(device)
+    generator = torch.Generator().manual_seed(10)
+    draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
+    edges = (draws < 0.25).double().triu(1)
+    tables = list((edges + edges.mT).to(device))
+    stack = pack(tables, [torch.full_like(table[0], 1 / 14) for table in tables])
+    index, one = torch.arange(1, device=device), torch.ones(1, device=device).double()
+    problems = Packed(stack, stack, index, index + 1, one, one * torch.nan, one)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
+    found = engine.run(problems, engine.Rules())
+    assert [ENDINGS[code] for code in found.ending.tolist()] == ["FLAT"]
+    assert int(found.n_iter) < 100
+    assert float(found.marginal_error) <= engine.Rules().inner_tol
 
 
 @pytest.mark.slow

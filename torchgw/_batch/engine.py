@@ -21,7 +21,7 @@ from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
-from torchgw._batch.warm import Warm, may_begin, on_chip
+from torchgw._batch.warm import ENDS, may_begin, on_chip
 
 __all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
 
@@ -33,8 +33,8 @@ _AUTO_EPSILON = 0.0025
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
-# Iterations of programs after which a problem that has not settled begins anew. [L537]
-_LOST = 100
+# How programs end that have lost a number.
+_LOST = ENDS.index("LOST")
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -188,18 +188,13 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
 
     queue = torch.arange(count, device=device)
     if not may_begin(problems.shape, device):
-        _run_queue(problems, rules, queue, None, store)
+        _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     solve = _solver_in_triton(problems, rules, store)
-    parts = [solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))]
-    left, places = torch.cat([part[0] for part in parts]), [part[1] for part in parts]
-    warm = Warm(*map(torch.cat, zip(*places, strict=True)))
-    # where programs got lost, or float32 has overflowed, the engine begins anew
-    known = warm.g.isfinite().all(1) & warm.plan.sum((1, 2)).isfinite()
-    on, anew = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
-    for some, begun in ((on, warm.at(on)), (anew, None)):
-        if len(some):
-            _run_queue(problems, rules, left[some], begun, store)
+    # where programs have lost a number, the engine begins anew
+    left = torch.cat([solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))])
+    if len(left):
+        _run_queue(problems, rules, left, store)
     return Solved(*numbers, *counts)
 
 
@@ -207,24 +202,18 @@ def _run_queue(
     problems: Packed,
     rules: Rules,
     queue: Tensor,
-    warm: Warm | None,
     store: Callable[[_Found, Ended], None],
 ) -> None:
-    """Solve the problems of a queue from where they stand."""
+    """Solve the problems of a queue."""
     n, m = problems.shape
     width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
 
-    def enter(places: Tensor) -> _Pool:
-        return _enter(problems, queue[places], None if warm is None else warm.at(places))
-
     solve = _solve_on_chip if on_chip(problems.shape, problems.device) else _tick
-    waiting = torch.arange(len(queue), device=queue.device)
-    pool = enter(waiting[:width])
+    pool, waiting = _enter(problems, queue[:width]), queue[width:]
     if len(pool.number) < _FEWEST:
         # a twin, whose numbers nobody reads
-        pool = enter(waiting[:1].expand(_FEWEST))
+        pool = _enter(problems, queue[:1].expand(_FEWEST))
         pool.number[1:] = -1
-    waiting = waiting[width:]
     while True:
         done = solve(pool)
         ended = _advance(pool, done.nonzero()[:, 0], rules) if bool(done.any()) else None
@@ -233,7 +222,7 @@ def _run_queue(
         idle = (pool.number < 0).nonzero()[:, 0]
         if len(waiting) and len(idle) >= _IDLE * width:
             new, waiting = waiting[: len(idle)], waiting[len(idle) :]
-            pool.put(idle[: len(new)], enter(new))
+            pool.put(idle[: len(new)], _enter(problems, new))
         elif not len(waiting):
             busy = (pool.number >= 0).nonzero()[:, 0]
             if not len(busy):
@@ -258,10 +247,9 @@ def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Te
 
 def _solver_in_triton(
     problems: Packed, rules: Rules, store: Callable[[_Found, Ended], None]
-) -> Callable[[Tensor], tuple[Tensor, Warm]]:
-    """Make what solves problems by one program each; it returns those left, and where they are."""
+) -> Callable[[Tensor], Tensor]:
+    """Make what solves problems by one program each; it returns those in which a number is lost."""
     from torchgw._batch.finish_triton import finish
-    from torchgw._batch.product_triton import batch_cross
     from torchgw._batch.rough_triton import rough
     from torchgw._batch.settle_triton import settle
     from torchgw._batch.tile_triton import padded
@@ -277,9 +265,9 @@ def _solver_in_triton(
     )
     single = tuple(part.float() for part in double)
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
-    tols = rules.tol, _INNER_SHARE * rules.tol, rules.inner_tol
+    fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
-    def solve(numbers: Tensor) -> tuple[Tensor, Warm]:
+    def solve(numbers: Tensor) -> Tensor:
         linear, target, first = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
         index = problems.i[numbers], problems.j[numbers]
@@ -288,31 +276,31 @@ def _solver_in_triton(
         if problems.begin is not None:
             costs, chosen = problems.begin(numbers)
             begin = padded(costs, rows, columns), chosen
-        warm = rough(single, index, alpha, linear, begin, target, first, noise)
-        cost = _gradient(batch_cross(double[:2], index, warm.plan.double()), alpha, linear)
-        settle(single, index, alpha, warm, cost, target, rules.tol)
-        del cost
-        made = finish(double, index, alpha, linear, target, warm, tols)
+        warm = rough(
+            single, index, alpha, linear, begin, (target, first), noise, (rules.max_iter, fall)
+        )
+        settle(
+            double, single, index, alpha, linear, target, warm, (rules.max_iter, rules.tol, fall)
+        )
+        most = rules.max_iter, rules.inner_max_iter
+        limits = *most, rules.tol, rules.inner_tol, fall
+        made = finish(double, index, alpha, linear, target, warm, limits)
         sums = worth(double, index, linear, made.plan, (made.f, made.g))
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
         objective = terms.quadratic + terms.linear + sums.potentials - made.spending
-        solved = (made.settled == 1) & (made.error <= rules.inner_tol)
-        solved &= (made.done <= rules.max_iter) & objective.isfinite()
         found = _evaluate(
-            (terms, product), sums.missing, objective, target, made.error,
-            torch.full_like(index[0], _CONVERGED), solved, (made.done, made.inner), rules,
+            (terms, product), sums.missing, objective, target, made.error, made.ended,
+            made.error <= rules.inner_tol, (made.done, made.inner), rules,
         )  # fmt: skip
         ended = Ended(numbers, made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], objective)
-        over, left = solved.nonzero()[:, 0], (~solved).nonzero()[:, 0]
+        known = (made.ended != _LOST) & objective.isfinite()
+        over, left = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
         if len(left):
             found = _Found(found.numbers[:, over], found.counts[:, over])
             ended = Ended(*(part[over] for part in ended))
         store(found, ended)
-        # so many iterations without an end were none of the engine's
-        made.g[(made.settled == 0) & (made.done >= _LOST)] = math.nan
-        rest = Warm(made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], made.done)
-        return numbers[left], rest.at(left)
+        return numbers[left]
 
     return solve
 
@@ -323,22 +311,17 @@ def _gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
     return cost if linear is None else cost.add_(linear)
 
 
-def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
-    """Begin some problems: linearise at a x b, or as told, or at the plans that they have."""
+def _enter(problems: Packed, numbers: Tensor) -> _Pool:
+    """Begin some problems: linearise at a x b, or as told."""
     i, j = problems.i[numbers], problems.j[numbers]
     x, y = problems.x.tables[i], problems.y.tables[j]
     a, b = problems.x.weights[i], problems.y.weights[j]
     alpha = problems.alpha[numbers]
     linear, target, epsilon = _units(problems, numbers)
     zero, whole = torch.zeros_like(alpha), torch.zeros_like(i)
-    g, done = torch.zeros_like(b), whole
-    if warm is None:
-        point = a[:, :, None] * b[:, None, :]
-        at = point * _noise(problems.shape, problems.device)
-    else:
-        point, g, done, epsilon = warm.plan.double(), warm.g, warm.done, target
-        at = point
-    cost = _gradient(_cross(x, y, at), alpha, None)
+    g, point = torch.zeros_like(b), a[:, :, None] * b[:, None, :]
+    noise = _noise(problems.shape, problems.device)
+    cost = _gradient(_cross(x, y, point * noise), alpha, None)
     if problems.begin is not None:
         given, chosen = problems.begin(numbers)
         cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
@@ -351,7 +334,7 @@ def _enter(problems: Packed, numbers: Tensor, warm: Warm | None) -> _Pool:
         budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
         change=zero.clone(), rate=zero.clone(),
-        done=done.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
+        done=whole.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
         descent=Descent(len(numbers), alpha),
     )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """The last outer iterations of many problems in Triton, in float64: one program each.
 
-Where ``settle`` has left a plan, two or three iterations are left: by the engine's rules of how
-exact each is, with Newton's steps as in ``newton.py``, but all in one launch. What does not end in
-a few goes on in the engine.
+Where ``settle`` has left a plan, one or two iterations are left, with Newton's steps as in
+``newton.py``. What has left the neighbourhood of its fixed point goes on here until it ends.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.newton import LARGEST_STEP, NEWTON_BELOW, RIDGE
+from torchgw._batch.rough_triton import MET, falls
 from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._batch.sweep_triton import next_relaxation, relaxed
 from torchgw._batch.tile_triton import (
@@ -21,10 +21,12 @@ from torchgw._batch.tile_triton import (
     by_rows,
     cross,
     line,
+    problem,
     read,
     sums_of_columns,
     sums_of_rows,
     tile_of,
+    total,
     write,
     write_row,
 )
@@ -33,8 +35,8 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["Finished", "finish"]
 
-# Outer iterations, and iterations of one linear problem, at most. [L535]
-_ITERATIONS, _INNER_ITERATIONS = 32, 256
+# Outer iterations after which the objective is looked at. [L567]
+_QUICK = 5
 # Entries of a matrix for each thread, and its registers. [L532]
 _ENTRIES, _REGISTERS = 32, 128
 
@@ -49,7 +51,7 @@ class Finished(NamedTuple):
     inner: torch.Tensor  # (k,) int64, Sinkhorn iterations of these
     error: torch.Tensor  # (k,) L1 distance of the columns to b
     spending: torch.Tensor  # (k,) <cost, plan>
-    settled: torch.Tensor  # (k,) int64, one where the last change of the plan was small
+    ended: torch.Tensor  # (k,) int64, places in ``ENDS``
 
 
 @triton.jit
@@ -127,14 +129,15 @@ def _converge_kernel(
     inner_out,  # [k] int64
     error_out,  # [k] float64
     spending,  # [k] float64
-    settled_out,  # [k] int64
+    ended,  # [k] int64, a place in ``warm.ENDS``, updated
+    value,  # [k] float32, about the objective
     shift,  # zero
     tick,  # iterations between two looks at the error; as a constant, they would be unrolled
     most,
     most_inner,
     tol,  # float, change of a plan that has settled
-    inner_tol,  # float, column error before it has
-    last_tol,  # float, and after
+    inner_tol,  # float, column error
+    objective_tol,  # float
     LINEAR: tl.constexpr,
     CHUNK: tl.constexpr,
     RI: tl.constexpr,
@@ -145,19 +148,17 @@ def _converge_kernel(
     SQUARE_CI: tl.constexpr,
     SQUARE_RT: tl.constexpr,
     SQUARE_CT: tl.constexpr,
+    QUICK: tl.constexpr,
+    MET: tl.constexpr,
     EXPONENT: tl.constexpr,
     BELOW: tl.constexpr,
     RIDGE: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Iterate one problem until its plan stays, and once more to exact marginals."""
+    """Iterate one problem until its plan stays, or its objective, or there are too many."""
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
-    number = tl.program_id(0).to(tl.int64)
-    x += tl.load(i + number) * N * N
-    y += tl.load(j + number) * M * M
-    a += tl.load(i + number) * N
-    b += tl.load(j + number) * M
+    number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     rows, columns = line(RI, RT), line(CI, CT)
     square_rows = line(SQUARE_RI, SQUARE_RT)
     f += number * N + rows
@@ -172,17 +173,44 @@ def _converge_kernel(
     unit = tl.load(epsilon + number)
     count = tl.max(tl.max(tl.where(tl.load(b + columns) > 0, columns + 1, 0), 1), 0)
     factor = tl.full([], 1.0, tl.float64)
-    turns, spent, settled, going = 0, 0, 0, 1
+    end = tl.load(ended + number).to(tl.int32)
+    # one iteration more for what has ended
+    over = tl.where((end == 1) | (end == 2), 1, 0)
+    least = objective_tol * tl.abs(tl.load(value + number))
+    values = tl.full([16], float("inf"), tl.float32)
+    changes, earlier = values, float("inf")
+    known = tl.full([], float("inf"), tl.float64)
+    change, error = factor, factor
+    begun, turns, spent = tl.load(done + number).to(tl.int32), 0, 0
+    going = tl.where(end == 3, 0, 1)
     while going == 1:
-        cross(x, plan, y, work, N, M, CHUNK, "ieee")
+        cross(x, plan, y, work, N, M, CHUNK, False)
         cost = weight * read(work, shift, RI, CI, RT, CT)
         if LINEAR:
             cost += read(linear, shift, RI, CI, RT, CT)
+        if turns >= QUICK:
+            # the objective of the plan that the last iteration has made, but for a constant
+            kernel = read(plan, shift, RI, CI, RT, CT)
+            share = tl.log(tl.maximum(kernel, 1e-37).to(tl.float32))
+            share -= by_rows(tl.log(tl.maximum(tl.load(a + rows), 1e-37).to(tl.float32)))
+            share -= by_columns(tl.log(tl.maximum(tl.load(b + columns), 1e-37).to(tl.float32)))
+            costs = 0.5 * cost
+            if LINEAR:
+                costs += 0.5 * read(linear, shift, RI, CI, RT, CT)
+            objective = total(kernel * (costs + unit * share))
+            met = error <= MET
+            values, changes, earlier, flat = falls(
+                values, changes, earlier, turns, (known - objective).to(tl.float32),
+                change.to(tl.float32), met, least,
+            )  # fmt: skip
+            known = tl.where(met, objective, float("inf"))
+            end = tl.where(flat, 1, end)
+            over = tl.where(flat, 1, over)
         write(work, cost, shift, RI, CI, RT, CT)
         # nothing is divided by zero where there is no weight
         mass_a = tl.maximum(tl.load(a + rows), 1e-290)
         mass_b = tl.maximum(tl.load(b + columns), 1e-290)
-        kernel = (by_rows(tl.load(f)) + by_columns(tl.load(g)) - cost) / unit
+        kernel = (by_rows(tl.load(f)) + by_columns(tl.load(g)) - cost) * (1.0 / unit)
         kernel = tl.exp(tl.minimum(tl.maximum(kernel, -EXPONENT), EXPONENT))
         kernel = kernel * by_rows(mass_a) * by_columns(mass_b)
         # exact rows, so that the columns go on from g
@@ -192,10 +220,9 @@ def _converge_kernel(
         s = tl.full([RI, RT], 1.0, tl.float64)
         found = sums_of_columns(kernel)
         error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
-        wanted = tl.where(settled == 1, last_tol, inner_tol)
         last = spent + most_inner
         # NaN compares as false
-        busy = tl.where((error > wanted) & (error < float("inf")), 1, 0)
+        busy = tl.where((error > inner_tol) & (error < float("inf")), 1, 0)
         while busy == 1:
             t = tl.full([CI, CT], 1.0, tl.float64)
             for _ in range(tick):
@@ -213,7 +240,7 @@ def _converge_kernel(
             error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
             factor = next_relaxation(factor, error / before)
             spent += tick
-            busy = tl.where((error > wanted) & (error < float("inf")) & (spent < last), 1, 0)
+            busy = tl.where((error > inner_tol) & (error < float("inf")) & (spent < last), 1, 0)
             if (busy == 1) & (error < BELOW):
                 write(held, kernel, shift, RI, CI, RT, CT)
                 tl.store(lines + columns, tl.where(mass_b > 1e-289, found, 0.0))
@@ -242,22 +269,23 @@ def _converge_kernel(
                 factor = tl.where(good, 1.0, factor)
                 found = sums_of_columns(kernel)
                 error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
-                busy = tl.where((error > wanted) & (error < float("inf")), 1, 0)
-        moved = tl.abs(kernel - read(plan, shift, RI, CI, RT, CT))
-        change = tl.sum(tl.sum(sums_of_columns(moved), 1), 0)
+                busy = tl.where((error > inner_tol) & (error < float("inf")), 1, 0)
+        change = total(tl.abs(kernel - read(plan, shift, RI, CI, RT, CT)))
         kernel = tl.where(by_rows(mass_a > 1e-289) & by_columns(mass_b > 1e-289), kernel, 0.0)
         write(plan, kernel, shift, RI, CI, RT, CT)
         turns += 1
-        over = settled
-        settled = tl.where((change <= tol) & (error <= tol), 1, 0)
-        going = tl.where((over == 1) | (turns >= most) | (error != error), 0, 1)
+        settled = (change <= tol) & (error <= inner_tol)
+        # not a number, or too many iterations
+        limit = tl.where(error == error, tl.where(begun + turns >= most, 2, 4), 3)
+        end = tl.where(over == 1, end, tl.where(settled, 0, limit))
+        going = tl.where(end == 4, 1, 0)
         factor = 1.0 + 0.9 * (factor - 1.0)
         if going == 0:
             spent_on = kernel * read(work, shift, RI, CI, RT, CT)
-            tl.store(spending + number, tl.sum(tl.sum(sums_of_columns(spent_on), 1), 0))
+            tl.store(spending + number, total(spent_on))
             tl.store(error_out + number, error)
-            tl.store(settled_out + number, over)
-    tl.store(done + number, tl.load(done + number) + turns)
+    tl.store(ended + number, end)
+    tl.store(done + number, begun + turns)
     tl.store(inner_out + number, spent)
 
 
@@ -268,17 +296,18 @@ def finish(
     linear: torch.Tensor | None,
     epsilon: torch.Tensor,
     warm: Warm,
-    tols: tuple[float, float, float],
+    limits: tuple[int, int, float, float, float],
 ) -> Finished:
     """Iterate problems (k,) from where they stand; arguments are those of ``rough``, in float64.
 
-    ``tols`` are the change of a plan that has settled, and the column errors before and after.
+    ``limits`` are iterations in all and of a linear problem, the change of a plan that has settled,
+    the column error of a linear problem, and the fall of the objective that is none.
     """
     plan = warm.plan.double()
     count, n, m = plan.shape
     made = Finished(
         plan, warm.f, warm.g, warm.done, torch.empty_like(warm.done),
-        plan.new_empty(count), plan.new_empty(count), torch.empty_like(warm.done),
+        plan.new_empty(count), plan.new_empty(count), warm.ended,
     )  # fmt: skip
     square = tile_of(m, m, _ENTRIES)
     # as many threads
@@ -287,10 +316,11 @@ def finish(
         _converge_kernel, (count,), *tables, *index, alpha, epsilon,
         plan if linear is None else linear, torch.empty_like(plan), torch.empty_like(plan),
         plan.new_empty(count, m, m), plan.new_empty(count, 6, m), *made,
-        0, TICK, _ITERATIONS, _INNER_ITERATIONS, *tols,
+        warm.value, 0, TICK, *limits,
         LINEAR=linear is not None, CHUNK=16, **tile._asdict(),
         SQUARE_RI=square.RI, SQUARE_CI=square.CI, SQUARE_RT=square.RT, SQUARE_CT=square.CT,
-        EXPONENT=LARGEST_EXPONENT, BELOW=NEWTON_BELOW, RIDGE=RIDGE, LARGEST=LARGEST_STEP,
+        QUICK=_QUICK, MET=MET, EXPONENT=LARGEST_EXPONENT, BELOW=NEWTON_BELOW, RIDGE=RIDGE,
+        LARGEST=LARGEST_STEP,
         num_warps=square.warps, num_stages=1, maxnreg=_REGISTERS,
     )  # fmt: skip
     return made

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = [
@@ -21,7 +22,7 @@ __all__ = [
     "make_stack",
     "natural_scale",
     "pack",
-    "padded_size",
+    "padded_sizes",
     "repad",
 ]
 
@@ -75,16 +76,15 @@ class Packed:
         return len(self.i)
 
 
-@cache
-def padded_size(n: int) -> int:
-    """Find what a space of n points is padded to."""
-    return next(size for size in _SIZES if size >= n)
+def padded_sizes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find what spaces of so many points are padded to; zero for those that are too large."""
+    return np.array([*_SIZES, 0])[np.searchsorted(_SIZES, counts)]
 
 
 def pack(tables: Sequence[Tensor], weights: Sequence[Tensor]) -> Stack:
     """Pack spaces, (n, n) and (n,), all of one padded size."""
     counts = torch.tensor([len(table) for table in tables], device=tables[0].device)
-    size = padded_size(len(tables[0]))
+    size = int(padded_sizes(np.array(len(tables[0]))))
     stacked = tables[0].new_zeros(len(tables), size, size, dtype=torch.float64)
     masses = stacked.new_zeros(len(tables), size)
     for place, (table, weight) in enumerate(zip(tables, weights, strict=True)):

@@ -6,50 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._batch.tile_triton import cross, tile_of
 from torchgw._tensors.launch import launch
 
-__all__ = ["batch_cross", "batch_product"]
+__all__ = ["batch_product"]
 
-# Rows of a product that a program computes, and what of the inner dimension is read at once;
-# entries of a matrix for each thread. Choices. [L535]
+# Rows of a product that a program computes, and what of the inner dimension is read at once.
+# Choices. [L535]
 _ROWS, _CHUNK = 32, 32
-_ENTRIES = 32
-
-
-@triton.jit
-def _cross_kernel(
-    x,  # [S, N, N] float64
-    y,  # [S', M, M] float64
-    i,  # [k] int64
-    j,  # [k] int64
-    plan,  # [k, N, M] float64
-    out,  # [k, N, M] float64, written
-    N: tl.constexpr,
-    M: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Compute X P Y of one problem."""
-    number = tl.program_id(0).to(tl.int64)
-    x += tl.load(i + number) * N * N
-    y += tl.load(j + number) * M * M
-    cross(x, plan + number * N * M, y, out + number * N * M, N, M, CHUNK, "ieee")
-
-
-def batch_cross(
-    tables: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, torch.Tensor], plan: torch.Tensor
-) -> torch.Tensor:
-    """Compute X P Y of plans (k, N, M), float64, of powers of two.
-
-    ``tables`` (S, N, N) and (S', M, M) are of all spaces, ``index`` says which X and Y are meant.
-    """
-    n, m = plan.shape[1:]
-    out = torch.empty_like(plan)
-    launch(
-        _cross_kernel, (len(plan),), *tables, *index, plan, out, N=n, M=m, CHUNK=16,
-        num_warps=tile_of(n, m, _ENTRIES).warps, num_stages=2,
-    )  # fmt: skip
-    return out
 
 
 @triton.jit(

@@ -23,11 +23,14 @@ __all__ = [
     "by_rows",
     "cross",
     "line",
+    "own",
     "padded",
+    "problem",
     "read",
     "sums_of_columns",
     "sums_of_rows",
     "tile_of",
+    "total",
     "write",
     "write_row",
 ]
@@ -66,6 +69,14 @@ def padded(values: torch.Tensor, *sizes: int) -> torch.Tensor:
     if not any(missing):
         return values.contiguous()
     return torch.nn.functional.pad(values, [part for end in missing[::-1] for part in (0, end)])
+
+
+@triton.jit
+def problem(x, y, a, b, i, j, N: tl.constexpr, M: tl.constexpr):
+    """Find the problem of a program, and where its tables and weights begin."""
+    number = tl.program_id(0).to(tl.int64)
+    row, column = tl.load(i + number), tl.load(j + number)
+    return number, x + row * N * N, y + column * M * M, a + row * N, b + column * M
 
 
 @triton.jit
@@ -134,9 +145,37 @@ def sums_of_columns(matrix):
 
 
 @triton.jit
+def total(matrix):
+    """Sum a matrix."""
+    return tl.sum(tl.sum(sums_of_columns(matrix), 1), 0)
+
+
+@triton.jit
+def own(table, mass, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Sum D_ij^2 p_i p_j and D_ij p_i p_j of a table (SIZE, SIZE) and masses in memory."""
+    kind = table.dtype.element_ty
+    columns = tl.arange(0, SIZE)
+    across = tl.load(mass + columns)
+    squares, means = tl.zeros([ROWS], kind), tl.zeros([ROWS], kind)
+    for begin in range(0, SIZE, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        values = tl.load(table + rows[:, None] * SIZE + columns[None, :])
+        down = tl.load(mass + rows)
+        squares += tl.sum(values * values * across[None, :], 1) * down
+        means += tl.sum(values * across[None, :], 1) * down
+    return tl.sum(squares, 0), tl.sum(means, 0)
+
+
+@triton.jit
+def _coarse(values):
+    """Keep the digits of float32 that a tensor core reads."""
+    return (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _product(
     left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Multiply matrices in memory."""
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
@@ -145,9 +184,15 @@ def _product(
     kind = right.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], kind)
     for _ in range(INNER // CHUNK):
-        total = tl.dot(
-            tl.load(left), tl.load(right), total, input_precision=PRECISION, out_dtype=kind
-        )  # fmt: skip
+        here, there = tl.load(left), tl.load(right)
+        if SPLIT:
+            # tf32x3 of the compiler has a second accumulator, for which no registers are left
+            coarse_left, coarse_right = _coarse(here), _coarse(there)
+            total = tl.dot(here - coarse_left, coarse_right, total, input_precision="tf32")
+            total = tl.dot(coarse_left, there - coarse_right, total, input_precision="tf32")
+            total = tl.dot(coarse_left, coarse_right, total, input_precision="tf32")
+        else:
+            total = tl.dot(here, there, total, input_precision="ieee", out_dtype=kind)
         left += CHUNK
         right += CHUNK * COLUMNS
     return total
@@ -155,7 +200,7 @@ def _product(
 
 @triton.jit
 def cross(
-    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr
+    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr
 ):  # fmt: skip
     """Write X P Y of matrices (N, N), (N, M) and (M, M) of one dtype, through memory.
 
@@ -164,11 +209,11 @@ def cross(
     """
     place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
     tl.debug_barrier()
-    half = _product(x, plan, N, N, M, CHUNK, PRECISION)
+    half = _product(x, plan, N, N, M, CHUNK, SPLIT)
     tl.debug_barrier()
     tl.store(out + place, half)
     tl.debug_barrier()
-    half = _product(out, y, N, M, M, CHUNK, PRECISION)
+    half = _product(out, y, N, M, M, CHUNK, SPLIT)
     tl.debug_barrier()
     tl.store(out + place, half)
     tl.debug_barrier()

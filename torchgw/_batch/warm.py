@@ -10,12 +10,17 @@ from torch import Tensor
 
 from torchgw._sinkhorn.choose import unavailable_backends
 
-__all__ = ["LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "has_triton", "may_begin", "on_chip"]
+__all__ = ["ENDS", "LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "has_triton", "may_begin", "on_chip"]
 
 # Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
 # program of its own. [L397] [L402]
 LARGEST_ROUGH = 128
 LARGEST_ON_CHIP = 64
+
+
+# How programs end: the plan stays, the objective does, too many iterations, a number is lost, or
+# the plan goes where float32 does not follow it.
+ENDS = ("SETTLED", "FLAT", "LIMIT", "LOST", "AWAY")
 
 
 class Warm(NamedTuple):
@@ -25,10 +30,8 @@ class Warm(NamedTuple):
     f: Tensor  # (k, n) float64, potentials in cost units
     g: Tensor  # (k, m)
     done: Tensor  # (k,) int64, outer iterations
-
-    def at(self, places: Tensor) -> Warm:
-        """Take some of them."""
-        return Warm(*(part[places] for part in self))
+    ended: Tensor  # (k,) int64, places in ENDS
+    value: Tensor  # (k,) float32, about the objective
 
 
 def may_begin(shape: tuple[int, int], device: torch.device) -> bool:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._batch.tile_triton import cross
+from torchgw._batch.tile_triton import cross, own, problem
 from torchgw._tensors.launch import launch
 
 __all__ = ["Worth", "worth"]
@@ -31,21 +31,6 @@ class Worth(NamedTuple):
     product_crossed: torch.Tensor  # the same of a x b
     product_linear: torch.Tensor
     product_own: torch.Tensor
-
-
-@triton.jit
-def _own(table, mass, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Sum D_ij^2 p_i p_j and D_ij p_i p_j of a table (SIZE, SIZE) and masses in memory."""
-    columns = tl.arange(0, SIZE)
-    across = tl.load(mass + columns)
-    squares, means = tl.zeros([ROWS], tl.float64), tl.zeros([ROWS], tl.float64)
-    for begin in range(0, SIZE, ROWS):
-        rows = begin + tl.arange(0, ROWS)
-        values = tl.load(table + rows[:, None] * SIZE + columns[None, :])
-        down = tl.load(mass + rows)
-        squares += tl.sum(values * values * across[None, :], 1) * down
-        means += tl.sum(values * across[None, :], 1) * down
-    return tl.sum(squares, 0), tl.sum(means, 0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -70,18 +55,14 @@ def _worth_kernel(
     ROWS: tl.constexpr,
 ):
     """Sum over the plan of one problem."""
-    number = tl.program_id(0).to(tl.int64)
-    x += tl.load(i + number) * N * N
-    y += tl.load(j + number) * M * M
-    a += tl.load(i + number) * N
-    b += tl.load(j + number) * M
+    number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     f += number * N
     g += number * M
     plan += number * N * M
     linear += number * N * M
     work += number * N * M
     masses += number * (N + M)
-    cross(x, plan, y, work, N, M, ROWS, "ieee")
+    cross(x, plan, y, work, N, M, ROWS, False)
     columns = tl.arange(0, M)
     mass_b = tl.load(b + columns)
     q = tl.zeros([M], tl.float64)
@@ -104,10 +85,10 @@ def _worth_kernel(
         tl.store(masses + rows, p)
     tl.store(masses + N + columns, q)
     tl.debug_barrier()
-    own_x, _ = _own(x, masses, N, ROWS)
-    own_y, _ = _own(y, masses + N, M, ROWS)
-    product_x, mean_x = _own(x, a, N, ROWS)
-    product_y, mean_y = _own(y, b, M, ROWS)
+    own_x, _ = own(x, masses, N, ROWS)
+    own_y, _ = own(y, masses + N, M, ROWS)
+    product_x, mean_x = own(x, a, N, ROWS)
+    product_y, mean_y = own(y, b, M, ROWS)
     out += number
     tl.store(out, tl.sum(crossed, 0))
     tl.store(out + count, tl.sum(spent, 0))

@@ -28,7 +28,7 @@ def attach_losses(
     terms = []
     with torch.enable_grad():
         for number in range(len(asked)):
-            plan, alpha = kept[number].plan, asked.alpha[number]
+            plan, alpha = kept[number].plan, float(asked.alpha[number])
             x = _table(inputs["X"], number, distances, 0, plan)
             y = _table(inputs["Y"], number, distances, 1, plan)
             p, q = plan.sum(1), plan.sum(0)

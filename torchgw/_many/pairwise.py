@@ -181,7 +181,7 @@ def pairwise(
     begin = 0 if alone else count
     mirrored = alone and symmetric is not False
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
-    weight = weights_of_terms(alpha, 1, fused=features is not None)[0]
+    weight = float(weights_of_terms(alpha, 1, fused=features is not None)[0])
     job = _make_job(
         spaces, weight, float("nan") if epsilon == "auto" else float(epsilon),
         feature_metric != "euclidean", n_init, rules, where,
@@ -285,7 +285,7 @@ def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArr
         kept.append(Shelves(list(_spaces_of(job))))
     count = len(i)
     asked = Questions(
-        kept[0], i.tolist(), j.tolist(), [job.alpha] * count, [job.epsilon] * count,
+        kept[0], i, j, np.full(count, job.alpha), np.full(count, job.epsilon),
         squared=job.squared, n_init=job.n_init, rules=job.rules,
     )  # fmt: skip
     found = solve_questions(asked, torch.device(job.device))

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.engine import Rules
@@ -16,6 +18,7 @@ from torchgw._boundary.arrays import (
     check_magnitude,
     check_shape,
     resolve_device,
+    to_numpy,
     to_tensor,
     without_tensors,
 )
@@ -191,10 +194,10 @@ def solve_many(
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
-        range(count),
-        range(count, 2 * count),
+        np.arange(count),
+        np.arange(count, 2 * count),
         weights_of_terms(alpha, count, fused=fused),
-        _epsilons(epsilon, count),
+        per_problem("epsilon", epsilon, count, _epsilon),
         linear,
         squared=feature_metric != "euclidean",
         n_init=n_init,
@@ -290,10 +293,10 @@ def solve_batch(
         )
     asked = Questions(
         Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
-        range(count),
-        range(count, 2 * count),
+        np.arange(count),
+        np.arange(count, 2 * count),
         weights_of_terms(alpha, count, fused=costs is not None),
-        _epsilons(epsilon, count),
+        per_problem("epsilon", epsilon, count, _epsilon),
         costs,
         n_init=n_init,
         rules=rules,
@@ -330,7 +333,7 @@ def _stack(
             "Lists of matrices are for torchgw.solve_many."
         )
     count, most = stack.shape[:2]
-    used = torch.tensor(_sizes(sizes_name, sizes, count, most), dtype=torch.int64, device=device)
+    used = torch.from_numpy(_sizes(sizes_name, sizes, count, most)).to(device)
     inside = _used(used, most)
     stack = stack.to(device, torch.float64)
     stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
@@ -401,20 +404,17 @@ def check_rules(
     return Rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol)
 
 
-def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> list[float]:
+def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
     """Read the weight of the quadratic term of each problem."""
-    return [check_alpha(value, fused=fused) for value in per_problem("alpha", alpha, count)]
+    return per_problem("alpha", alpha, count, lambda value: check_alpha(value, fused=fused))
 
 
-def _epsilons(epsilon: Any, count: int) -> list[float]:
-    """Read epsilon of each problem, NaN for "auto"."""
-    found = []
-    for value in per_problem("epsilon", epsilon, count):
-        automatic = isinstance(value, str) and value == "auto"
-        if not automatic:
-            check_positive("epsilon", value, "or 'auto'")
-        found.append(math.nan if automatic else float(value))
-    return found
+def _epsilon(value: Any) -> float:
+    """Read epsilon of a problem, NaN for "auto"."""
+    if isinstance(value, str) and value == "auto":
+        return math.nan
+    check_positive("epsilon", value, "or 'auto'")
+    return float(value)
 
 
 def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:
@@ -433,18 +433,18 @@ def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> lis
     ]
 
 
-def _sizes(name: str, sizes: Any, count: int, most: int) -> list[int]:
+def _sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int64]:
     """Read how many points of each space are in use."""
     if sizes is None:
-        return [most] * count
-    found = sizes.tolist() if hasattr(sizes, "tolist") else list(sizes)
-    found = [item.item() if hasattr(item, "item") else item for item in found]
-    good = all(isinstance(n, int) and 1 <= n <= most for n in found)
-    if len(found) != count or not good:
+        return np.full(count, most)
+    found = np.asarray(to_numpy(sizes))
+    good = found.shape == (count,) and found.dtype.kind in "iu"
+    if not good or (count and not 1 <= found.min() <= found.max() <= most):
         raise InvalidInputError(
-            f"`{name}` must be {count} integers between 1 and {most}; got {str(found)[:60]}."
+            f"`{name}` must be {count} integers between 1 and {most}; got "
+            f"{str(found.tolist())[:60]}."
         )
-    return found
+    return found.astype(np.int64)
 
 
 def _check_differentiable(
@@ -472,9 +472,8 @@ def _solve(
     asked: Questions, device: torch.device, *, plans: bool
 ) -> tuple[BatchResult, dict[int, Kept]]:
     """Solve all problems, and keep their plans if asked to."""
-    sizes = asked.shelves.sizes
-    shapes = [(sizes[i], sizes[j]) for i, j in zip(asked.i, asked.j, strict=True)]
-    total, entries = sum(n * m for n, m in shapes), None
+    shapes = asked.shelves.sizes[np.stack([asked.i, asked.j], axis=1)]
+    total, entries = int(shapes.prod(1).sum()), None
     kept: dict[int, Kept] = {}
     if plans:
         # each is kept once until all are there, and once more in their place
@@ -491,8 +490,8 @@ def _solve(
     warn_of_failures(numbers)
     return BatchResult(
         **numbers._asdict(),
-        alpha=torch.tensor(asked.alpha, dtype=torch.float64, device=device),
-        shapes=torch.tensor(shapes, dtype=torch.int64, device=device).view(-1, 2),
+        alpha=torch.from_numpy(asked.alpha).to(device),
+        shapes=torch.from_numpy(shapes).to(device),
         entries=entries,
         questions=asked,
     ), kept

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
-from torchgw._batch.packing import LARGEST, Packed, Stack, make_stack, pack, padded_size, repad
+from torchgw._batch.packing import LARGEST, Packed, Stack, make_stack, pack, padded_sizes, repad
 from torchgw._errors import ConvergenceWarning
 from torchgw._many.spaces import Space
 from torchgw._search.starts import GUESS_EPSILON, distance_quantiles
@@ -66,18 +68,9 @@ class Shelves:
     """Spaces packed by size, and what starts of their problems are made from."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
-        self.spaces: Sequence[Space] = spaces
-        self.sizes = [len(space.table) for space in spaces]
-        self.padded = [padded_size(n) if n <= LARGEST else 0 for n in self.sizes]
-        self.place = [0] * len(spaces)
-        self.stacks: dict[int, Stack] = {}
-        self.features: dict[int, Tensor] = {}
-        self._signatures: dict[int, Tensor] = {}
-        for size in sorted(set(self.padded) - {0}):
-            members = [k for k, padded in enumerate(self.padded) if padded == size]
-            for place, k in enumerate(members):
-                self.place[k] = place
-            mine = [spaces[k] for k in members]
+        counts = np.array([len(space.table) for space in spaces], dtype=np.int64)
+        for size in self._sort(spaces, counts):
+            mine = [spaces[k] for k in (self.padded == size).nonzero()[0]]
             self.stacks[size] = pack(
                 [space.table for space in mine], [space.weights for space in mine]
             )
@@ -91,25 +84,32 @@ class Shelves:
 
         Nothing is done space by space.
         """
-        shelves = cls(())
-        shelves.spaces = _Slices(sides)
-        shelves.sizes = [n for _, _, sizes in sides for n in sizes.tolist()]
-        shelves.padded = [padded_size(n) if n <= LARGEST else 0 for n in shelves.sizes]
-        shelves.place = [0] * len(shelves.sizes)
-        for size in sorted(set(shelves.padded) - {0}):
-            parts, place, origin = [], 0, 0
-            for tables, weights, sizes in sides:
-                mine = [k for k in range(len(tables)) if shelves.padded[origin + k] == size]
-                for k in mine:
-                    shelves.place[origin + k] = place
-                    place += 1
-                origin += len(tables)
-                index = torch.tensor(mine, dtype=torch.int64, device=tables.device)
-                used = sizes[index]
-                rows = repad(tables[index], size, used).mT
-                parts.append((repad(rows, size, used), repad(weights[index], size, used), used))
+        shelves = cls.__new__(cls)
+        counts = [sizes.cpu().numpy() for _, _, sizes in sides]
+        for size in shelves._sort(_Slices(sides), np.concatenate(counts)):
+            parts = []
+            for (tables, weights, sizes), used in zip(sides, counts, strict=True):
+                mine = (padded_sizes(used) == size).nonzero()[0]
+                index = torch.from_numpy(mine).to(tables.device)
+                points = sizes[index]
+                rows = repad(tables[index], size, points).mT
+                masses = repad(weights[index], size, points)
+                parts.append((repad(rows, size, points), masses, points))
             shelves.stacks[size] = make_stack(*map(torch.cat, zip(*parts, strict=True)))
         return shelves
+
+    def _sort(self, spaces: Sequence[Space], sizes: NDArray[np.int64]) -> list[int]:
+        """Find the stack of each space, by its size, and its place there; list the stacks."""
+        self.spaces, self.sizes, self.padded = spaces, sizes, padded_sizes(sizes)
+        self.place = np.zeros_like(sizes)
+        self.stacks: dict[int, Stack] = {}
+        self.features: dict[int, Tensor] = {}
+        self._signatures: dict[int, Tensor] = {}
+        used: list[int] = np.unique(self.padded[self.padded > 0]).tolist()
+        for size in used:
+            mine = self.padded == size
+            self.place[mine] = np.arange(mine.sum())
+        return used
 
     def signatures(self, size: int) -> Tensor:
         """Compute quantiles of the distances of each point, (S, n, q)."""
@@ -154,10 +154,10 @@ class Questions:
     """B problems between shelved spaces."""
 
     shelves: Shelves
-    i: Sequence[int]
-    j: Sequence[int]
-    alpha: Sequence[float]
-    epsilon: Sequence[float]  # NaN for "auto"
+    i: NDArray[np.int64]
+    j: NDArray[np.int64]
+    alpha: NDArray[np.float64]
+    epsilon: NDArray[np.float64]  # NaN for "auto"
     # M of each problem, (n, m) float64; of a stack the parts in use
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
@@ -176,7 +176,7 @@ class Questions:
             linear = linear[: len(source.table), : len(target.table)]
         if source.features is not None and target.features is not None:
             linear = self.feature_costs(source.features, target.features)
-        fused = {} if linear is None else {"M": linear, "alpha": self.alpha[number]}
+        fused = {} if linear is None else {"M": linear, "alpha": float(self.alpha[number])}
         sides = {"D_X": source.table, "D_Y": target.table, "a": source.weights, "b": target.weights}
         return {**sides, **fused}
 
@@ -189,47 +189,47 @@ class Questions:
 def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = None) -> Numbers:
     """Solve all problems, each with the best of its starts."""
     found = Numbers.empty(len(asked), device)
-    groups: dict[tuple[int, int], list[int]] = {}
-    shelves = asked.shelves
-    for number, (i, j) in enumerate(zip(asked.i, asked.j, strict=True)):
-        sizes = shelves.padded[i], shelves.padded[j]
-        # the smaller side first: a problem and its mirror image share a group
-        groups.setdefault((min(sizes), max(sizes)), []).append(number)
+    # the smaller side first: a problem and its mirror image share a group
+    sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
+    groups = sizes[0] * (LARGEST + 1) + sizes[1]
     with torch.no_grad():
-        for sizes, numbers in sorted(groups.items()):
-            if 0 in sizes:
-                for number in numbers:
+        for group in np.unique(groups).tolist():
+            numbers = (groups == group).nonzero()[0]
+            small, large = divmod(group, LARGEST + 1)
+            if not small:
+                for number in numbers.tolist():
                     _solve_alone(asked, number, found, keep)
                 continue
             with small_on_one_thread(1, 1, device):
-                _solve_group(asked, sizes, numbers, found, keep)
+                _solve_group(asked, (small, large), numbers, found, keep)
     return found
 
 
 def _solve_group(
-    asked: Questions, sizes: tuple[int, int], numbers: list[int], found: Numbers, keep: Keep | None
+    asked: Questions,
+    sizes: tuple[int, int],
+    numbers: NDArray[np.int64],
+    found: Numbers,
+    keep: Keep | None,
 ) -> None:
     """Solve problems between spaces of two padded sizes."""
     shelves, starts = asked.shelves, asked.n_init
     device = found.objective.device
-    turned = [shelves.padded[asked.i[number]] != sizes[0] for number in numbers]
-    rows = [asked.j[k] if turn else asked.i[k] for k, turn in zip(numbers, turned, strict=True)]
-    columns = [asked.i[k] if turn else asked.j[k] for k, turn in zip(numbers, turned, strict=True)]
+    first, second = asked.i[numbers], asked.j[numbers]
+    turned = shelves.padded[first] != sizes[0]
+    rows, columns = np.where(turned, second, first), np.where(turned, first, second)
 
-    def spread(values: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(starts)
+    def spread(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.repeat(values, starts)).to(device)
 
-    i = spread([shelves.place[k] for k in rows], torch.int64)
-    j = spread([shelves.place[k] for k in columns], torch.int64)
+    i, j = spread(shelves.place[rows]), spread(shelves.place[columns])
     kinds = torch.arange(starts, device=device).repeat(len(numbers))
 
     def table_costs(entries: Tensor) -> Tensor:
         assert asked.tables is not None
         cost = torch.zeros(len(entries), *sizes, dtype=torch.float64, device=device)
         if isinstance(asked.tables, Tensor):
-            chosen = torch.tensor(numbers, device=device)[entries // starts]
-            taken, swapped = asked.tables[chosen], torch.tensor(turned, device=device)
-            swapped = swapped[entries // starts]
+            taken, swapped = asked.tables[spread(numbers)[entries]], spread(turned)[entries]
             used = stacks[0].sizes[i[entries]], stacks[1].sizes[j[entries]]
             for way, part in ((False, taken), (True, taken.mT)):
                 here = (swapped == way).nonzero()[:, 0]
@@ -269,12 +269,9 @@ def _solve_group(
         linear = table_costs
     elif sizes[0] in shelves.features:
         linear = feature_costs
-    first = torch.where(kinds == 0, 1.0, GUESS_EPSILON).double()
     packed = Packed(
-        *stacks, i, j,
-        spread([asked.alpha[k] for k in numbers], torch.float64),
-        spread([asked.epsilon[k] for k in numbers], torch.float64),
-        first, linear, begin if starts > 1 else None,
+        *stacks, i, j, spread(asked.alpha[numbers]), spread(asked.epsilon[numbers]),
+        torch.where(kinds == 0, 1.0, GUESS_EPSILON).double(), linear, begin if starts > 1 else None,
     )  # fmt: skip
     best = [(math.inf, starts)] * len(numbers)
 
@@ -291,7 +288,7 @@ def _solve_group(
                 plan, f, g = ended.plan[place, :n, :m], ended.f[place, :n], ended.g[place, :m]
                 if turned[which]:
                     plan, f, g = plan.T, g, f
-                keep(Kept(numbers[which], plan.clone(), f.clone(), g.clone()))
+                keep(Kept(int(numbers[which]), plan.clone(), f.clone(), g.clone()))
 
     solved = run(packed, asked.rules, None if keep is None else hand_over)
     winner = solved.objective.view(-1, starts).argmin(1)
@@ -300,12 +297,12 @@ def _solve_group(
         solved.value_quad, solved.value_linear, solved.objective, solved.marginal_error,
         solved.epsilon, torch.tensor(_STATUS_OF, device=device)[solved.ending], solved.n_iter,
     )  # fmt: skip
-    found.put(torch.tensor(numbers, device=device), [part[taken] for part in parts])
+    found.put(torch.from_numpy(numbers).to(device), [part[taken] for part in parts])
 
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
     """Solve a problem that is too large for the engine."""
-    epsilon = asked.epsilon[number]
+    epsilon = float(asked.epsilon[number])
     with warnings.catch_warnings():
         # said once, of all problems
         warnings.simplefilter("ignore", ConvergenceWarning)

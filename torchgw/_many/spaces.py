@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import as_weights, check_points
@@ -183,13 +185,16 @@ def _directed(name: str, feature: Any, measure: Measure, device: torch.device) -
     return found
 
 
-def per_problem(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Spread one value over all problems, or check that there is one for each."""
+def per_problem(
+    name: str, value: Any, count: int, read: Callable[[Any], float]
+) -> NDArray[np.float64]:
+    """Read one value for all problems, or check that there is one for each and read them."""
     if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1:
         if len(value) != count:
             raise InvalidInputError(
                 f"`{name}` must be one value, or one for each of the {count} problems; got "
                 f"{len(value)}."
             )
-        return [item.item() if hasattr(item, "item") else item for item in value]
-    return [value] * count
+        items = (item.item() if hasattr(item, "item") else item for item in value)
+        return np.array([read(item) for item in items], dtype=np.float64)
+    return np.full(count, read(value), dtype=np.float64)
