@@ -35,7 +35,7 @@ from torchgw._tensors.launch import launch
 
 __all__ = ["Finished", "finish"]
 
-# Outer iterations after which the objective is looked at. [L567]
+# Outer iterations after which the objective is looked at. [L595]
 _QUICK = 5
 # Entries of a matrix for each thread, and its registers. [L532]
 _ENTRIES, _REGISTERS = 32, 128

@@ -33,14 +33,14 @@ __all__ = ["CHUNK", "ENTRIES", "FAR", "MET", "REGISTERS", "falls", "rough", "sca
 _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ERROR = 5e-5
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
-# [L567]
+# [L595]
 _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
 # Column error up to which a plan has its marginals, and the change of a plan that is not near its
-# fixed point. [L567]
+# fixed point. [L595]
 MET, FAR = 3e-3, 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once. [L532]
-# [L568]
+# [L596]
 ENTRIES, REGISTERS, CHUNK = 64, 128, 16
 
 
