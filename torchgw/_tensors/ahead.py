@@ -176,13 +176,13 @@ def _begin() -> None:
 
     It hashes its own files, a third of a second, and builds what loads kernels.
     """
-    from triton.runtime import cache as files
-    from triton.runtime import driver
-
+    runtime, files = import_module("triton.runtime"), import_module("triton.runtime.cache")
     hashing = threading.Thread(target=getattr(files, "triton_key", int), name="torchgw-hash")
     hashing.start()
-    driver.active.get_current_target()
-    hashing.join()
+    try:
+        runtime.driver.active.get_current_target()
+    finally:
+        hashing.join()
 
 
 def _work(device: torch.device) -> None:
