@@ -3,7 +3,8 @@
 A spiral is aligned to a Swiss roll by defaults in fresh processes: one for each size with an empty
 cache of compiled kernels, then one with the cache that it left. Each solves other points with
 another seed in every call, then the last ones again, of which the median is the steady time. One
-JSON line for each process, then a table. Without a GPU nothing is compiled by Triton.
+JSON line for each process, then a table. Without a GPU nothing is compiled by Triton. Python's
+sources are compiled before, as installed packages are.
 
 ``--record`` writes what the solves launch to the list of kernels that the package compiles beside
 other work: after a change of a kernel or of how it is launched.
@@ -158,6 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     records = []
     with tempfile.TemporaryDirectory() as folder:
+        if _run(sizes[0], Path(folder) / "unmeasured", options) is None:
+            return 1
         for size in sizes:
             cache = Path(folder) / ("shared" if options.shared else size)
             for state in ("empty", "warm"):
@@ -183,10 +186,12 @@ def _run(size: str, cache: Path, options: argparse.Namespace) -> dict[str, Any] 
     command += ["--calls", str(options.calls)]
     command += ["--device", options.device] if options.device else []
     command += ["--record"] if options.record else []
-    kernels = {"TRITON_CACHE_DIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    places = {"TRITON_CACHE_DIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    # sources compiled by the first of these processes
+    places |= {"PYTHONPYCACHEPREFIX": str(cache.parent / "sources"), "PYTHONDONTWRITEBYTECODE": ""}
     before = len(list(cache.glob("**/*.cubin")))
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | kernels, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         print(f"{size}: {done.stderr}", file=sys.stderr)

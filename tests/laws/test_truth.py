@@ -15,8 +15,10 @@ import torchgw
 from torchgw import ConvergenceWarning, Status
 from torchgw._gradients.contract import QuadraticValue
 from torchgw._gradients.dense import DenseGradient
+from torchgw._gradients.sampled import SampledGradient
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.cost import DenseCost
@@ -262,3 +264,13 @@ def test_marginals_that_are_nearly_met_do_not_go_on_to_the_limit():
     given = dict(zip(("D_X", "D_Y"), tables, strict=True))
     result = torchgw.solve(**given, search="fast", max_iter=80, random_state=0)
     assert result.status is Status.FLAT
+
+
+def test_an_absolute_loss_from_samples_is_compared_with_the_exact_product():
+    """Fuzz, solves:3002817: IMPLAUSIBLE, as the product's value was a mean over 64 parts."""
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 24, 2)))
+    sides = [PrecomputedDistance(torch.cdist(side, side)) for side in points]
+    weights = torch.full((24,), 1 / 24, dtype=torch.float64)
+    problem = Problem(*sides, Marginals(weights, weights), 1.0, None, find_loss("absolute"))
+    exact = DenseGradient(problem).product
+    assert SampledGradient(problem, 256, 0.9).product == pytest.approx(exact, rel=1e-12)

@@ -157,10 +157,10 @@ def test_whole_steps_go_round_where_shorter_ones_settle():
     for step in (1.0, _STEP):
         chain = world.begin(_FIRST[1], 0)
         world.descend([chain], Ladder(low, 0.7, 60, step), low)
-        before = chain.plan
-        world.settle([chain], low, step)
-        changes.append(float((chain.plan - before).abs().sum()))
         objectives.append(chain.objective)
+        costs = world.costs(chain.plan[None])
+        plans, _ = world.solve(costs, chain.g[None], low * world.scale, 60)
+        changes.append(float((plans[0] - chain.plan).abs().sum()))
     assert changes[0] > 0.1 > 10 * changes[1]
     assert objectives[1] < objectives[0]
 
@@ -414,8 +414,41 @@ def test_a_search_that_takes_long_says_so(monkeypatch):
         return [str(one.message) for one in said if one.category is PerformanceWarning]
 
     assert not warned()
-    monkeypatch.setattr("torchgw._search.chains._LONG", 0.0)
+    # the first ones take no time, those that follow do
+    monkeypatch.setattr(
+        "torchgw._search.chains._chain_seconds", lambda world, numbers, low: 10.0 * numbers.start
+    )
     (message,) = warned()
     assert "12 more follow" in message or "4 more follow" in message
     assert "search='fast'" in message
+    monkeypatch.setattr("torchgw._search.chains._chain_seconds", lambda *_: 7.0)
+    (message,) = warned()
+    assert "about 7 s on this CPU if the first ones agree, up to 14 s if not" in message
     assert not warned(search="fast")
+
+
+def dense_networks(n, seed):
+    rng = np.random.default_rng(seed)
+    tables = [np.triu(rng.random((n, n)) < 0.4, 1) for _ in range(2)]
+    return [(table | table.T).astype(float) for table in tables]
+
+
+def test_chains_that_part_below_their_comparison_are_followed_in_time(monkeypatch):
+    """Unrelated dense networks have one plan at a large epsilon, and many optima below it."""
+    whole = coarsen(problem_of(*dense_networks(200, 0)), 200)
+    monkeypatch.setattr("torchgw._search.chains._LONG", 1e-3)
+    with pytest.warns(PerformanceWarning, match="up to"):
+        fewer = climb(whole, 0.0025 * whole.scale, 16, in_time=True)
+    assert not fewer.agreed
+    assert len(fewer.trials) == 4
+    # noise of its own leads each somewhere else
+    assert len({round(trial.objective, 5) for trial in fewer.trials[:4]}) == 4
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_chains_settle_on_unrelated_dense_networks():
+    """Whole steps ended at .333: they went round between two plans."""
+    first, second = dense_networks(80, 0)
+    result = torchgw.solve(D_X=first, D_Y=second)
+    assert result.converged
+    assert result.report.objective <= 0.304

@@ -57,6 +57,7 @@ def kernel(monkeypatch):
     made = Kernel()
     monkeypatch.setitem(globals(), "KERNEL", made)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setattr(ahead, "_begin", lambda: None)
     monkeypatch.setattr(ahead, "_asked", set())
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT,))
     monkeypatch.setenv("TRITON_INTERPRET", "0")

@@ -124,7 +124,8 @@ def test_pools_that_do_nothing_outnumber_the_processors(monkeypatch):
 def test_other_work_that_fills_the_processors_is_seen(monkeypatch):
     processors = len(os.sched_getaffinity(0))
 
-    def told(*numbers):
+    def told(*numbers, own=1):
+        monkeypatch.setattr(module, "_own_running", lambda: own)
         texts = iter(f"0.20 0.18 0.12 {number}/80 11206\n" for number in numbers)
         monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: next(texts))
         return module._is_busy()
@@ -133,9 +134,17 @@ def test_other_work_that_fills_the_processors_is_seen(monkeypatch):
     assert not told(processors)
     # it has just ended
     assert not told(processors + 1, processors + 1, 1)
+    # it is a pool of this process that waits
+    assert not told(processors + 1, own=2)
+    assert told(*[processors + 2] * 3, own=2)
 
     def refuse(*_, **__):
         raise PermissionError
 
     monkeypatch.setattr(module.Path, "read_text", refuse)
     assert not module._is_busy()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux tells")
+def test_this_thread_runs():
+    assert 1 <= module._own_running() <= len(os.listdir("/proc/self/task"))

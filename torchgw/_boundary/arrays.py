@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from numbers import Integral
 from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,6 +27,7 @@ __all__ = [
     "check_tensor",
     "in_kind",
     "in_numpy",
+    "is_sparse",
     "is_tensor",
     "make_generator",
     "resolve_device",
@@ -138,9 +139,15 @@ def check_tensor(name: str, value: object) -> None:
         )
 
 
+def is_sparse(value: Any) -> bool:
+    """Whether it is a sparse array or matrix of SciPy; nothing is, where that is not imported."""
+    known = sys.modules.get("scipy.sparse")
+    return known is not None and bool(known.issparse(value))
+
+
 def _real_array(name: str, value: Any) -> NDArray[Any]:
     """Convert to a NumPy array of real numbers that PyTorch can take over."""
-    if scipy.sparse.issparse(value):
+    if is_sparse(value):
         raise InvalidTypeError(
             f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
             f"`{name}.toarray()`, or a graph as X or Y."

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import check_shape, to_tensor
+from torchgw._boundary.arrays import check_shape, is_sparse, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["as_graph", "attribute_names", "node_attribute"]
@@ -25,7 +25,7 @@ def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.s
     Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges have
     a direction; one whose edges do is refused unless ``directed``.
     """
-    if scipy.sparse.issparse(value):
+    if is_sparse(value):
         return value
     if isinstance(value, (list, tuple)) and any(map(_is_any, value)):
         raise InvalidTypeError(
@@ -82,7 +82,7 @@ def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
 
 def _is_any(value: Any) -> bool:
     known = _is_geometric(value) or _is_networkx(value) or _is_igraph(value)
-    return known or scipy.sparse.issparse(value)
+    return known or is_sparse(value)
 
 
 def _is_geometric(value: Any) -> bool:

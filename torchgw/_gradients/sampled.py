@@ -165,6 +165,9 @@ class SampledGradient(StrictGradient):
             means = mean_columns(problem, problem.marginals)
         total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
         self.product = product_value(problem, (self.row, self.column), total)
+        if problem.loss.cross is None and self._is_summed():
+            # means over parts would not be comparable with a value that is exact
+            self.product = problem.alpha * self._sum_pairs(torch.outer(a, b), problem.marginals)
 
     def start(self) -> AnchorCoupling:
         """Stand for a x b, which needs no anchors."""
@@ -290,9 +293,8 @@ class SampledGradient(StrictGradient):
         further pairs, the same for all anchors. Spaces of no more points than anchors are few
         enough to be summed over, fewer where it is no product, so their value is exact.
         """
-        loss, largest = self._loss, max(plan.shape)
-        work = 0 if loss.cross is not None else plan.shape[0] * plan.shape[1] * largest
-        if largest <= self.n_anchors and work <= _SUMMED:
+        loss = self._loss
+        if self._is_summed():
             return QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
         left = self.problem.source.columns(anchors.source).double()
@@ -317,20 +319,37 @@ class SampledGradient(StrictGradient):
         error = (variance / self.n_anchors + shared + step) ** 0.5
         return QuadraticValue(float(values.mean()), error)
 
+    def _is_summed(self) -> bool:
+        """Whether values are sums over all points."""
+        n, m = self.problem.source.n, self.problem.target.n
+        work = 0 if self._loss.cross is not None else n * m * max(n, m)
+        return max(n, m) <= self.n_anchors and work <= _SUMMED
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Give all distances of both sides."""
+        sides = self.problem.source, self.problem.target
+        left, right = (side.columns(torch.arange(side.n, device=side.device)) for side in sides)
+        return left.double(), right.double()
+
     def _sum(self, plan: TransportPlan, masses: Marginals) -> float:
         """Sum the loss of all pairs of pairs."""
-        loss, (p, q) = self._loss, masses
-        left, right = (
-            side.columns(torch.arange(side.n, device=side.device)).double()
-            for side in (self.problem.source, self.problem.target)
-        )
-        if loss.cross is None:
-            dense = plan.stored().double()
-            cross = (MinimumCross(left, right)(dense) * dense).sum()
-        else:
-            moved = plan @ loss.cross[1](right)
-            cross = (moved * (plan.T @ loss.cross[0](left)).T).sum()
-        return float(p @ loss.own[0](left) @ p + q @ loss.own[1](right) @ q - 2 * cross)
+        if self._loss.cross is None:
+            return self._sum_pairs(plan.stored().double(), masses)
+        left, right = self._tables()
+        moved = plan @ self._loss.cross[1](right)
+        cross = (moved * (plan.T @ self._loss.cross[0](left)).T).sum()
+        return self._own(left, right, masses) - 2 * float(cross)
+
+    def _sum_pairs(self, plan: Tensor, masses: Marginals) -> float:
+        """Sum a loss that is no product, at a plan that is stored."""
+        left, right = self._tables()
+        cross = (MinimumCross(left, right)(plan) * plan).sum()
+        return self._own(left, right, masses) - 2 * float(cross)
+
+    def _own(self, left: Tensor, right: Tensor, masses: Marginals) -> float:
+        """Sum the terms of each side."""
+        p, q = masses
+        return float(p @ self._loss.own[0](left) @ p + q @ self._loss.own[1](right) @ q)
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
         """Keep the anchors, and the mean distances that their cost is centred by."""

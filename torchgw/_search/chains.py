@@ -80,6 +80,10 @@ class Kind(NamedTuple):
     kick: tuple[float, float] | None = None  # epsilon, and the share of rows linearised at
 
 
+# How far linearisations go where epsilon is small: whole steps go round for ever where the
+# objective is steeply convex in a direction. [L559, L568]
+_STEP = 0.75
+
 # What breaks the symmetry of the product plan decides on the optimum, and nothing serves all
 # problems: random rows on dense similarities; on graphs noise so faint that the leading modes
 # grow alone; ladders that converge at each epsilon where they branch late.
@@ -98,22 +102,21 @@ _AGREEING = 3
 _ROUND = 4
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
+# What a ladder goes on with below the epsilon of the first comparison.
+_REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
 # that are sharp cost less. [L336]
 _STIR = 0.01
 # Chains of large graphs that are followed first, each to the target: the search is over once so
 # many of them, the very first among them, keep all edges but for a share of these. [L404]
 _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
-# What a ladder goes on with below the epsilon of the first comparison.
-_REFINE = Ladder(_COMPARED_AT, 0.7, 20)
 # Shares of rows of the kicks that send the best chains round again, by turns, and how many.
 # [L345, L561]
 _AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
 # Cosine of the angle between plans above which they are of one optimum. [L561]
 _ALIKE = 0.9
-# How far linearisations go then, and Sinkhorn iterations at the end: whole steps go round for ever
-# where the objective is steeply convex in a direction. [L559]
-_STEP, _MEETING = 0.75, 20
+# Sinkhorn iterations at the end of a ladder then. [L559]
+_MEETING = 20
 # Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
 # [L345, L563]
 _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
@@ -178,14 +181,23 @@ def chains_within(operations: float, n: int, m: int) -> int:
     return int(operations / (iterations * n * m * (n + m)))
 
 
-def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess] = ()) -> Climbed:
+def climb(
+    coarse: Coarsened,
+    target: float,
+    count: int,
+    guesses: Sequence[Guess] = (),
+    *,
+    in_time: bool = False,
+) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
-    Guesses are compared with the best at the end, by their names.
+    Guesses are compared with the best at the end, by their names. ``in_time`` leaves out starts
+    that would take a CPU long where nothing but chance tells them apart above the target.
     """
     world = _World(coarse)
     low = target / coarse.scale
     level, sharp = max(low, _COMPARED_AT), low < _COMPARED_AT
+    above = level
     graph = is_graph(coarse.problem)
     chains: list[_Chain] = []
     behind: list[_Chain] = []
@@ -201,15 +213,18 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
+    warned = _warn_if_long(world, count, low)
     while True:
         done = len(chains) + len(behind)
-        if done == len(_FIRST):
-            _warn_if_long(world, count - done, level, low)
+        if done == len(_FIRST) and not warned:
+            _warn_if_more(world, count, low)
         most = done + _ROUND if done >= len(_FIRST) else len(_FIRST)
         numbers = range(done, min(count, most))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
-            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
+            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, above)
+        if level < above:
+            world.descend(fresh, _REFINE, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
         _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
@@ -230,6 +245,10 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
             break
         # what looked alike has parted: the others are compared at the target
         level = low
+        if in_time:
+            count = _within_time(world, numbers.stop, count, low)
+            if numbers.stop >= count:
+                break
     found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
     # at once they would be far from their marginals, and look worse than they are
     world.descend(found, _REFINE, low)
@@ -245,7 +264,7 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
     if not sharp and world.base.numel() <= _SMALL:
         found_again, left, independent = _again(world, best, low, count)
         best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
-    world.settle(found if sharp else best, low, 1.0 if sharp else _STEP)
+    world.settle(found if sharp else best, low)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
@@ -264,23 +283,54 @@ def _tell(done: int, count: int, seconds: float, objective: float) -> None:
     )  # fmt: skip
 
 
-def _warn_if_long(world: _World, count: int, level: float, low: float) -> None:
-    """Say what so many chains to come will take on a CPU, by dense products."""
+def _chain_seconds(world: _World, numbers: range, low: float) -> float:
+    """Model the time of chains on a CPU by dense products, the best of them down to the target."""
     if world.base.device.type != "cpu" or world.sparse is not None:
-        return
+        return 0.0
     n, m = world.base.shape
-    kinds = itertools.islice(itertools.cycle(_LATER), count)
-    ladders = [(kind.ladder, level) for kind in kinds]
+    level = max(low, _COMPARED_AT)
+    kinds = [
+        *_FIRST,
+        *itertools.islice(itertools.cycle(_LATER), max(0, numbers.stop - len(_FIRST))),
+    ]
+    ladders = [(kind.ladder, level) for kind in kinds[numbers.start : numbers.stop]]
     ladders += [(_REFINE, low)] * _REFINED if low < level else []
     iterations = sum(ladder.outer * len(ladder.stages(last)) for ladder, last in ladders)
-    seconds = _MULTIPLICATION * iterations * n * m * (n + m)
+    return _MULTIPLICATION * iterations * n * m * (n + m)
+
+
+def _warn_if_long(world: _World, count: int, low: float) -> bool:
+    """Say what even the first chains will take on a CPU, if that is long; return whether it is."""
+    least = _chain_seconds(world, range(len(_FIRST)), low)
+    if least <= _LONG:
+        return False
+    most = least + _chain_seconds(world, range(len(_FIRST), count), low)
+    warn_user(
+        f"A few points do not represent these, and starts are followed on all of them: about "
+        f"{least:.0f} s on this CPU if the first ones agree, up to {most:.0f} s if not. "
+        "search='fast' leaves them out, and a start that is known (`init`) needs none.",
+        PerformanceWarning,
+    )
+    return True
+
+
+def _warn_if_more(world: _World, count: int, low: float) -> None:
+    """Say what the chains that follow the first ones will take on a CPU, if that is long."""
+    seconds = _chain_seconds(world, range(len(_FIRST), count), low)
     if seconds > _LONG:
         warn_user(
-            f"The first starts, followed on all points, did not agree, and up to {count} more "
-            f"follow: about {seconds:.0f} s on this CPU. search='fast' leaves them out, and a "
-            "start that is known (`init`) needs none.",
+            f"The first starts, followed on all points, did not agree, and up to "
+            f"{count - len(_FIRST)} more follow: about {seconds:.0f} s on this CPU. search='fast' "
+            "leaves them out, and a start that is known (`init`) needs none.",
             PerformanceWarning,
         )
+
+
+def _within_time(world: _World, done: int, count: int, low: float) -> int:
+    """Count the chains, those that are done among them, that are followed to the target in time."""
+    # each of them, not the best ones alone
+    each = _chain_seconds(world, range(len(_FIRST)), low) / len(_FIRST)
+    return count if each == 0 else min(count, max(done, int(_LONG / each)))
 
 
 def _first_chains(
@@ -362,7 +412,7 @@ def _rounds(
     left: list[Trial],
 ) -> list[list[_Chain]]:
     """Kick and mix the chains of each group, and keep the best of all, while that helps."""
-    ladder = Ladder(epsilon, _REFINE.decay, _REFINE.outer, _STEP, _MEETING)
+    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING)
     groups = [_apart(chains, width // 2, left) for chains in groups]
     idle = [0] * len(groups)
     for _ in range(_ROUNDS):
@@ -588,9 +638,11 @@ class _World:
         """Take one batch down."""
         clock = perf_counter()
         plans, g = _stacked(chains)
-        generator = torch.Generator(device=plans.device).manual_seed(0)
+        # of its own for each chain: those that agree are to be independent
+        seed = chains[0].number or 0
+        generator = torch.Generator(device=plans.device).manual_seed(seed)
         for share in stages:
-            noise = torch.randn(plans.shape[1:], device=plans.device, generator=generator)
+            noise = torch.randn(plans.shape, device=plans.device, generator=generator)
             plans = plans * (1 + _STIR * noise).clamp_(0.5)
             last = math.inf
             costs = None
@@ -613,20 +665,20 @@ class _World:
         new = self.costs(plans)
         return new if costs is None or step == 1 else costs.lerp_(new, step)
 
-    def settle(self, chains: list[_Chain], share: float, step: float = 1.0) -> None:
+    def settle(self, chains: list[_Chain], share: float) -> None:
         """Meet the marginals at the target."""
         for some in self.together(chains):
-            self._settle(some, share * self.scale, step)
+            self._settle(some, share * self.scale)
 
-    def _settle(self, chains: list[_Chain], epsilon: float, step: float) -> None:
+    def _settle(self, chains: list[_Chain], epsilon: float) -> None:
         """Settle one batch."""
         clock = perf_counter()
         plans, g = _stacked(chains)
         costs = None
         for _ in range(_LAST):
-            costs = self.step(costs, plans, step)
+            costs = self.step(costs, plans, _STEP)
             plans, g = self.solve(costs, g, epsilon, _LAST_INNER, _LAST_RELAXATION)
-        self._record(chains, plans, g, epsilon, clock)
+        self._record(chains, plans, g, epsilon, clock, settled=True)
 
     def rounded(self, chains: list[_Chain]) -> Tensor:
         """Round plans to their marginals, (k, s, t) float64."""
@@ -634,9 +686,16 @@ class _World:
         return round_to_marginals(_stacked(chains)[0].double(), *weights)
 
     def _record(
-        self, chains: list[_Chain], plans: Tensor, g: Tensor, epsilon: float, clock: float
+        self,
+        chains: list[_Chain],
+        plans: Tensor,
+        g: Tensor,
+        epsilon: float,
+        clock: float,
+        *,
+        settled: bool = False,
     ) -> None:
-        """Note plans, what they are worth, and how long they took."""
+        """Note plans, their worth and their time; those that were settled if they are better."""
         # plans that miss their marginals have no objective to compare
         exact = round_to_marginals(plans, *self.marginals)
         costs = self.costs(exact).add_(self.base)
@@ -647,9 +706,11 @@ class _World:
         seconds = (perf_counter() - clock) / len(chains)
         numbers = zip(chains, plans, g, objectives, values.tolist(), strict=True)
         for chain, plan, potential, objective, value in numbers:
+            chain.seconds += seconds
+            if settled and chain.epsilon == epsilon and chain.objective <= objective:
+                continue
             chain.plan, chain.g, chain.epsilon = plan, potential, epsilon
             chain.objective, chain.value = objective, value
-            chain.seconds += seconds
 
 
 class _Sparse:

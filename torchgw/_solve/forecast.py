@@ -1,4 +1,4 @@
-"""What a solve on a CPU will take, said before it begins."""
+"""What a solve will take, said before it begins."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ _ITERATION, _ENTRY = 2e-4, 1.2e-9
 # The same share from which on a solve may take many iterations, how many some took, and seconds for
 # each entry there. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
+# Seconds of one of them on a GPU, where such problems are small: those of the host. [L571]
+_HOST_ITERATION = 1.2e-3
 
 
 def forecast(strategy: Strategy) -> None:
     """Log what an outer iteration on a CPU will take, and warn if a solve takes long."""
-    problem = strategy.problem
+    problem, options = strategy.problem, strategy.options
+    if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
+        _foresee_sharp(strategy)
     if problem.source.device.type != "cpu":
         return
     each = seconds_per_iteration(strategy)
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
-    options, entries = strategy.options, problem.source.n * problem.target.n
-    if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
-        _foresee_sharp(strategy, entries)
+    entries = problem.source.n * problem.target.n
     if strategy.proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual = _FEWEST, _MOST
@@ -63,17 +65,21 @@ def forecast(strategy: Strategy) -> None:
         )
 
 
-def _foresee_sharp(strategy: Strategy, entries: int) -> None:
+def _foresee_sharp(strategy: Strategy) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     options, share = strategy.options, strategy.epsilon / strategy.scale
-    most = options.max_iter * options.inner_max_iter
-    worst = most * (_ITERATION + _ENTRY * entries)
+    source, target = strategy.problem.source, strategy.problem.target
+    most, entries = options.max_iter * options.inner_max_iter, source.n * target.n
+    each, sharpest = _ITERATION + _ENTRY * entries, _ITERATION + _SHARPEST_ENTRY * entries
+    if source.device.type != "cpu":
+        each = sharpest = _HOST_ITERATION
+    worst = most * each
     text = (
         f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
         f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "
         "`polish=True` come to sharp plans sooner"
     )
-    likely = min(most, _SHARPEST_ITERATIONS) * (_ITERATION + _SHARPEST_ENTRY * entries)
+    likely = min(most, _SHARPEST_ITERATIONS) * sharpest
     if share < _SHARPEST and likely > _LONG:
         warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
     else:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 
 __all__ = ["host_threads", "processors", "small_on_one_thread"]
 
-# Entries of a plan up to which one thread computes, on a CPU. [L349, L497]
-_SMALL = 2**22
+# Entries of a plan up to which one thread computes, on a CPU. [L349, L497, L569]
+_SMALL = 2**21
 
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
 _LONG = 50_000
@@ -109,10 +109,22 @@ def _is_busy() -> bool:
             running = int(known.partition("/")[0])
         except (OSError, IndexError, ValueError):
             return False
-        # this thread is one of them
-        if running - 1 < processors():
+        if running <= processors() or running - _own_running() < processors():
             return False
     return True
+
+
+def _own_running() -> int:
+    """Count this process's threads that run: pools wait for work by running, for milliseconds."""
+    states = []
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with suppress(OSError):
+            # the state follows the name in brackets, which may have some in it
+            states.append(
+                task.read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
+            )
+    # this thread is one of them
+    return max(1, states.count("R"))
 
 
 def _keep_pool(ready: threading.Event, done: threading.Event) -> None:

@@ -35,7 +35,7 @@ __all__ = [
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 
-# Vertices up to which SciPy puts a graph together on the CPU, wherever its points are: a GPU would
+# Vertices up to which a graph is put together on the CPU, wherever its points are: a GPU would
 # spend its time on launches. [L161]
 _HOST_VERTICES = 16_384
 # Points up to which a GPU finds paths as fast in any order, because it works on all at once. [L310]
@@ -126,10 +126,10 @@ def neighbourhood(points: Tensor) -> Neighbourhood:
     n, count = len(points), default_n_neighbors(len(points))
     if n <= count + 1:
         return Neighbourhood(0.0, True)
-    near, index = (part.numpy() for part in nearest_others(points, count))
-    ends = np.arange(0, n * count + 1, count)
-    graph = scipy.sparse.csr_matrix((np.ones(n * count), index.ravel(), ends), shape=(n, n))
-    pieces = scipy.sparse.csgraph.connected_components(graph, directed=False, return_labels=False)
+    distance, index = nearest_others(points, count)
+    source = torch.arange(n).repeat_interleave(count)
+    pieces, _ = components(symmetric_edges(n, source, index.flatten(), distance.flatten()))
+    near = distance.numpy()
     used = near[near[:, 0] > 0]
     spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
     return Neighbourhood(1 / spread if spread > 0 else 0.0, pieces == 1)
@@ -156,7 +156,7 @@ def _neighbour_edges(
     if n <= _HOST_VERTICES:
         distance, index = distance.cpu(), index.cpu()
     length = _edge_length(distance.flatten(), metric)
-    if not length.is_cuda:
+    if not length.is_cuda and n > _HOST_VERTICES:
         ends = np.arange(0, n * n_neighbors + 1, n_neighbors)
         directed = (length.numpy(), index.flatten().numpy(), ends)
         return from_csr(symmetrise(scipy.sparse.csr_matrix(directed, shape=(n, n))))

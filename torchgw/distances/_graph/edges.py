@@ -11,6 +11,9 @@ from torch import Tensor
 
 __all__ = ["Edges", "components", "from_csr", "hooked_components", "symmetric_edges", "with_edges"]
 
+# Vertices up to which the import of SciPy's graph routines would take longer than they save. [L570]
+_FEW = 16_384
+
 
 class Edges(NamedTuple):
     """Both directions of every edge, sorted by first and second vertex."""
@@ -93,7 +96,7 @@ def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> 
 
 def components(edges: Edges) -> tuple[int, Tensor]:
     """Count the connected components and number the component of each vertex, shape (n,)."""
-    if edges.start.device.type == "cpu":
+    if edges.start.device.type == "cpu" and edges.n > _FEW:
         count, labels = scipy.sparse.csgraph.connected_components(edges.csr(), directed=False)
         return int(count), torch.from_numpy(labels.astype(np.int64))
     return hooked_components(edges)
