@@ -81,7 +81,7 @@ class Kind(NamedTuple):
 
 
 # How far linearisations go where epsilon is small: whole steps go round for ever where the
-# objective is steeply convex in a direction. [L559, L568]
+# objective is steeply convex in a direction. [L559, L601]
 _STEP = 0.75
 
 # What breaks the symmetry of the product plan decides on the optimum, and nothing serves all

@@ -31,7 +31,7 @@ _ITERATION, _ENTRY = 2e-4, 1.2e-9
 # The same share from which on a solve may take many iterations, how many some took, and seconds for
 # each entry there. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
-# Seconds of one of them on a GPU, where such problems are small: those of the host. [L571]
+# Seconds of one of them on a GPU, where such problems are small: those of the host. [L604]
 _HOST_ITERATION = 1.2e-3
 
 

@@ -15,7 +15,7 @@ import torch
 
 __all__ = ["host_threads", "processors", "small_on_one_thread"]
 
-# Entries of a plan up to which one thread computes, on a CPU. [L349, L497, L569]
+# Entries of a plan up to which one thread computes, on a CPU. [L349, L497, L602]
 _SMALL = 2**21
 
 # Rows of an array from which on all threads of a host read it for a GPU. [L456]
