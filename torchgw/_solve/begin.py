@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.batch import Searched
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
@@ -49,9 +51,17 @@ PRODUCT = Guess(None, None, 1.0)
 
 
 def first_guess(
-    problem: Problem, sample: Coarse | None, init: Any, options: Options, epsilon: float
+    problem: Problem,
+    sample: Coarse | None,
+    init: Any,
+    options: Options,
+    epsilon: float,
+    made: Sequence[Searched] = (),
 ) -> tuple[Guess, Search | None]:
-    """Find where to start, on the subsample if there is one, and what a multi-start found."""
+    """Find where to start, on the subsample if there is one, and what a multi-start found.
+
+    Searches that were ``made`` before are not made again.
+    """
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -64,7 +74,7 @@ def first_guess(
         return guess._replace(patient=True) if searched_not else guess, None
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
     pairs = match_points(searched) if _in_doubt(search, searched) else None
     if pairs is None and sample is None and options.search != "fast":
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -15,6 +16,7 @@ from torchgw._gradients.contract import CostNoise, Linearised
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.batch import Searched
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
@@ -104,6 +106,7 @@ def solve_problem(
     generator: torch.Generator,
     recorder: Recorder,
     checkpoint: Checkpoint | None = None,
+    made: Sequence[Searched] = (),
 ) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
@@ -123,7 +126,7 @@ def solve_problem(
     elif options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
-        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon)
+        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon, made)
     if guess.patient and options.skip_tiles == "auto":
         strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)
