@@ -127,7 +127,8 @@ class PointDistance(DistanceProvider):
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, in O(n d^2) for many points, in O(n d) for "euclidean"."""
-        if self.n <= _FEW_POINTS:
+        # columns have no second derivatives
+        if self.n <= _FEW_POINTS and not self._points.requires_grad:
             return self.columns(torch.arange(self.n, device=self.device)).square() @ weights
         if self.metric == "euclidean":
             factors = _squared_factors(self._points, self._weights)
