@@ -283,7 +283,7 @@ def test_the_search_that_decides_on_distances_is_that_of_the_starts(monkeypatch)
     monkeypatch.setattr("torchgw._search.optima.search_all", None)
     known = torchgw.solve(x, y)
     assert known.report.distances["chosen"] == "euclidean"
-    assert known.value == pytest.approx(alone.value, rel=1e-6)
+    assert known.report.objective == pytest.approx(alone.report.objective, rel=1e-6)
 
 
 @pytest.mark.gpu
