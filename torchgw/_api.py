@@ -34,6 +34,7 @@ from torchgw._problem.providers import DistanceOptions, ScaleName, build_provide
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
+from torchgw._search.batch import Searched
 from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
@@ -484,7 +485,8 @@ def solve(
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
         # what follows the inputs is not differentiated
-        judge = None if tracked else partial(agreement, device=where, backend=backend)
+        made: list[Searched] = []
+        judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)
         sides = build_providers(
             (X, Y), tables, distances, distance_options, where, recorder.time,
             weights=(a, b), directed=True, judge=judge,
@@ -504,7 +506,7 @@ def solve(
             check_tracked(inputs, problem, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = solve_problem(problem, options, init, generator, recorder, keeper)
+            outcome = solve_problem(problem, options, init, generator, recorder, keeper, made)
             if pair is not None:
                 sides = sides.featured(pair, feature_metric)
             result = make_result(outcome, problem, sides, seed)

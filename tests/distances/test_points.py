@@ -100,12 +100,33 @@ def test_maximum_of_too_many_points_is_a_close_lower_bound(monkeypatch):
     monkeypatch.setattr(points, "_EXACT_MAXIMUM_POINTS", 0)
     ratios = []
     for seed in range(20):
-        cloud = torch.randn(100, 30, generator=torch.Generator().manual_seed(seed))
+        cloud = torch.randn(150, 30, generator=torch.Generator().manual_seed(seed))
         exact = torch.cdist(cloud, cloud).max()
         ratios.append(PointDistance(cloud).maximum() / float(exact))
     # Half is guaranteed; the sweeps do far better.
     assert min(ratios) > 0.85
     assert max(ratios) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean", "cosine"])
+def test_few_points_are_measured_as_many_are(metric, monkeypatch, device):
+    cloud = torch.randn(90, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights, provider = torch.linspace(0, 1, 90).double().to(device), PointDistance(cloud, metric)
+    provider = provider.to(device, torch.float64)
+    few = provider.maximum(), provider.mean_square(weights)
+    monkeypatch.setattr(points, "_FEW_POINTS", 0)
+    assert few[0] == pytest.approx(provider.maximum(), rel=1e-12)
+    torch.testing.assert_close(few[1], provider.mean_square(weights), rtol=1e-11, atol=0)
+
+
+def test_squares_of_few_points_have_second_derivatives():
+    cloud = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    total = PointDistance(cloud, "euclidean").mean_square(torch.ones(6).double()).sum()
+    slope = torch.autograd.grad(total, cloud, create_graph=True)[0]
+    # 2 n times the sum of squares about the mean
+    torch.testing.assert_close(slope, 24 * (cloud - cloud.mean(0)))
+    curve = torch.autograd.grad(slope.square().sum() / 48, cloud)[0]
+    torch.testing.assert_close(curve, 24 * (cloud - cloud.mean(0)))
 
 
 @pytest.mark.slow
@@ -156,8 +177,10 @@ def test_points_that_coincide_are_no_distance_apart(metric):
 
 @pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_points_that_are_not_used_may_lie_far_away(metric, dtype):
+@pytest.mark.parametrize("few", [0, 128])
+def test_points_that_are_not_used_may_lie_far_away(metric, dtype, few, monkeypatch):
     """Factors about the mean of all points left rounding of 1% and more (fuzz, solves:202748)."""
+    monkeypatch.setattr(points, "_FEW_POINTS", few)
     generator = torch.Generator().manual_seed(0)
     cloud = torch.randn(12, 3, dtype=torch.float64, generator=generator)
     used = torch.arange(14) < 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import networkx
@@ -20,6 +21,7 @@ from benchmarks.quality.problems import PROBLEMS
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
+from torchgw._search.agreement import agreement
 from torchgw._search.coarse import coarsen
 from torchgw._search.optima import find_optima
 from torchgw._sinkhorn.choose import choose_backend
@@ -226,6 +228,78 @@ def test_replayed_searches_follow_their_problem(monkeypatch):
     for search, found in zip(searches, expected, strict=True):
         same_search(search(), found)
     assert len(memory.kept) == 4
+
+
+def searched_before(n, seed, where="cpu"):
+    """Points of two sides, the problem between them in another unit, and what was searched."""
+    x, y, _ = isometric_copy(n, 3, seed, noise=0.1)
+    sides, device, made = [torch.as_tensor(side) for side in (x, y)], torch.device(where), []
+    agreement(*(PointDistance(side, "euclidean") for side in sides), device=device, made=made)
+    tables = [torch.cdist(side, side).to(device) for side in sides]
+    tables = [tables[0] / 3, tables[1] / tables[1].max()]
+    problem = coarse_input(tables)
+    spreads = [table.std(correction=0) for table in tables]
+    return problem, 0.01 * float(spreads[0] * spreads[1]), made
+
+
+@pytest.mark.parametrize("n", [90, 140])
+def test_a_search_that_was_made_is_not_made_again(n):
+    problem, epsilon, made = searched_before(n, n)
+    fresh, found = (find_optima(problem, epsilon, 16, made=some) for some in ((), made))
+    # starts that lead to the same optimum differ by rounding
+    for one, other in zip(found.alternatives, fresh.alternatives, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-3)
+    # it is what was found there: the product plan would be no optimum
+    batch = made[0].batch
+    spoilt = made[0]._replace(batch=batch._replace(plans=torch.ones_like(batch.plans)))
+    left = find_optima(problem, epsilon, 16, made=[spoilt])
+    assert [one.label for one in left.alternatives if one.label in made[0].labels] == ["annealed"]
+
+
+WEIGHTS_OF_60 = [torch.as_tensor(random_weights(60, seed)) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("other", ["weights", "epsilon", "points", "features", "starts"])
+def test_a_search_of_another_problem_is_made(other):
+    problem, epsilon, made = searched_before(60, 1)
+    count = 16
+    if other == "weights":
+        problem = replace(problem, marginals=Marginals(*WEIGHTS_OF_60))
+    elif other == "epsilon":
+        epsilon *= 2
+    elif other == "points":
+        problem = replace(problem, source=PrecomputedDistance(problem.source.matrix().flip(0, 1)))
+    elif other == "features":
+        problem = replace(problem, linear=DenseCost(problem.source.matrix().clone()), alpha=0.5)
+    else:
+        count = 8
+    fresh, found = (find_optima(problem, epsilon, count, made=some) for some in ((), made))
+    same_search(found, fresh)
+
+
+def test_the_search_that_decides_on_distances_is_that_of_the_starts(monkeypatch):
+    x, y, _ = isometric_copy(80, 6, 0, noise=0.1)
+    alone = torchgw.solve(x, y, distances="euclidean")
+    monkeypatch.setattr("torchgw._search.optima.search_all", None)
+    known = torchgw.solve(x, y)
+    assert known.report.distances["chosen"] == "euclidean"
+    assert known.report.objective == pytest.approx(alone.report.objective, rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [90, 140, 400])
+def test_a_search_that_was_made_on_a_gpu_is_not_made_again(n):
+    problem, epsilon, made = searched_before(n, n, "cuda")
+    backend = choose_backend("auto", torch.device("cuda"), torch.float32)
+    for _ in range(3):
+        # called, recorded, replayed
+        found = find_optima(problem, epsilon, 16, backend, made)
+    batch = made[0].batch
+    spoilt = made[0]._replace(batch=batch._replace(plans=torch.ones_like(batch.plans)))
+    left = find_optima(problem, epsilon, 16, backend, [spoilt])
+    fresh = find_optima(problem, epsilon, 16, backend)
+    assert found.alternatives[0].value == pytest.approx(fresh.alternatives[0].value, rel=1e-3)
+    assert left.alternatives[-1].value > fresh.alternatives[0].value * 1.05
 
 
 @pytest.mark.gpu

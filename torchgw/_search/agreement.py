@@ -13,21 +13,22 @@ from torch import Tensor
 
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
-from torchgw._search.batch import search_all, way_to_call
+from torchgw._search.batch import Searched, search_all, way_to_call
 from torchgw._search.coarse import centre, coarsen, cross_terms
+from torchgw._search.optima import DEFAULT_STARTS
 from torchgw._search.starts import leading_axes, make_starts
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._tensors.cuda_graphs import to_device
+from torchgw._tensors.cuda_graphs import clone, to_device
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints
 
 __all__ = ["agreement"]
 
-# Points per side, starts, outer iterations and epsilon as a share of the natural scale. [L356]
+# Points per side, outer iterations and epsilon as a share of the natural scale: with its number of
+# starts those of a multi-start, which need not make the same search again. [L356, L567]
 _POINTS = 96
-_STARTS = 12
 _ITERATIONS = 20
 _EPSILON = 2.5e-3
 _HOST = torch.device("cpu")
@@ -39,11 +40,13 @@ def agreement(
     found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
     device: torch.device = _HOST,
     backend: BackendName | Backend = "auto",
+    made: list[Searched] | None = None,
 ) -> float:
     """Compute the agreement, at most 1, of the best plan between a few points of equal weights.
 
     With ``found_by`` that of the plan which is best for these distances of the same points. The
-    distances are on the CPU; plans are searched for on ``device``, beside a backend.
+    distances are on the CPU; plans are searched for on ``device``, beside a backend. The search is
+    added to those that were ``made``.
     """
     sides = found_by or (source, target)
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
@@ -51,12 +54,16 @@ def agreement(
     few = coarse.problem
     axes = leading_axes(few)
     target_epsilon = _EPSILON * coarse.scale
-    starts = make_starts(coarse.scale, target_epsilon, _STARTS, _ITERATIONS, axes[0].shape[1])
+    count, rank = DEFAULT_STARTS, axes[0].shape[1]
+    starts = make_starts(coarse.scale, target_epsilon, count, _ITERATIONS, rank)
     chosen = choose_backend(backend, device, torch.float32)
     arguments = to_device((few, *axes, starts.rotations, starts.epsilons), device)
     few = arguments[0]
-    search = partial(search_all, batch_solver(chosen), _STARTS)
+    search = partial(search_all, batch_solver(chosen), count)
     found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
+    if made is not None:
+        # a copy, as the next search may have been recorded over it
+        made.append(Searched(few, _EPSILON, starts.labels, clone(found.batch)))
     plan = found.rounded[found.table[:, 0].argmin()]
     x, y = few.x, few.y
     if found_by:

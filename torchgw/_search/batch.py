@@ -5,7 +5,7 @@ Nothing is read back, and what is launched depends on shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,16 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, tensors_of
 from torchgw._typing import Marginals
 
-__all__ = ["Batch", "Judged", "carry_over", "search_all", "way_to_call"]
+__all__ = [
+    "Batch",
+    "Judged",
+    "Searched",
+    "among_these",
+    "carry_over",
+    "judge",
+    "search_all",
+    "way_to_call",
+]
 
 # Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
 # compare, and where masses differ it takes many iterations to meet them. [L222]
@@ -28,6 +37,9 @@ _INNER = {"search": 10, "compare": 60}
 _RELAXATION = {"search": 1.5, "compare": 1.7}
 # Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
+# Relative difference of epsilons, and of distances and weights, up to which a search is the same. A
+# choice. [L567]
+_SAME_SHARE, _SAME = 0.2, 1e-5
 # Outer iterations that a search ends with, in which the marginals are met. [L225]
 _LAST_ITERATIONS = 5
 
@@ -45,6 +57,45 @@ class Judged(NamedTuple):
     batch: Batch
     rounded: Tensor  # (B, s, t) float64, plans of exact marginals
     table: Tensor  # (B, 1 + B) float64, value and distances to the others
+
+
+class Searched(NamedTuple):
+    """A search that was made between few points, to be had by whoever asks for the same."""
+
+    problem: CoarseProblem
+    share: float  # epsilon that the starts were led to, as a share of the natural scale
+    labels: tuple[str, ...]  # of its starts
+    batch: Batch
+
+
+def among_these(
+    coarse: CoarseProblem, share: float, count: int, made: Iterable[Searched]
+) -> Searched | None:
+    """Find a search from so many starts among those that were ``made``, of distances alone.
+
+    Its tables may be in another unit: which plan is the best does not depend on it.
+    """
+    for other in made:
+        alike = abs(other.share / share - 1) <= _SAME_SHARE and len(other.labels) == count
+        if alike and bool(_are_same(coarse, other.problem)):
+            return other
+    return None
+
+
+def _are_same(one: CoarseProblem, other: CoarseProblem) -> Tensor:
+    """Whether two problems have the same points of the same weights, and tables but for a unit."""
+    same = torch.ones((), dtype=torch.bool, device=one.x.device)
+    for mine, its in zip(one[:2], other[:2], strict=True):
+        if mine.table.shape != its.table.shape:
+            return ~same
+        units = [(side.weights @ side.table @ side.weights) for side in (mine, its)]
+        same &= (mine.indices == its.indices).all()
+        for left, right in (
+            (mine.weights, its.weights),
+            (mine.table * units[1], its.table * units[0]),
+        ):
+            same &= ((left - right).abs() <= _SAME * right.abs().amax()).all()
+    return same
 
 
 def way_to_call(
@@ -79,7 +130,7 @@ def search_all(
     costs = start_costs(coarse, x_axes, y_axes, rotations, count)
     batch = _from_costs(coarse, costs, epsilons, "search", solve)
     last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
-    return _judge(coarse, _iterate(coarse, batch, last, "compare", solve))
+    return judge(coarse, _iterate(coarse, batch, last, "compare", solve))
 
 
 def carry_over(
@@ -95,7 +146,7 @@ def carry_over(
     rows, columns = _places(source, fine.source.indices), _places(target, fine.target.indices)
     cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
     costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
-    return _judge(fine, _from_costs(fine, costs, epsilons, "compare", solve))
+    return judge(fine, _from_costs(fine, costs, epsilons, "compare", solve))
 
 
 def _places(wanted: Tensor, index: Tensor) -> Tensor:
@@ -143,7 +194,7 @@ def _solve(
     return Batch(*solve(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage]))
 
 
-def _judge(coarse: CoarseProblem, batch: Batch) -> Judged:
+def judge(coarse: CoarseProblem, batch: Batch) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
     # an overflow that slipped through loses to everything

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
 from torchgw._problem.problem import Problem
-from torchgw._search.batch import Judged, carry_over, search_all, way_to_call
+from torchgw._search.batch import (
+    Judged,
+    Searched,
+    among_these,
+    carry_over,
+    judge,
+    search_all,
+    way_to_call,
+)
 from torchgw._search.chains import Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
@@ -210,7 +218,11 @@ class _Distinct(NamedTuple):
 
 
 def find_optima(
-    problem: Problem, epsilon: float, count: int, backend: Backend | None = None
+    problem: Problem,
+    epsilon: float,
+    count: int,
+    backend: Backend | None = None,
+    made: Sequence[Searched] = (),
 ) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima.
 
@@ -224,6 +236,8 @@ def find_optima(
         Number of starts; half as many where all points are searched.
     backend : Backend, optional
         PyTorch operations unless given.
+    made : sequence of Searched
+        Searches of this solve so far, one of which may have been this one.
     """
     backend = backend or EagerBackend()
     call = _way_to_call(problem, count, backend)
@@ -234,14 +248,20 @@ def find_optima(
     if size > _POINTS:
         count = (count + 1) // 2
     target = max(epsilon, _LEAST_EPSILON * coarse.scale)
-    axes = leading_axes(coarse.problem)
-    starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
-    device = axes[0].device
-    upload = starts.rotations.to(device), starts.epsilons.to(device)
     solve = batch_solver(backend)
-    search = partial(search_all, solve, count)
-    judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
-    found = _distinct(judged, starts.labels)
+    plain = problem.alpha == 1 and problem.linear is None and problem.loss.is_square
+    known = among_these(coarse.problem, target / coarse.scale, count, made if plain else ())
+    if known is not None:
+        labels = known.labels
+        judged = call("judge", judge, coarse.problem, known.batch, in_place=1)
+    else:
+        axes = leading_axes(coarse.problem)
+        starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
+        labels, device = starts.labels, axes[0].device
+        upload = starts.rotations.to(device), starts.epsilons.to(device)
+        search = partial(search_all, solve, count)
+        judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
+    found = _distinct(judged, labels)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values):
         # copies, as the functions called next may have been recorded over them

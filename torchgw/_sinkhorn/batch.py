@@ -89,11 +89,12 @@ def _iterate_on_host(
     new_u, new_v = np.empty_like(u), np.empty_like(v)
 
     def relax(old: Any, new: Any, factor: Any) -> None:
+        # a call of clip() takes as long as three of these
         np.divide(new, old, out=factor)
-        factor.clip(1 / RELAXED_FACTOR, RELAXED_FACTOR, out=factor)
+        np.minimum(np.maximum(factor, 1 / RELAXED_FACTOR, out=factor), RELAXED_FACTOR, out=factor)
         np.power(factor, excess, out=factor)
         np.multiply(new, factor, out=old)
-        old.clip(SMALLEST, LARGEST, out=old)
+        np.minimum(np.maximum(old, SMALLEST, out=old), LARGEST, out=old)
 
     for _ in range(iterations):
         np.divide(columns, np.matmul(u, forth, out=new_v), out=new_v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.batch import Searched
 from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
@@ -59,10 +61,12 @@ def first_guess(
     options: Options,
     epsilon: float,
     match: Isometry | None = None,
+    made: Sequence[Searched] = (),
 ) -> tuple[Guess, Search | None]:
     """Find where to start, on the subsample if there is one, and what a multi-start found.
 
     A match that keeps all distances, if there is one, is where: no other optimum is better.
+    Searches that were ``made`` before are not made again.
     """
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
@@ -76,7 +80,7 @@ def first_guess(
         return guess._replace(patient=True) if searched_not else guess, None
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend)
+    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
     if match is not None:
         # few points may say nothing of the others, so of other optima neither
         told = _is_whole(search, searched) or is_structured(searched, search)

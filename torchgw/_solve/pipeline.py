@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -16,6 +17,7 @@ from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.sparse import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.batch import Searched
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
@@ -111,6 +113,7 @@ def solve_problem(
     generator: torch.Generator,
     recorder: Recorder,
     checkpoint: Checkpoint | None = None,
+    made: Sequence[Searched] = (),
 ) -> Outcome:
     """Solve; where a linear cost meets a mass that is part of the answer, once for each mass.
 
@@ -119,7 +122,7 @@ def solve_problem(
     """
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
-        return solve_once(problem, options, init, generator, recorder, checkpoint)
+        return solve_once(problem, options, init, generator, recorder, checkpoint, made)
     tried: list[tuple[float, float]] = []
     mass = 1.0
     while True:
@@ -156,6 +159,7 @@ def solve_once(
     generator: torch.Generator,
     recorder: Recorder,
     checkpoint: Checkpoint | None = None,
+    made: Sequence[Searched] = (),
 ) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
     clock = perf_counter()
@@ -181,7 +185,9 @@ def solve_once(
     elif options.rule is not None and searchable(problem, init, options):
         guess, search = search_relaxed(problem, strategy, generator)
     else:
-        guess, search = first_guess(scaled, sample, init, options, strategy.search_epsilon, match)
+        guess, search = first_guess(
+            scaled, sample, init, options, strategy.search_epsilon, match, made
+        )
     if guess.patient and options.skip_tiles == "auto":
         strategy = annealed(scaled, strategy)
     clock = recorder.time("multistart", clock)

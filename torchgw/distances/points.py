@@ -21,6 +21,8 @@ ANGLES = ("cosine", "correlation")
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
 _EXACT_MAXIMUM_POINTS = 50_000
+# Points up to which all pairs take less time than the launches of what is cleverer. [L572]
+_FEW_POINTS = 128
 # Elements of a (rows, points) block of that search. [L313]
 _BLOCK_ELEMENTS = 2**24
 # Largest distance of two unit vectors of one direction, in units of rounding: of the largest entry,
@@ -124,7 +126,10 @@ class PointDistance(DistanceProvider):
         return Factors(matrix, signs / 2 if self.metric in ANGLES else signs)
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        """Compute (D * D) @ weights, in O(n d) for "euclidean" and O(n d^2) for the others."""
+        """Compute (D * D) @ weights, in O(n d^2) for many points, in O(n d) for "euclidean"."""
+        # columns have no second derivatives
+        if self.n <= _FEW_POINTS and not self._points.requires_grad:
+            return self.columns(torch.arange(self.n, device=self.device)).square() @ weights
         if self.metric == "euclidean":
             factors = _squared_factors(self._points, self._weights)
             return factors.apply(weights[:, None])[:, 0].clamp_min(0)
@@ -137,6 +142,8 @@ class PointDistance(DistanceProvider):
         least half of the largest Euclidean distance, so a quarter of the largest squared or cosine
         distance, and in practice within a few percent.
         """
+        if self.n <= _FEW_POINTS:
+            return float(self.columns(torch.arange(self.n, device=self.device)).max())
         # A walk from each point to the farthest one gives a lower bound. All pairs are compared
         # among the points that are far enough from the mean to improve on it.
         points = self._points.detach()

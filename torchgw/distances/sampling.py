@@ -28,6 +28,9 @@ __all__ = [
 _SPREAD = 4
 # Points up to which all distances are computed to draw some. A choice. [L447]
 _STORED_POINTS = 512
+# Points up to which some are drawn by numbers of the host, so that they are the same on a GPU. As
+# many as are looked at where distances are decided on. [L567]
+_SAME_POINTS = 1_000
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]
 _NEGLIGIBLE = 1e-12
@@ -123,12 +126,15 @@ def _cut(weights: Tensor) -> Tensor:
 
 
 def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
-    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
+    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64.
+
+    Those of few points are the same on every device.
+    """
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
-    generator = torch.Generator(device=provider.device).manual_seed(seed)
-    return torch.rand(
-        rounds, provider.n, dtype=torch.float64, device=provider.device, generator=generator
-    )
+    device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
+    return drawn.to(provider.device)
 
 
 def draw_points(

@@ -1,4 +1,12 @@
-"""Sinkhorn on many small problems in Triton: one program each, its kernel on chip throughout."""
+"""Sinkhorn on many small problems in Triton: one program each, which reads its kernel from cache.
+
+A warp holds some rows of a block of the kernel, each lane every 32nd column: sums of rows stay in
+the warp, and those of columns, over all its rows, are put together once an iteration. So an
+iteration reads the kernel once. Rows are numbered by (block, inner, warp) and columns by (inner,
+lane), and a block is a tensor [RI, CI, RT, CT]; it is read as [RI * CI, RT * CT], of which
+compilers give each thread a column, where ``shift``, which is zero, keeps it from them that
+addresses are aligned, as L532 of the log says.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +22,10 @@ from torchgw._typing import Marginals
 
 __all__ = ["solve_batch"]
 
-# Points per side up to which a kernel stays in the registers of one multiprocessor. [L79]
+# Points per side up to which a problem is solved by one program. [L570]
 _MOST_POINTS = 256
+# Entries of a block for each thread, and warps. [L570]
+_ENTRIES, _WARPS = 64, 16
 
 
 @triton.jit
@@ -26,7 +36,31 @@ def _relaxed(old, new, excess, BOUND: tl.constexpr, LEAST: tl.constexpr, MOST: t
     return tl.minimum(tl.maximum(moved, LEAST), MOST)
 
 
-@triton.jit(do_not_specialize=["s", "t", "iterations"])
+@triton.jit
+def _line(INNER: tl.constexpr, THREADS: tl.constexpr):
+    """List the rows of a block as [RI, RT], or columns as [CI, CT]."""
+    return tl.arange(0, INNER)[:, None] * THREADS + tl.arange(0, THREADS)[None, :]
+
+
+@triton.jit
+def _rows(RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr):
+    """Find the rows of the entries of a block as they are read."""
+    return tl.arange(0, RI * CI)[:, None] // CI * RT + tl.arange(0, RT * CT)[None, :] // CT
+
+
+@triton.jit
+def _columns(RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr):
+    """Find their columns."""
+    return tl.arange(0, RI * CI)[:, None] % CI * CT + tl.arange(0, RT * CT)[None, :] % CT
+
+
+@triton.jit
+def _sums_of_rows(block, v):
+    """Sum each row of a block times a scaling of the columns [CI, CT], [RI, RT]."""
+    return tl.sum(tl.sum(block * v[None, :, None, :], 1), 2)
+
+
+@triton.jit(do_not_specialize=["s", "t", "iterations", "shift"])
 def _batch_kernel(
     costs,  # [B, s, t] float32, contiguous
     a,  # [s] weights
@@ -35,44 +69,84 @@ def _batch_kernel(
     epsilon,  # [B]
     plans,  # [B, s, t] written
     g_out,  # [B, t] written
+    kernels,  # [B, N, M] float32, scratch
+    scalings,  # [B, 2, N] float32, scratch: of rows, by turns
     s,
     t,
     iterations,
     excess,  # float, how much farther than a plain step a relaxed one goes
+    shift,
     BOUND: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     LEAST_EXPONENT: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    RI: tl.constexpr,
+    CI: tl.constexpr,
+    RT: tl.constexpr,
+    CT: tl.constexpr,
 ):
     """Solve one problem; what lies beyond its shape has weight one and a kernel of zero."""
+    ROWS: tl.constexpr = RI * RT
+    M: tl.constexpr = CI * CT
     number = tl.program_id(0).to(tl.int64)
-    i, j = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_T)
-    rows, columns = i < s, j < t
-    inside = rows[:, None] & columns[None, :]
-    at = number * s * t + i[:, None] * t + j[None, :]
-    mass_a = tl.load(a + i, mask=rows, other=1.0).to(tl.float32)
-    mass_b = tl.load(b + j, mask=columns, other=1.0).to(tl.float32)
+    costs += number * s * t
+    plans += number * s * t
+    kernels += number * BLOCKS * ROWS * M + shift
+    scalings += 2 * number * BLOCKS * ROWS
+    columns = _line(CI, CT)
+    mass_b = tl.load(b + columns, mask=columns < t, other=1.0).to(tl.float32)
+    start = tl.load(g + number * t + columns, mask=columns < t, other=0.0).to(tl.float32)
     unit = tl.load(epsilon + number).to(tl.float32)
-    start = tl.load(g + number * t + j, mask=columns, other=0.0).to(tl.float32)
-    x = (start[None, :] - tl.load(costs + at, mask=inside, other=0.0)) / unit
-    x = tl.where(inside, x, -float("inf"))
-    largest = tl.where(rows, tl.max(x, 1), 0.0)
-    kernel = tl.exp(tl.maximum(x - largest[:, None], LEAST_EXPONENT))
-    kernel = tl.where(inside, kernel, 0.0)
+    inner, column = _line(RI, RT), _columns(RI, CI, RT, CT)
+    place = _rows(RI, CI, RT, CT) * M + column
+
+    # the kernel, and rows that are met
     v = mass_b
-    u = mass_a / tl.where(rows, tl.sum(kernel * v[None, :], 1), 1.0)
-    for _ in range(iterations):
-        new = mass_b / tl.where(columns, tl.sum(kernel * u[:, None], 0), 1.0)
+    sums = tl.zeros([CI, RT, CT], tl.float32)
+    for block in range(BLOCKS):
+        row = block * ROWS + _rows(RI, CI, RT, CT)
+        inside = (row < s) & (column < t)
+        cost = tl.load(costs + row * t + column, mask=inside, other=float("inf"))
+        x = (start[None, :, None, :] - tl.reshape(cost, [RI, CI, RT, CT])) / unit
+        used = block * ROWS + inner < s
+        largest = tl.where(used, tl.max(tl.max(x, 1), 2), 0.0)
+        held = tl.exp(tl.maximum(x - largest[:, None, :, None], LEAST_EXPONENT))
+        held = tl.where(x > -float("inf"), held, 0.0)
+        tl.store(kernels + block * ROWS * M + place, tl.reshape(held, [RI * CI, RT * CT]))
+        mass_a = tl.load(a + block * ROWS + inner, mask=used, other=1.0).to(tl.float32)
+        u = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
+        tl.store(scalings + block * ROWS + inner, u)
+        sums += tl.sum(held * u[:, None, :, None], 0)
+    tl.debug_barrier()
+
+    for k in range(iterations):
+        before, after = (k % 2) * BLOCKS * ROWS, (k + 1) % 2 * BLOCKS * ROWS
+        new = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
         v = _relaxed(v, new, excess, BOUND, LEAST, MOST)
-        new = mass_a / tl.where(rows, tl.sum(kernel * v[None, :], 1), 1.0)
-        u = _relaxed(u, new, excess, BOUND, LEAST, MOST)
-    v = mass_b / tl.where(columns, tl.sum(kernel * u[:, None], 0), 1.0)
+        sums = tl.zeros([CI, RT, CT], tl.float32)
+        for block in range(BLOCKS):
+            held = tl.reshape(tl.load(kernels + block * ROWS * M + place), [RI, CI, RT, CT])
+            used = block * ROWS + inner < s
+            mass_a = tl.load(a + block * ROWS + inner, mask=used, other=1.0).to(tl.float32)
+            old = tl.load(scalings + before + block * ROWS + inner)
+            exact = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
+            u = _relaxed(old, exact, excess, BOUND, LEAST, MOST)
+            tl.store(scalings + after + block * ROWS + inner, u)
+            sums += tl.sum(held * u[:, None, :, None], 0)
+        tl.debug_barrier()
+
+    v = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
     v = tl.minimum(tl.maximum(v, LEAST), MOST)
-    u = mass_a / tl.where(rows, tl.sum(kernel * v[None, :], 1), 1.0)
-    tl.store(plans + at, kernel * u[:, None] * v[None, :], mask=inside)
-    tl.store(g_out + number * t + j, start + unit * tl.log(v / mass_b), mask=columns)
+    for block in range(BLOCKS):
+        held = tl.reshape(tl.load(kernels + block * ROWS * M + place), [RI, CI, RT, CT])
+        used = block * ROWS + inner < s
+        mass_a = tl.load(a + block * ROWS + inner, mask=used, other=1.0).to(tl.float32)
+        u = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
+        plan = tl.reshape(held * u[:, None, :, None] * v[None, :, None, :], [RI * CI, RT * CT])
+        row = block * ROWS + _rows(RI, CI, RT, CT)
+        tl.store(plans + row * t + column, plan, mask=(row < s) & (column < t))
+    tl.store(g_out + number * t + columns, start + unit * tl.log(v / mass_b), mask=columns < t)
 
 
 def solve_batch(
@@ -83,20 +157,22 @@ def solve_batch(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, on chip where problems fit."""
+    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, by programs where problems fit."""
     count, s, t = costs.shape
     if max(s, t) > _MOST_POINTS:
         return definition.solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
-    blocks = Blocks(triton.next_power_of_2(s), triton.next_power_of_2(t), 0, 1)
-    # 16 numbers of the kernel per thread up to 128 points: what is computed of a row, each of its
-    # threads does; 128 of its registers beyond. [L446]
-    warps = min(16 if max(s, t) > 128 else 32, max(1, blocks.n * blocks.m // 512))
+    n, m = (max(16, triton.next_power_of_2(size)) for size in (s, t))
+    lanes = min(m, 32)
+    down = min(n, _WARPS * 32 // lanes)
+    inner = min(n // down, max(1, _ENTRIES * lanes // m))
     launch(
         _batch_kernel, (count,),
-        costs, *marginals, g, epsilon, *done, s, t, iterations, relaxation - 1.0,
+        costs, *marginals, g, epsilon, *done, costs.new_empty(count, n, m),
+        costs.new_empty(count, 2, n), s, t, iterations, relaxation - 1.0, 0,
         BOUND=RELAXED_FACTOR, LEAST=SMALLEST, MOST=LARGEST, LEAST_EXPONENT=LEAST_EXPONENT,
-        BLOCK_S=blocks.n, BLOCK_T=blocks.m, **launch_options(blocks._replace(warps=warps)),
+        BLOCKS=n // (down * inner), RI=inner, CI=m // lanes, RT=down, CT=lanes,
+        **launch_options(Blocks(n, m, down * lanes // 32, 1)),
     )  # fmt: skip
     return done
