@@ -27,7 +27,7 @@ from torchgw.distances.sampling import SpreadPoints
 __all__ = ["agreement"]
 
 # Points per side, outer iterations and epsilon as a share of the natural scale: with its number of
-# starts those of a multi-start, which need not make the same search again. [L356, L567]
+# starts those of a multi-start, which need not make the same search again. [L356, L610]
 _POINTS = 96
 _ITERATIONS = 20
 _EPSILON = 2.5e-3

@@ -38,7 +38,7 @@ _RELAXATION = {"search": 1.5, "compare": 1.7}
 # Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
 # Relative difference of epsilons, and of distances and weights, up to which a search is the same. A
-# choice. [L567]
+# choice. [L610]
 _SAME_SHARE, _SAME = 0.2, 1e-5
 # Outer iterations that a search ends with, in which the marginals are met. [L225]
 _LAST_ITERATIONS = 5

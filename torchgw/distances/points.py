@@ -21,7 +21,7 @@ ANGLES = ("cosine", "correlation")
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
 _EXACT_MAXIMUM_POINTS = 50_000
-# Points up to which all pairs take less time than the launches of what is cleverer. [L572]
+# Points up to which all pairs take less time than the launches of what is cleverer. [L615]
 _FEW_POINTS = 128
 # Elements of a (rows, points) block of that search. [L313]
 _BLOCK_ELEMENTS = 2**24

@@ -29,7 +29,7 @@ _SPREAD = 4
 # Points up to which all distances are computed to draw some. A choice. [L447]
 _STORED_POINTS = 512
 # Points up to which some are drawn by numbers of the host, so that they are the same on a GPU. As
-# many as are looked at where distances are decided on. [L567]
+# many as are looked at where distances are decided on. [L610]
 _SAME_POINTS = 1_000
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]

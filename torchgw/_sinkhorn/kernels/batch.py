@@ -22,9 +22,9 @@ from torchgw._typing import Marginals
 
 __all__ = ["solve_batch"]
 
-# Points per side up to which a problem is solved by one program. [L570]
+# Points per side up to which a problem is solved by one program. [L613]
 _MOST_POINTS = 256
-# Entries of a block for each thread, and warps. [L570]
+# Entries of a block for each thread, and warps. [L613]
 _ENTRIES, _WARPS = 64, 16
 
 
