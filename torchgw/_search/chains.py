@@ -122,8 +122,26 @@ _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
 # iteration on a CPU. [L549]
 _LONG, _MULTIPLICATION = 5.0, 3e-11
+
+
+class _Rounds(NamedTuple):
+    """How chains are kicked and mixed by rounds."""
+
+    epsilon: float  # where they are compared
+    ladder: Ladder  # from the epsilon at which they are kicked
+    width: int  # chains of a group in each round
+    most: int  # rounds
+    patience: int  # rounds that may pass without a better optimum
+    settled: bool = False  # whether it is over once all groups agree
+
+
 # Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8
+# The same where the target epsilon is small: partly right optima are kicked at a larger one, and
+# compared where chains are. Groups, chains of a round of each group, the fewest and the most, and
+# rounds that are to be affordable. [L567]
+_BETWEEN, _SHORT_ROUNDS, _SHORT_PATIENCE = Ladder(0.04, 0.7, 4), 16, 4
+_HALVES, _NARROW, _WIDE, _FEWEST_ROUNDS = 2, 3, 8, 4
 
 
 class Guess(NamedTuple):
@@ -178,10 +196,17 @@ def chains_within(operations: float, n: int, m: int) -> int:
     return int(operations / (iterations * n * m * (n + m)))
 
 
-def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess] = ()) -> Climbed:
+def climb(
+    coarse: Coarsened,
+    target: float,
+    count: int,
+    guesses: Sequence[Guess] = (),
+    affordable: int = 0,
+) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
-    Guesses are compared with the best at the end, by their names.
+    Guesses are compared with the best at the end, by their names. If the starts disagree, their
+    optima are kicked and mixed, up to ``affordable`` chains in all.
     """
     world = _World(coarse)
     low = target / coarse.scale
@@ -201,6 +226,10 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
+    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
+    left: list[Trial] = []
+    independent = None
+    fresh_numbers = itertools.count(count)
     while True:
         done = len(chains) + len(behind)
         if done == len(_FIRST):
@@ -210,6 +239,8 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
             world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, level)
+        if level > low:
+            compared += map(replace, fresh)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
         _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
@@ -240,18 +271,25 @@ def climb(coarse: Coarsened, target: float, count: int, guesses: Sequence[Guess]
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
     best += found
-    independent = None
-    left: list[Trial] = []
-    if not sharp and world.base.numel() <= _SMALL:
-        found_again, left, independent = _again(world, best, low, count)
+    if sharp:
+        world.settle(found, low)
+        spare = affordable - numbers.stop
+        if not _enough(best):
+            improved, independent = _improve(world, compared, spare, fresh_numbers, left)
+            improved = improved[:_REFINED]
+            world.descend(improved, _REFINE, low)
+            world.settle(improved, low)
+            best += improved
+    elif world.base.numel() <= _SMALL:
+        found_again, independent = _again(world, best, low, count, fresh_numbers, left)
         best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
-    world.settle(found if sharp else best, low, 1.0 if sharp else _STEP)
+    if not sharp:
+        world.settle(best, low, _STEP)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [*left, *(chain.trial("left behind") for chain in behind)]
-    same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
-    agreed = same >= _AGREEING if independent is None else independent
+    agreed = _enough(best) if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
 
 
@@ -324,59 +362,90 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
 
 
 def _again(
-    world: _World, chains: list[_Chain], epsilon: float, count: int
-) -> tuple[list[_Chain], list[Trial], bool]:
+    world: _World,
+    chains: list[_Chain],
+    epsilon: float,
+    count: int,
+    numbers: Iterator[int],
+    left: list[Trial],
+) -> tuple[list[_Chain], bool]:
     """Improve chains by rounds and, where they disagree, others as well.
 
-    Returns the best of different plans, what the others came to, and whether independent ones
-    agree.
+    Returns the best of different plans, and whether independent ones agree; ``left`` gets what the
+    others came to.
     """
-    numbers = itertools.count(count)
     width = min(count, _WIDEST)
+    ladder = Ladder(epsilon, _REFINE.decay, _REFINE.outer, _STEP, _MEETING)
+    rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
     first = sorted(chains, key=lambda chain: chain.objective)
-    left: list[Trial] = []
     groups = [_apart(first, width, left)]
     if len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME):
-        groups = _rounds(world, groups, epsilon, numbers, width, left)
+        groups = _improved(world, groups, rounds, numbers, left)
         # those that were sent round again come from each other
         if _near(first[_AGREEING - 1], groups[0][0], _SAME):
-            return groups[0], left, True
+            return groups[0], True
     for _ in range(1, _GROUPS):
         kinds = itertools.islice(itertools.cycle(_FIRST), width)
         fresh = [world.begin(kind, next(numbers)) for kind in kinds]
         world.descend(fresh, _QUICK._replace(step=_STEP), epsilon)
         groups.append(_apart(fresh, width, left))
-    groups = _rounds(world, groups, epsilon, numbers, width, left)
+    groups = _improved(world, groups, rounds, numbers, left)
     together = [list(itertools.chain(*groups))]
-    better = _rounds(world, together, epsilon, numbers, _GROUPS * width, left)[0]
+    rounds = rounds._replace(width=_GROUPS * width)
+    better = _improved(world, together, rounds, numbers, left)[0]
     found = sum(_near(group[0], better[0], _BETTER) for group in groups)
-    return better, left, found >= _AGREEING - 1
+    return better, found >= _AGREEING - 1
 
 
-def _rounds(
+def _improve(
+    world: _World,
+    chains: list[_Chain],
+    spare: int,
+    numbers: Iterator[int],
+    left: list[Trial],
+) -> tuple[list[_Chain], bool]:
+    """Improve two halves of the chains apart, which are where they are compared first.
+
+    Returns the chains, the best first, and whether both halves agree.
+    """
+    chains = sorted(chains, key=lambda chain: chain.objective)
+    width = min(_WIDE, spare // (_HALVES * _FEWEST_ROUNDS))
+    if width < _NARROW:
+        return chains, False
+    most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
+    rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
+    halves = [chains[start::_HALVES] for start in range(_HALVES)]
+    halves = _improved(world, halves, rounds, numbers, left)
+    chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
+    return chains, all(_near(half[0], chains[0], _SAME) for half in halves)
+
+
+def _improved(
     world: _World,
     groups: list[list[_Chain]],
-    epsilon: float,
+    rounds: _Rounds,
     numbers: Iterator[int],
-    width: int,
     left: list[Trial],
 ) -> list[list[_Chain]]:
     """Kick and mix the chains of each group, and keep the best of all, while that helps."""
-    ladder = Ladder(epsilon, _REFINE.decay, _REFINE.outer, _STEP, _MEETING)
+    width = rounds.width
     groups = [_apart(chains, width // 2, left) for chains in groups]
     idle = [0] * len(groups)
-    for _ in range(_ROUNDS):
-        live = [place for place, rounds in enumerate(idle) if rounds < _PATIENCE]
+    for _ in range(rounds.most):
+        live = [place for place, count in enumerate(idle) if count < rounds.patience]
         if not live:
             break
         # all at once: short operations cost little more on many plans than on few
-        fresh = {place: world.again(groups[place], width, ladder, numbers) for place in live}
-        world.descend(list(itertools.chain(*fresh.values())), ladder, epsilon)
+        fresh = {place: world.again(groups[place], width, rounds.ladder, numbers) for place in live}
+        world.descend(list(itertools.chain(*fresh.values())), rounds.ladder, rounds.epsilon)
         for place, chains in fresh.items():
             before = groups[place][0]
             groups[place] = _apart(groups[place] + chains, width // 2, left)
             helped = not _near(before, groups[place][0], _BETTER)
             idle[place] = 0 if helped else idle[place] + 1
+        best = sorted((group[0] for group in groups), key=lambda chain: chain.objective)
+        if rounds.settled and min(idle) > 0 and _near(best[-1], best[0], _BETTER):
+            break
     return groups
 
 
@@ -401,6 +470,12 @@ def _agree(chains: Sequence[_Chain]) -> bool:
     kicked = sum(chain.kind.kick is not None for chain in same)
     # all faint ones may follow the same modes into the same poor optimum
     return len(same) >= _AGREEING and kicked >= min(2, len(same))
+
+
+def _enough(chains: Sequence[_Chain]) -> bool:
+    """Whether enough chains are at the best optimum."""
+    best = min(chains, key=lambda chain: chain.objective)
+    return sum(_near(chain, best, _SAME) for chain in chains) >= _AGREEING
 
 
 def _near(chain: _Chain, best: _Chain, share: float) -> bool:

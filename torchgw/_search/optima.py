@@ -299,7 +299,7 @@ def search_all_points(
         return first
     # far below, a ladder of stages would have no end
     target = max(epsilon, _LEAST_EPSILON * whole.scale)
-    found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses)
+    found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses, 2 * affordable)
     kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
     alternatives = tuple(
         Alternative(
