@@ -24,11 +24,12 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
 from torchgw._search.graphs import Graphs, density, least_value
+from torchgw._search.heat import heat_costs
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
-__all__ = ["Climbed", "Guess", "Trial", "chains_within", "climb"]
+__all__ = ["Climbed", "Guess", "STANDS_OUT", "Trial", "chains_within", "climb"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +95,15 @@ _FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
 _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
+# Value over the second best below which an optimum is the best one, though one chain alone has found
+# it. [L568]
+STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
+# Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L569]
+_SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
 # that are sharp cost less. [L336]
 _STIR = 0.01
@@ -270,11 +276,16 @@ def climb(
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
+        found.append(world.heat())
+        world.descend(found[-1:], _REFINE, max(low, _COMPARED_AT))
+        if sharp:
+            compared += map(replace, found[-1:])
+            world.descend(found[-1:], _REFINE, low)
     best += found
     if sharp:
         world.settle(found, low)
         spare = affordable - numbers.stop
-        if not _enough(best):
+        if not _enough(best) and not _stands_out(best):
             improved, independent = _improve(world, compared, spare, fresh_numbers, left)
             improved = improved[:_REFINED]
             world.descend(improved, _REFINE, low)
@@ -478,6 +489,13 @@ def _enough(chains: Sequence[_Chain]) -> bool:
     return sum(_near(chain, best, _SAME) for chain in chains) >= _AGREEING
 
 
+def _stands_out(chains: Sequence[_Chain]) -> bool:
+    """Whether the best optimum costs far less than all others."""
+    best = min(chains, key=lambda chain: chain.objective)
+    others = [chain.value for chain in chains if not _near(chain, best, _SAME)]
+    return best.value < STANDS_OUT * min(others, default=0)
+
+
 def _near(chain: _Chain, best: _Chain, share: float) -> bool:
     """Whether the objective of a chain is within a share of the best."""
     return chain.objective - best.objective <= share * abs(best.objective)
@@ -624,6 +642,15 @@ class _World:
             return self.solve(cost[None], start, epsilon, iterations)[0][0]
 
         chain = self.take("convex start", convex_path(self.problem, project))
+        chain.seconds = perf_counter() - clock
+        return chain
+
+    def heat(self) -> _Chain:
+        """Begin where the nodes of two graphs have alike signatures."""
+        clock = perf_counter()
+        costs = heat_costs(self.problem).float()[None]
+        start = costs.new_zeros(1, 1, costs.shape[2])
+        chain = self.take("heat", self.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
         chain.seconds = perf_counter() - clock
         return chain
 

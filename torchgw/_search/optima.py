@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Judged, carry_over, search_all, way_to_call
-from torchgw._search.chains import Guess, Trial, chains_within, climb
+from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
@@ -53,6 +53,8 @@ _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
+# The same of plans of all points (_apart). [L568]
+_OTHER = 0.2
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
@@ -300,7 +302,8 @@ def search_all_points(
     # far below, a ladder of stages would have no end
     target = max(epsilon, _LEAST_EPSILON * whole.scale)
     found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses, 2 * affordable)
-    kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
+    apart = _apart(coarse, found.plans).tolist()
+    kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
     alternatives = tuple(
         Alternative(
             found.trials[i].value,
@@ -313,8 +316,23 @@ def search_all_points(
         )
         for i in kept
     )
-    doubt = "" if found.agreed else _WHY_OPEN[how].format(count=len(found.trials))
-    return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
+    ambiguity = _ambiguity(whole, alternatives)
+    certain = found.agreed or ambiguity < STANDS_OUT
+    doubt = "" if certain else _WHY_OPEN[how].format(count=len(found.trials))
+    return Search(alternatives, ambiguity, found.trials, doubt)
+
+
+def _apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
+    """Return how far plans (k, s, t) send points apart by all distances of where they go, (k, k).
+
+    0 where those are the same, as of nodes that have the same neighbours; 1 for unrelated matches.
+    An entry of a table that is no distance says nothing of how far two points are apart.
+    """
+    table, b = problem.target.table, problem.target.weights
+    a = problem.source.weights[:, None]
+    images = (plans @ (table - b @ table) * (b / a).sqrt()).flatten(1)
+    spread = b @ (table - b @ table).square() @ b
+    return torch.cdist(images, images).square() / (2 * spread).clamp_min(torch.finfo(b.dtype).tiny)
 
 
 def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
@@ -467,11 +485,13 @@ def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
     return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
 
 
-def _first_of_each(order: Iterable[int], distances: Sequence[Sequence[float]]) -> list[int]:
+def _first_of_each(
+    order: Iterable[int], distances: Sequence[Sequence[float]], least: float = _DISTINCT
+) -> list[int]:
     """Keep those that are apart from all that were kept before them."""
     kept: list[int] = []
     for i in order:
-        if all(distances[i][j] > _DISTINCT for j in kept):
+        if all(distances[i][j] > least for j in kept):
             kept.append(i)
     return kept
 
