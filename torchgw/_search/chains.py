@@ -95,8 +95,8 @@ _FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
 _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
-# Value over the second best below which an optimum is the best one, though one chain alone has found
-# it. [L568]
+# Value over the second best below which an optimum is the best one, by whatever chain it was found.
+# [L568]
 STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4

@@ -53,7 +53,7 @@ _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
-# The same of plans of all points (_apart). [L568]
+# The same of plans of all points (_sent_apart). [L568]
 _OTHER = 0.2
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
@@ -88,6 +88,11 @@ _TINY = 12
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
+# Share of these where few points represent all but leave open which optimum is the best, and the
+# ambiguity from which on they do. [L570]
+_SPARED, _OPEN = 0.05, 0.9
+# Epsilon, as a share of the scale, up to which that is done. [L570]
+_BLUNT = 0.02
 # Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
 # [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
@@ -276,21 +281,24 @@ def search_all_points(
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
     operations = _OPERATIONS[problem.source.device.type]
+    # entries of adjacency matrices and similarities are no distances, and small ones abound
+    told = first.resolution > _NO_DISTANCE or is_structured(problem, first)
+    if how == "auto" and told:
+        if first.ambiguity <= _OPEN:
+            return first
+        operations *= _SPARED
     if how == "thorough":
         operations *= _THOROUGH
     affordable = chains_within(operations, n, m)
-    # entries of adjacency matrices and similarities are no distances, and small ones abound
-    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem, first)):
-        return first
     if affordable < _FEWEST_CHAINS:
-        return first._replace(doubt=_WHY_SINGLE[how])
+        return first if how == "auto" and told else first._replace(doubt=_WHY_SINGLE[how])
+    whole = _coarsen(problem, max(n, m), call_directly)
+    if epsilon >= whole.scale * (_BLUNT if how == "auto" and told else 1):
+        # every chain would end at the one plan that there is, or optima are many
+        return first
     if max(n, m) <= _POINTS and n_init is None:
         # starts of another kind, and cheap ones
         first = find_optima(problem, epsilon, _CHAINS["thorough"])
-    whole = _coarsen(problem, max(n, m), call_directly)
-    if epsilon >= whole.scale:
-        # every chain would end at the one plan that there is
-        return first
     coarse = whole.problem
     guesses = [Guess(one.label, *_among_all(one, coarse)) for one in first.alternatives]
     if (
@@ -302,7 +310,7 @@ def search_all_points(
     # far below, a ladder of stages would have no end
     target = max(epsilon, _LEAST_EPSILON * whole.scale)
     found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses, 2 * affordable)
-    apart = _apart(coarse, found.plans).tolist()
+    apart = _sent_apart(coarse, found.plans).tolist()
     kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
     alternatives = tuple(
         Alternative(
@@ -322,7 +330,7 @@ def search_all_points(
     return Search(alternatives, ambiguity, found.trials, doubt)
 
 
-def _apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
+def _sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
     """Return how far plans (k, s, t) send points apart by all distances of where they go, (k, k).
 
     0 where those are the same, as of nodes that have the same neighbours; 1 for unrelated matches.
