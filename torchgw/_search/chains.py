@@ -100,6 +100,8 @@ _AGREEING = 3
 STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
+# What guesses of some points go on with: as slowly as a solve would that begins there. [L570]
+_LIFTED = Ladder(GUESS_EPSILON, 0.7, 20)
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L569]
@@ -271,7 +273,7 @@ def climb(
     # at once they would be far from their marginals, and look worse than they are
     world.descend(found, _REFINE, low)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
-    world.descend(lifted, _QUICK, low)
+    world.descend(lifted, _LIFTED, low)
     found += lifted
     if graph:
         found.append(world.convex())
@@ -287,7 +289,7 @@ def climb(
         spare = affordable - numbers.stop
         if not _enough(best) and not _stands_out(best):
             improved, independent = _improve(world, compared, spare, fresh_numbers, left)
-            improved = improved[:_REFINED]
+            improved = [chain for chain in improved if chain not in compared][:_REFINED]
             world.descend(improved, _REFINE, low)
             world.settle(improved, low)
             best += improved
@@ -426,7 +428,10 @@ def _improve(
     most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
     rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
     halves = [chains[start::_HALVES] for start in range(_HALVES)]
-    halves = _improved(world, halves, rounds, numbers, left)
+    others: list[Trial] = []
+    halves = _improved(world, halves, rounds, numbers, others)
+    known = {chain.trial("left behind") for chain in chains}
+    left += [trial for trial in others if trial not in known]
     chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
     return chains, all(_near(half[0], chains[0], _SAME) for half in halves)
 

@@ -283,6 +283,7 @@ def search_all_points(
     operations = _OPERATIONS[problem.source.device.type]
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     told = first.resolution > _NO_DISTANCE or is_structured(problem, first)
+    told = told and not any(map(_is_similarity, (problem.source, problem.target)))
     if how == "auto" and told:
         if first.ambiguity <= _OPEN:
             return first
@@ -310,6 +311,9 @@ def search_all_points(
     # far below, a ladder of stages would have no end
     target = max(epsilon, _LEAST_EPSILON * whole.scale)
     found = climb(whole, target, min(n_init or _CHAINS[how], affordable), guesses, 2 * affordable)
+    if how == "auto" and told and found.trials[0].start in {guess.name for guess in guesses}:
+        # a solve that begins at few points ends as low, or lower
+        return first._replace(trials=found.trials)
     apart = _sent_apart(coarse, found.plans).tolist()
     kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
     alternatives = tuple(
@@ -368,6 +372,12 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
         drawn = found.alternatives[0].source, found.alternatives[0].target
     sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
+
+
+def _is_similarity(provider: DistanceProvider) -> bool:
+    """Whether the first point is further from itself than from others, as by similarities."""
+    columns = provider.columns(torch.arange(1, device=provider.device))
+    return float(columns[0, 0]) > float(columns.mean())
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
