@@ -24,11 +24,12 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.convex import convex_path, is_graph
 from torchgw._search.graphs import Graphs, density, least_value
+from torchgw._search.heat import heat_costs
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
-__all__ = ["Climbed", "Guess", "Trial", "chains_within", "climb"]
+__all__ = ["Climbed", "Guess", "STANDS_OUT", "Trial", "chains_within", "climb"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,19 @@ _FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
 _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
+# Value over the second best below which an optimum is the best one, by whatever chain it was found.
+# [L568]
+STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
+# What guesses of some points go on with: as slowly as a solve would that begins there. [L570]
+_LIFTED = Ladder(GUESS_EPSILON, 0.7, 20)
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
+# Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L569]
+_SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
 # that are sharp cost less. [L336]
 _STIR = 0.01
@@ -125,8 +133,26 @@ _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
 # iteration on a CPU. [L549]
 _LONG, _MULTIPLICATION = 5.0, 3e-11
+
+
+class _Rounds(NamedTuple):
+    """How chains are kicked and mixed by rounds."""
+
+    epsilon: float  # where they are compared
+    ladder: Ladder  # from the epsilon at which they are kicked
+    width: int  # chains of a group in each round
+    most: int  # rounds
+    patience: int  # rounds that may pass without a better optimum
+    settled: bool = False  # whether it is over once all groups agree
+
+
 # Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8
+# The same where the target epsilon is small: partly right optima are kicked at a larger one, and
+# compared where chains are. Groups, chains of a round of each group, the fewest and the most, and
+# rounds that are to be affordable. [L567]
+_BETWEEN, _SHORT_ROUNDS, _SHORT_PATIENCE = Ladder(0.04, 0.7, 4), 16, 4
+_HALVES, _NARROW, _WIDE, _FEWEST_ROUNDS = 2, 3, 8, 4
 
 
 class Guess(NamedTuple):
@@ -186,12 +212,14 @@ def climb(
     target: float,
     count: int,
     guesses: Sequence[Guess] = (),
+    affordable: int = 0,
     *,
     in_time: bool = False,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
-    Guesses are compared with the best at the end, by their names. ``in_time`` leaves out starts
+    Guesses are compared with the best at the end, by their names. If the starts disagree, their
+    optima are kicked and mixed, up to ``affordable`` chains in all. ``in_time`` leaves out starts
     that would take a CPU long where nothing but chance tells them apart above the target.
     """
     world = _World(coarse)
@@ -214,6 +242,10 @@ def climb(
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
     warned = _warn_if_long(world, count, low)
+    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
+    left: list[Trial] = []
+    independent = None
+    fresh_numbers = itertools.count(count)
     while True:
         done = len(chains) + len(behind)
         if done == len(_FIRST) and not warned:
@@ -223,6 +255,8 @@ def climb(
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
             world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, above)
+        if sharp:
+            compared += map(replace, fresh)
         if level < above:
             world.descend(fresh, _REFINE, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
@@ -253,24 +287,36 @@ def climb(
     # at once they would be far from their marginals, and look worse than they are
     world.descend(found, _REFINE, low)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
-    world.descend(lifted, _QUICK, low)
+    world.descend(lifted, _LIFTED, low)
     found += lifted
     if graph:
         found.append(world.convex())
         world.descend(found[-1:], _CONVEX, low)
+        found.append(world.heat())
+        world.descend(found[-1:], _REFINE, max(low, _COMPARED_AT))
+        if sharp:
+            compared += map(replace, found[-1:])
+            world.descend(found[-1:], _REFINE, low)
     best += found
-    independent = None
-    left: list[Trial] = []
-    if not sharp and world.base.numel() <= _SMALL:
-        found_again, left, independent = _again(world, best, low, count)
+    if sharp:
+        world.settle(found, low)
+        spare = affordable - numbers.stop
+        if not _enough(best) and not _stands_out(best):
+            improved, independent = _improve(world, compared, spare, fresh_numbers, left)
+            improved = [chain for chain in improved if chain not in compared][:_REFINED]
+            world.descend(improved, _REFINE, low)
+            world.settle(improved, low)
+            best += improved
+    elif world.base.numel() <= _SMALL:
+        found_again, independent = _again(world, best, low, count, fresh_numbers, left)
         best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
-    world.settle(found if sharp else best, low)
+    if not sharp:
+        world.settle(best, low)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
     trials += [*left, *(chain.trial("left behind") for chain in behind)]
-    same = sum(_near(chain, best[order[0]], _SAME) for chain in best)
-    agreed = same >= _AGREEING if independent is None else independent
+    agreed = _enough(best) if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
 
 
@@ -374,59 +420,93 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
 
 
 def _again(
-    world: _World, chains: list[_Chain], epsilon: float, count: int
-) -> tuple[list[_Chain], list[Trial], bool]:
+    world: _World,
+    chains: list[_Chain],
+    epsilon: float,
+    count: int,
+    numbers: Iterator[int],
+    left: list[Trial],
+) -> tuple[list[_Chain], bool]:
     """Improve chains by rounds and, where they disagree, others as well.
 
-    Returns the best of different plans, what the others came to, and whether independent ones
-    agree.
+    Returns the best of different plans, and whether independent ones agree; ``left`` gets what the
+    others came to.
     """
-    numbers = itertools.count(count)
     width = min(count, _WIDEST)
+    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING)
+    rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
     first = sorted(chains, key=lambda chain: chain.objective)
-    left: list[Trial] = []
     groups = [_apart(first, width, left)]
     if len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME):
-        groups = _rounds(world, groups, epsilon, numbers, width, left)
+        groups = _improved(world, groups, rounds, numbers, left)
         # those that were sent round again come from each other
         if _near(first[_AGREEING - 1], groups[0][0], _SAME):
-            return groups[0], left, True
+            return groups[0], True
     for _ in range(1, _GROUPS):
         kinds = itertools.islice(itertools.cycle(_FIRST), width)
         fresh = [world.begin(kind, next(numbers)) for kind in kinds]
         world.descend(fresh, _QUICK._replace(step=_STEP), epsilon)
         groups.append(_apart(fresh, width, left))
-    groups = _rounds(world, groups, epsilon, numbers, width, left)
+    groups = _improved(world, groups, rounds, numbers, left)
     together = [list(itertools.chain(*groups))]
-    better = _rounds(world, together, epsilon, numbers, _GROUPS * width, left)[0]
+    rounds = rounds._replace(width=_GROUPS * width)
+    better = _improved(world, together, rounds, numbers, left)[0]
     found = sum(_near(group[0], better[0], _BETTER) for group in groups)
-    return better, left, found >= _AGREEING - 1
+    return better, found >= _AGREEING - 1
 
 
-def _rounds(
+def _improve(
+    world: _World,
+    chains: list[_Chain],
+    spare: int,
+    numbers: Iterator[int],
+    left: list[Trial],
+) -> tuple[list[_Chain], bool]:
+    """Improve two halves of the chains apart, which are where they are compared first.
+
+    Returns the chains, the best first, and whether both halves agree.
+    """
+    chains = sorted(chains, key=lambda chain: chain.objective)
+    width = min(_WIDE, spare // (_HALVES * _FEWEST_ROUNDS))
+    if width < _NARROW:
+        return chains, False
+    most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
+    rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
+    halves = [chains[start::_HALVES] for start in range(_HALVES)]
+    others: list[Trial] = []
+    halves = _improved(world, halves, rounds, numbers, others)
+    known = {chain.trial("left behind") for chain in chains}
+    left += [trial for trial in others if trial not in known]
+    chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
+    return chains, all(_near(half[0], chains[0], _SAME) for half in halves)
+
+
+def _improved(
     world: _World,
     groups: list[list[_Chain]],
-    epsilon: float,
+    rounds: _Rounds,
     numbers: Iterator[int],
-    width: int,
     left: list[Trial],
 ) -> list[list[_Chain]]:
     """Kick and mix the chains of each group, and keep the best of all, while that helps."""
-    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING)
+    width = rounds.width
     groups = [_apart(chains, width // 2, left) for chains in groups]
     idle = [0] * len(groups)
-    for _ in range(_ROUNDS):
-        live = [place for place, rounds in enumerate(idle) if rounds < _PATIENCE]
+    for _ in range(rounds.most):
+        live = [place for place, count in enumerate(idle) if count < rounds.patience]
         if not live:
             break
         # all at once: short operations cost little more on many plans than on few
-        fresh = {place: world.again(groups[place], width, ladder, numbers) for place in live}
-        world.descend(list(itertools.chain(*fresh.values())), ladder, epsilon)
+        fresh = {place: world.again(groups[place], width, rounds.ladder, numbers) for place in live}
+        world.descend(list(itertools.chain(*fresh.values())), rounds.ladder, rounds.epsilon)
         for place, chains in fresh.items():
             before = groups[place][0]
             groups[place] = _apart(groups[place] + chains, width // 2, left)
             helped = not _near(before, groups[place][0], _BETTER)
             idle[place] = 0 if helped else idle[place] + 1
+        best = sorted((group[0] for group in groups), key=lambda chain: chain.objective)
+        if rounds.settled and min(idle) > 0 and _near(best[-1], best[0], _BETTER):
+            break
     return groups
 
 
@@ -451,6 +531,19 @@ def _agree(chains: Sequence[_Chain]) -> bool:
     kicked = sum(chain.kind.kick is not None for chain in same)
     # all faint ones may follow the same modes into the same poor optimum
     return len(same) >= _AGREEING and kicked >= min(2, len(same))
+
+
+def _enough(chains: Sequence[_Chain]) -> bool:
+    """Whether enough chains are at the best optimum."""
+    best = min(chains, key=lambda chain: chain.objective)
+    return sum(_near(chain, best, _SAME) for chain in chains) >= _AGREEING
+
+
+def _stands_out(chains: Sequence[_Chain]) -> bool:
+    """Whether the best optimum costs far less than all others."""
+    best = min(chains, key=lambda chain: chain.objective)
+    others = [chain.value for chain in chains if not _near(chain, best, _SAME)]
+    return best.value < STANDS_OUT * min(others, default=0)
 
 
 def _near(chain: _Chain, best: _Chain, share: float) -> bool:
@@ -599,6 +692,15 @@ class _World:
             return self.solve(cost[None], start, epsilon, iterations)[0][0]
 
         chain = self.take("convex start", convex_path(self.problem, project))
+        chain.seconds = perf_counter() - clock
+        return chain
+
+    def heat(self) -> _Chain:
+        """Begin where the nodes of two graphs have alike signatures."""
+        clock = perf_counter()
+        costs = heat_costs(self.problem).float()[None]
+        start = costs.new_zeros(1, 1, costs.shape[2])
+        chain = self.take("heat", self.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
         chain.seconds = perf_counter() - clock
         return chain
 

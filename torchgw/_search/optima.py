@@ -23,7 +23,7 @@ from torchgw._search.batch import (
     search_all,
     way_to_call,
 )
-from torchgw._search.chains import Guess, Trial, chains_within, climb
+from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
 from torchgw._search.coarse_loss import with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
@@ -62,6 +62,8 @@ _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
+# The same of plans of all points (_sent_apart). [L568]
+_OTHER = 0.2
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
@@ -95,6 +97,11 @@ _TINY = 12
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
+# Share of these where few points represent all but leave open which optimum is the best, and the
+# ambiguity from which on they do. [L570]
+_SPARED, _OPEN = 0.05, 0.9
+# Epsilon, as a share of the scale, up to which that is done. [L570]
+_BLUNT = 0.02
 # Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
 # [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
@@ -295,21 +302,25 @@ def search_all_points(
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
     operations = _OPERATIONS[problem.source.device.type]
+    # entries of adjacency matrices and similarities are no distances, and small ones abound
+    told = first.resolution > _NO_DISTANCE or is_structured(problem, first)
+    told = told and not any(map(_is_similarity, (problem.source, problem.target)))
+    if how == "auto" and told:
+        if first.ambiguity <= _OPEN:
+            return first
+        operations *= _SPARED
     if how == "thorough":
         operations *= _THOROUGH
     affordable = chains_within(operations, n, m)
-    # entries of adjacency matrices and similarities are no distances, and small ones abound
-    if how == "auto" and (first.resolution > _NO_DISTANCE or is_structured(problem, first)):
-        return first
     if affordable < _FEWEST_CHAINS:
-        return first._replace(doubt=_WHY_SINGLE[how])
+        return first if how == "auto" and told else first._replace(doubt=_WHY_SINGLE[how])
+    whole = _coarsen(problem, max(n, m), call_directly)
+    if epsilon >= whole.scale * (_BLUNT if how == "auto" and told else 1):
+        # every chain would end at the one plan that there is, or optima are many
+        return first
     if max(n, m) <= _POINTS and n_init is None:
         # starts of another kind, and cheap ones
         first = find_optima(problem, epsilon, _CHAINS["thorough"])
-    whole = _coarsen(problem, max(n, m), call_directly)
-    if epsilon >= whole.scale:
-        # every chain would end at the one plan that there is
-        return first
     coarse = whole.problem
     guesses = [Guess(one.label, *_among_all(one, coarse)) for one in first.alternatives]
     if (
@@ -321,8 +332,13 @@ def search_all_points(
     # far below, a ladder of stages would have no end
     target = max(epsilon, _LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
-    found = climb(whole, target, count, guesses, in_time=how == "auto" and n_init is None)
-    kept = _first_of_each(range(len(found.plans)), coarse.distances(found.plans).tolist())
+    in_time = how == "auto" and n_init is None
+    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time)
+    if how == "auto" and told and found.trials[0].start in {guess.name for guess in guesses}:
+        # a solve that begins at few points ends as low, or lower
+        return first._replace(trials=found.trials)
+    apart = _sent_apart(coarse, found.plans).tolist()
+    kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
     alternatives = tuple(
         Alternative(
             found.trials[i].value,
@@ -335,8 +351,23 @@ def search_all_points(
         )
         for i in kept
     )
-    doubt = "" if found.agreed else _WHY_OPEN[how].format(count=len(found.trials))
-    return Search(alternatives, _ambiguity(whole, alternatives), found.trials, doubt)
+    ambiguity = _ambiguity(whole, alternatives)
+    certain = found.agreed or ambiguity < STANDS_OUT
+    doubt = "" if certain else _WHY_OPEN[how].format(count=len(found.trials))
+    return Search(alternatives, ambiguity, found.trials, doubt)
+
+
+def _sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
+    """Return how far plans (k, s, t) send points apart by all distances of where they go, (k, k).
+
+    0 where those are the same, as of nodes that have the same neighbours; 1 for unrelated matches.
+    An entry of a table that is no distance says nothing of how far two points are apart.
+    """
+    table, b = problem.target.table, problem.target.weights
+    a = problem.source.weights[:, None]
+    images = (plans @ (table - b @ table) * (b / a).sqrt()).flatten(1)
+    spread = b @ (table - b @ table).square() @ b
+    return torch.cdist(images, images).square() / (2 * spread).clamp_min(torch.finfo(b.dtype).tiny)
 
 
 def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
@@ -364,6 +395,12 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
         drawn = found.alternatives[0].source, found.alternatives[0].target
     sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
+
+
+def _is_similarity(provider: DistanceProvider) -> bool:
+    """Whether the first point is further from itself than from others, as by similarities."""
+    columns = provider.columns(torch.arange(1, device=provider.device))
+    return float(columns[0, 0]) > float(columns.mean())
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
@@ -489,11 +526,13 @@ def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
     return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
 
 
-def _first_of_each(order: Iterable[int], distances: Sequence[Sequence[float]]) -> list[int]:
+def _first_of_each(
+    order: Iterable[int], distances: Sequence[Sequence[float]], least: float = _DISTINCT
+) -> list[int]:
     """Keep those that are apart from all that were kept before them."""
     kept: list[int] = []
     for i in order:
-        if all(distances[i][j] > _DISTINCT for j in kept):
+        if all(distances[i][j] > least for j in kept):
             kept.append(i)
     return kept
 
