@@ -100,17 +100,17 @@ _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
 # Value over the second best below which an optimum is the best one, by whatever chain it was found.
-# [L568]
+# [L617]
 STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
-# What guesses of some points go on with: as slowly as a solve would that begins there. [L570]
+# What guesses of some points go on with: as slowly as a solve would that begins there. [L619]
 _LIFTED = Ladder(GUESS_EPSILON, 0.7, 20)
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # What a ladder goes on with below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
-# Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L569]
+# Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
 # that are sharp cost less. [L336]
@@ -150,7 +150,7 @@ class _Rounds(NamedTuple):
 _ROUNDS, _PATIENCE = 32, 8
 # The same where the target epsilon is small: partly right optima are kicked at a larger one, and
 # compared where chains are. Groups, chains of a round of each group, the fewest and the most, and
-# rounds that are to be affordable. [L567]
+# rounds that are to be affordable. [L616]
 _BETWEEN, _SHORT_ROUNDS, _SHORT_PATIENCE = Ladder(0.04, 0.7, 4), 16, 4
 _HALVES, _NARROW, _WIDE, _FEWEST_ROUNDS = 2, 3, 8, 4
 

@@ -10,7 +10,7 @@ from torchgw.distances.sampling import SpreadPoints
 
 __all__ = ["heat_costs"]
 
-# Times of the heat kernel, and its largest entries of a row that are compared. [L569]
+# Times of the heat kernel, and its largest entries of a row that are compared. [L618]
 _TIMES = (1.0, 2.0, 4.0, 8.0)
 _LARGEST = 32
 

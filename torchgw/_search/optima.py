@@ -62,7 +62,7 @@ _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
-# The same of plans of all points (_sent_apart). [L568]
+# The same of plans of all points (_sent_apart). [L617]
 _OTHER = 0.2
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
@@ -98,9 +98,9 @@ _TINY = 12
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
 # Share of these where few points represent all but leave open which optimum is the best, and the
-# ambiguity from which on they do. [L570]
+# ambiguity from which on they do. [L619]
 _SPARED, _OPEN = 0.05, 0.9
-# Epsilon, as a share of the scale, up to which that is done. [L570]
+# Epsilon, as a share of the scale, up to which that is done. [L619]
 _BLUNT = 0.02
 # Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
 # [L331]
