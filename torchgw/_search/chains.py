@@ -104,8 +104,6 @@ _AGREEING = 3
 STANDS_OUT = 0.5
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
-# What guesses of some points go on with: as slowly as a solve would that begins there. [L619]
-_LIFTED = Ladder(GUESS_EPSILON, 0.7, 20)
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # What a ladder goes on with below the epsilon of the first comparison.
@@ -280,14 +278,14 @@ def climb(
         # what looked alike has parted: the others are compared at the target
         level = low
         if in_time:
-            count = _within_time(world, numbers.stop, count, low)
+            affordable = count = _within_time(world, numbers.stop, count, low)
             if numbers.stop >= count:
                 break
     found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
     # at once they would be far from their marginals, and look worse than they are
     world.descend(found, _REFINE, low)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
-    world.descend(lifted, _LIFTED, low)
+    world.descend(lifted, _QUICK, low)
     found += lifted
     if graph:
         found.append(world.convex())

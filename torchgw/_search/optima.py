@@ -97,11 +97,6 @@ _TINY = 12
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
-# Share of these where few points represent all but leave open which optimum is the best, and the
-# ambiguity from which on they do. [L619]
-_SPARED, _OPEN = 0.05, 0.9
-# Epsilon, as a share of the scale, up to which that is done. [L619]
-_BLUNT = 0.02
 # Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
 # [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
@@ -306,17 +301,15 @@ def search_all_points(
     told = first.resolution > _NO_DISTANCE or is_structured(problem, first)
     told = told and not any(map(_is_similarity, (problem.source, problem.target)))
     if how == "auto" and told:
-        if first.ambiguity <= _OPEN:
-            return first
-        operations *= _SPARED
+        return first
     if how == "thorough":
         operations *= _THOROUGH
     affordable = chains_within(operations, n, m)
     if affordable < _FEWEST_CHAINS:
-        return first if how == "auto" and told else first._replace(doubt=_WHY_SINGLE[how])
+        return first._replace(doubt=_WHY_SINGLE[how])
     whole = _coarsen(problem, max(n, m), call_directly)
-    if epsilon >= whole.scale * (_BLUNT if how == "auto" and told else 1):
-        # every chain would end at the one plan that there is, or optima are many
+    if epsilon >= whole.scale:
+        # every chain would end at the one plan that there is
         return first
     if max(n, m) <= _POINTS and n_init is None:
         # starts of another kind, and cheap ones
@@ -334,9 +327,6 @@ def search_all_points(
     count = min(n_init or _CHAINS[how], affordable)
     in_time = how == "auto" and n_init is None
     found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time)
-    if how == "auto" and told and found.trials[0].start in {guess.name for guess in guesses}:
-        # a solve that begins at few points ends as low, or lower
-        return first._replace(trials=found.trials)
     apart = _sent_apart(coarse, found.plans).tolist()
     kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
     alternatives = tuple(
