@@ -78,6 +78,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             prepared = prepare(setting, cost, epsilon)
             tol = loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE
             most_inner = min(options.inner_max_iter, budget)
+            if at_target and done == 0 and state.start is None:
+                # what a search found is lost where the first plan is far from its marginals
+                tol, most_inner = _MET, options.inner_max_iter
             inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
         with recorder.timed("coupling"):
             latest, told = step.update(prepared, inner.potentials, point, state.latest)
