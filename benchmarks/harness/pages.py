@@ -59,11 +59,11 @@ def _seconds(row: Row) -> str:
     if "seconds" not in row:
         return ""
     times = row["seconds"] if isinstance(row["seconds"], list) else [row["seconds"]]
-    short = max(times) < 0.1
     joint = " to " if times[0] < times[-1] else " / "
-    return joint.join(f"{1e3 * t:.4g}" if short else str(t) for t in times) + (
-        " ms" if short else " s"
-    )
+    if max(times) >= 0.1:
+        return joint.join(map(str, times)) + " s"
+    factor, unit = (1e6, "us") if max(times) < 1e-4 else (1e3, "ms")
+    return joint.join(f"{factor * t:.4g}" for t in times) + f" {unit}"
 
 
 def _power(number: float, digits: int = 2) -> str:
@@ -266,6 +266,16 @@ TABLES: dict[str, Callable[[], str]] = {
         ("value", _value),
         ("quality", _field("quality")),
         _COMMIT,
+    ),
+    "batch": _table(
+        "many small problems",
+        ("problem", _field("goal")),
+        ("solver", _field("solver")),
+        _TIME,
+        ("beside it", _field("quality")),
+        ("asked", _field("asked")),
+        _COMMIT,
+        peers=True,
     ),
     "cpu": _table(
         "two CPU cores",

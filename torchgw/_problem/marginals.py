@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
@@ -170,6 +169,8 @@ def best_mass(
     high = low + 1
     while rest(high) < 0:
         high += high - low
+    from scipy.optimize import brentq  # SciPy takes long to import
+
     return math.exp(brentq(rest, low, high, xtol=1e-15))
 
 
