@@ -22,6 +22,7 @@ from torchgw._search.isometry import find_isometry
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
+from torchgw.distances.base import ScaledDistance
 
 RNG = np.random.default_rng
 
@@ -304,3 +305,20 @@ def test_points_that_rounding_has_moved_in_order_are_matched_in_the_end(monkeypa
     assert np.array_equal(order[found.partners.numpy()], np.arange(600))
     monkeypatch.setattr(isometry, "_MOST_LOST", 0)
     assert find_isometry(copies, streamed=False) is None
+
+
+def test_a_point_near_the_border_may_change_the_scale():
+    """Distances are divided by the largest of each side, which rounding moves by 1e-4 here."""
+    x, y, order, _ = tree_and_copy(150, 2.0)
+    out = np.hypot(*y.T).argmax()
+    x[order[out]] *= (1 - 2e-13) / np.hypot(*x[order[out]])
+    away = CurvedDistance(torch.from_numpy(x)).maximum()
+    near, far = (CurvedDistance(torch.from_numpy(side)) for side in (x, x[order]))
+    copies = problem(near, ScaledDistance(far, 1 + 1e-3 / away))
+    found = find_isometry(copies, streamed=False)
+    assert np.array_equal(order[found.partners.numpy()], np.arange(150))
+    noise = x * (1 - 1e-3 * RNG(0).random((150, 1)) * (1 - np.hypot(*x.T))[:, None])
+    assert (
+        find_isometry(problem(near, CurvedDistance(torch.from_numpy(noise[order]))), streamed=False)
+        is None
+    )

@@ -18,12 +18,15 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, moments
 
-__all__ = ["Isometry", "find_isometry"]
+__all__ = ["Isometry", "find_isometry", "rounding_advice"]
 
 # Root mean square difference of the distances of a match, beside that of all distances, up to which
 # they are the same; the same of the distances of one point, and difference of what may be sums over
-# the same distances. Points near the border of hyperbolic space have large rounding errors. [L589]
+# the same distances. [L589]
 _SAME, _ROUGHLY = 1e-5, 1e-3
+# Times the uncertainty of a point's distances that they may differ by, where that is more, as near
+# the border of the Poincare ball; and how much, beside the size, makes a space too coarse. [L629]
+_UNCERTAINTIES, _TOO_COARSE = 4.0, 0.03
 # Squared number of points up to which distances are stored, to be read several times. [L589]
 _STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # Times that stored distances spread what is known of each point to the others. [L589]
@@ -73,29 +76,55 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
             return None
     near, far = (_readable(side, stored=stored) for side in sides)
     known = moments(near, a), moments(far, b)
-    if not all(_same_sums(x, y) for x, y in zip(known[0].T, known[1].T, strict=True)):
+    sizes = float(a @ known[0][:, 1]) ** 0.5, float(b @ known[1][:, 1]) ** 0.5
+    if min(sizes) == 0:
         return None
-    size = float(a @ known[0][:, 1]) ** 0.5
-    if size == 0:
+    doubts = [
+        _UNCERTAINTIES * side.uncertainty() / size for side, size in zip(sides, sizes, strict=True)
+    ]
+    # sums of the outermost points differ, and sizes where they are given by such points
+    slack = max(float(doubt.max()) for doubt in doubts)
+    if slack > _TOO_COARSE or abs(sizes[0] / sizes[1] - 1) > max(_SAME, slack):
+        return None
+    if not all(_same_sums(x, y, slack) for x, y in zip(known[0].T, known[1].T, strict=True)):
         return None
     x, y = (
         _signatures(side, sums, weight)
         for side, sums, weight in zip((near, far), known, (a, b), strict=True)
     )
-    partners = _partners(near, far, x, y)
+    partners = _partners(near, far, x, y, doubts)
     if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
         return None
-    missed, square = differences(near, far, partners, a), size**2
-    value = float(a @ missed)
-    if not (value <= _SAME**2 * square and float(missed.max()) <= _ROUGHLY**2 * square):
+    missed = differences(near, far, partners, a)
+    squares = known[0][:, 1], known[1][partners, 1]
+    # the same in units of each side: one point that is off may change the scale of all distances
+    means = (squares[0] + squares[1] - missed) / (sizes[0] * sizes[1])
+    apart = squares[0] / sizes[0] ** 2 + squares[1] / sizes[1] ** 2 - means
+    allowed = doubts[0].square() + doubts[1][partners].square()
+    if float(a @ apart) > _SAME**2 or bool((apart > allowed.clamp_min(_ROUGHLY**2)).any()):
         return None
-    return Isometry(partners, value, known)
+    return Isometry(partners, float(a @ missed), known)
 
 
-def _same_sums(x: Tensor, y: Tensor) -> bool:
+def rounding_advice(problem: Problem) -> str:
+    """Say why copies are not recognised whose points lie too near the border, and what helps."""
+    sides = problem.source, problem.target
+    moved = [float(side.uncertainty().max()) for side in sides]
+    # the largest distance may take long to find
+    worst = max(u and u / side.maximum() for u, side in zip(moved, sides, strict=True))
+    if _UNCERTAINTIES * worst <= _ROUGHLY:
+        return ""
+    return (
+        f" Rounding of the coordinates moves distances by up to {worst:.1g} of the largest, as "
+        "points lie near the border of the Poincare ball: copies may not be recognised. Give "
+        "float64 or Lorentz coordinates, or CurvedDistance(directions, depth=-log(1 - r))."
+    )
+
+
+def _same_sums(x: Tensor, y: Tensor, slack: float = 0.0) -> bool:
     """Tell whether two lists may be of the same numbers, in whatever order."""
     x, y = x.sort().values, y.sort().values
-    return bool((x - y).abs().max() <= _ROUGHLY * x.abs().max())
+    return bool((x - y).abs().max() <= max(_ROUGHLY, slack) * x.abs().max())
 
 
 def _readable(side: DistanceProvider, *, stored: bool) -> DistanceProvider:
@@ -127,7 +156,9 @@ def _levelled(table: Tensor, weights: Tensor) -> Tensor:
     return (table - mean) / torch.maximum(deviation, least)
 
 
-def _partners(near: DistanceProvider, far: DistanceProvider, x: Tensor, y: Tensor) -> Tensor | None:
+def _partners(
+    near: DistanceProvider, far: DistanceProvider, x: Tensor, y: Tensor, doubts: list[Tensor]
+) -> Tensor | None:
     """Match points by numbers that partners share, (n,); ``None`` if too many are alike."""
     n, device = len(x), x.device
     reach = min(n - 1, _NEAR_OF_FEW if n <= _FEW else _NEAR)
@@ -144,7 +175,8 @@ def _partners(near: DistanceProvider, far: DistanceProvider, x: Tensor, y: Tenso
         apart += (mine[order, None] - theirs[around]).square_()
     apart = apart.sqrt_().masked_fill_(outside, torch.inf)
     least, place = apart.min(1)
-    possible = apart <= (_TIMES * least + _ROUNDING)[:, None]
+    doubt = doubts[0][order, None] + doubts[1][around]
+    possible = apart <= torch.maximum((_TIMES * least + _ROUNDING)[:, None], doubt)
     chosen = around.gather(1, place[:, None])[:, 0]
     tied = (possible.sum(1) > 1) | (torch.bincount(chosen, minlength=n)[chosen] > 1)
     # what is as near at the end of the places may be nearer beyond

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -101,14 +102,14 @@ class Options:
 
         self.check_gradient(self.gradient)
 
-    def check_gradient(self, gradient: str) -> None:
+    def check_gradient(self, gradient: str, advice: Callable[[], str] = str) -> None:
         """Refuse the sampled gradient, asked for or chosen, where an exact one is needed."""
         if gradient != "sampled":
             return
         if self.polish:
             raise UnsupportedError(
                 "`polish=True` needs an exact gradient, and this solve samples its own. Pass "
-                "gradient='dense' or 'factored', or polish=False."
+                f"gradient='dense' or 'factored', or polish=False.{advice()}"
             )
         if self.fixed_point:
             raise UnsupportedError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import loss_spread
+from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
@@ -174,7 +176,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
     n, m, device = problem.source.n, problem.target.n, problem.source.device
     gradient = choose_gradient(options.gradient, problem)
-    options.check_gradient(gradient)
+    options.check_gradient(gradient, partial(rounding_advice, problem))
     if options.polish:
         check_polish(problem.marginals, options.rule)
     mass = (options.rule and options.rule.mass) or 1.0

@@ -133,6 +133,13 @@ class DistanceProvider(ABC):
         """Find the largest distance."""
         return max(float(self.columns(index).max()) for index in self._column_blocks())
 
+    def uncertainty(self) -> Tensor:
+        """Tell how far rounding of what was given moves the distances of each point, (n,) float64.
+
+        It is zero where that is as little as distances are rounded themselves.
+        """
+        return torch.zeros(self.n, dtype=torch.float64, device=self.device)
+
     def mean(self, weights: Tensor) -> float:
         """Compute weights.T @ D @ weights, the mean distance."""
         return float(weights @ self.apply(weights[:, None])[:, 0])
@@ -220,6 +227,10 @@ class ScaledDistance(DerivedDistance):
     def maximum(self) -> float:
         """Multiply the largest distance by the scale."""
         return self.provider.maximum() * self.scale
+
+    def uncertainty(self) -> Tensor:
+        """Multiply that of the provider by the scale."""
+        return self.provider.uncertainty() * self.scale
 
 
 class EntrywiseDistance(DerivedDistance):

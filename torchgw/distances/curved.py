@@ -116,6 +116,7 @@ class CurvedDistance(DistanceProvider):
         self.model: CurvedModel = model
         self.curvature = float(curvature)
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
+        self._rounding = torch.finfo(points.dtype).eps
         self._place = _place(points.detach(), model, self.curvature, depth)
 
     def columns(self, index: Tensor) -> Tensor:
@@ -148,6 +149,17 @@ class CurvedDistance(DistanceProvider):
                 break
             best, current = float(distance.max()), int(distance.argmax())
         return best
+
+    def uncertainty(self) -> Tensor:
+        """Tell how far rounding of the coordinates given moves each point of the ball, (n,).
+
+        Radii of other models are as precise far out as near.
+        """
+        if not isinstance(self._place, _Ball):
+            return super().uncertainty()
+        # the factor is c^(1/4) (1 - c |x|^2)^(-1/2), and 1 - c |x|^2 nearly 2 (1 - r)
+        stretched = self._place.factor.square() / math.sqrt(self.curvature)
+        return self._scaled(2 * self._rounding * stretched)
 
     def coordinates(self) -> Tensor | None:
         """Give rows (p, t, a, f) of hyperbolic points, (n, k + 3) float64; of others ``None``.
