@@ -127,6 +127,7 @@ def test_what_a_direction_must_be():
 
 
 def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
+    monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
     monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
