@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,10 +18,9 @@ __all__ = ["check_unrolled", "unroll"]
 _OUTER = 20
 _INNER = 60
 _MOST_ENTRIES = 50_000
-# Relative change that is followed through the iterations, the share of it below which rounding is
-# all that is left, and what may be missing of a derivative before a warning says so. [L354] [L506]
-_CHANGE = 1e-6
-_FLOOR = 1e-8
+# Changes of the cost that are followed through the iterations, and what may be missing of that
+# of the plan before a warning says so. [L354] [L630]
+_CHANGES = 3
 _WORRYING = 1e-6
 # Relative change of the plan over all iterations from which they begin elsewhere. [L354]
 _MOVED = 1e-3
@@ -73,9 +69,12 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
         log_density = (f[:, None] + g - cost) / epsilon
         return (log_density + log_a[:, None] + log_b).exp(), g, log_density
 
-    _warn_of_slow_iterations(step, matrix, g)
+    start = matrix
     for _ in range(_OUTER):
         matrix, g, log_density = step(matrix, g)
+    with torch.no_grad():
+        moved = float((matrix - start).norm() / start.norm())
+        _warn_of_slow_iterations(start, -4 * model.alpha / epsilon, (source, target), moved)
     a, b = matrix.sum(1), matrix.sum(0)
     squares = a @ source.square() @ a + b @ target.square() @ b
     quadratic = squares - 2 * (source @ matrix @ target * matrix).sum()
@@ -86,31 +85,37 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 
 
 def _warn_of_slow_iterations(
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], matrix: Tensor, g: Tensor
+    plan: Tensor, factor: float | Tensor, tables: tuple[Tensor, Tensor], moved: float
 ) -> None:
-    """Follow a small change of the plan, whose share that is left at the end the derivative misses.
+    """Follow changes of the cost over epsilon; say what the iterations miss of that of the plan.
 
-    Near a fixed point the derivative is a geometric series in the factor by which an iteration
-    shrinks changes; what is not summed is the last term over one less the factor.
+    Each iteration adds a term to the change of a fixed point: in the end a geometric series, of
+    which the last term over one less the ratio is missing. ``factor`` D_X P D_Y is the cost over
+    epsilon. Some changes are followed, as a single one may hardly meet what dies out slowly.
     """
-    generator = torch.Generator(device=matrix.device).manual_seed(0)
-    noise = torch.randn(matrix.shape, dtype=matrix.dtype, device=matrix.device, generator=generator)
-    with torch.no_grad():
-        pair = [(matrix, g), (matrix * (1 + _CHANGE * noise), g)]
-        sizes = [_CHANGE * float((matrix * noise).norm())]
-        for _ in range(_OUTER):
-            pair = [step(*each)[:2] for each in pair]
-            sizes.append(float((pair[0][0] - pair[1][0]).norm()))
-        moved = float((pair[0][0] - matrix).norm() / matrix.norm())
+    generator = torch.Generator(device=plan.device).manual_seed(0)
+    shape = (_CHANGES, *plan.shape)
+    cost = torch.randn(shape, dtype=plan.dtype, device=plan.device, generator=generator)
+    rows, columns = plan / plan.sum(1, keepdim=True), plan / plan.sum(0)
+    g, total, sizes = cost.new_zeros(_CHANGES, plan.shape[1]), torch.zeros_like(cost), []
+    for _ in range(_OUTER):
+        row, column = (rows * cost).sum(2), (columns * cost).sum(1)
+        for _ in range(_INNER):
+            g = column - (row - g @ rows.T) @ columns
+        term = plan * ((row - g @ rows.T)[:, :, None] + g[:, None] - cost)
+        total += term
+        sizes.append(term.flatten(1).norm(dim=1))
+        cost = factor * (tables[0] @ term @ tables[1])
     half = _OUTER // 2
-    factor = (sizes[-1] / max(sizes[half], 1e-300)) ** (1 / half)
-    left = sizes[-1] / sizes[0] if sizes[0] > 0 else 0.0
-    missing = left / (1 - factor) if factor < 1 else math.inf
-    if left > _FLOOR and missing > _WORRYING or moved > _MOVED:
+    tiny = torch.finfo(plan.dtype).tiny
+    ratio = (sizes[-1] / sizes[-1 - half].clamp_min(tiny)) ** (1 / half)
+    left = sizes[-1] / total.flatten(1).norm(dim=1).clamp_min(tiny)
+    missing = torch.where(ratio < 1, left / (1 - ratio), torch.inf).where(left > 0, left)
+    if not float(missing.amax()) <= _WORRYING or not moved <= _MOVED:
         warn_user(
-            f"The unrolled derivative is not that of a fixed point: {_OUTER} iterations leave "
-            f"{left:.1e} of a change of the plan, each {factor:.3g} of the one before, and move "
-            f"the plan itself by {moved:.1e}. Pass differentiable='implicit', raise `epsilon`, or "
-            "lower `tol`.",
+            f"The unrolled derivative is not that of a fixed point: {_OUTER} iterations miss "
+            f"{float(missing.amax()):.1e} of a change of the plan, each adds "
+            f"{float(ratio.amax()):.3g} of what the one before did, and they move the plan itself "
+            f"by {moved:.1e}. Pass differentiable='implicit', raise `epsilon`, or lower `tol`.",
             ConvergenceWarning,
         )
