@@ -325,10 +325,11 @@ def test_starts_of_graphs_find_rewired_ones(seed):
     copy, truth = shuffled(rewired(graph, 0.2, seed), seed)
     whole = coarsen(problem_of(graph, copy), 300)
     found = climb(whole, 0.0025 * whole.scale, 4)
+    others = [one.value for one in found.trials if one.start not in {"convex start", "heat"}]
     assert found.trials[0].start in {"convex start", "heat"}
     right = (np.asarray(found.plans[0].argmax(1)) == truth).mean()
     assert right > 0.85
-    assert found.trials[0].value < 0.7 * found.trials[1].value
+    assert found.trials[0].value < 0.7 * min(others)
 
 
 def test_dense_tables_are_no_graphs():
