@@ -296,14 +296,9 @@ def search_all_points(
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
-    operations = _OPERATIONS[problem.source.device.type]
-    # entries of adjacency matrices and similarities are no distances, and small ones abound
-    told = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    told = told and not any(map(_is_similarity, (problem.source, problem.target)))
-    if how == "auto" and told:
+    if how == "auto" and _tells_all(problem, first):
         return first
-    if how == "thorough":
-        operations *= _THOROUGH
+    operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
     affordable = chains_within(operations, n, m)
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE[how])
@@ -345,6 +340,13 @@ def search_all_points(
     certain = found.agreed or ambiguity < STANDS_OUT
     doubt = "" if certain else _WHY_OPEN[how].format(count=len(found.trials))
     return Search(alternatives, ambiguity, found.trials, doubt)
+
+
+def _tells_all(problem: Problem, first: Search) -> bool:
+    """Whether what few points have found says where all points go."""
+    # entries of adjacency matrices and similarities are no distances, and small ones abound
+    few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
+    return few and not any(map(_is_similarity, (problem.source, problem.target)))
 
 
 def _sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:

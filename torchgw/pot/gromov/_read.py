@@ -19,7 +19,6 @@ __all__ = [
     "needs_gradients",
     "read_problem",
     "read_start",
-    "value_and_log",
     "value_of",
     "without_gradients",
 ]
@@ -163,28 +162,6 @@ def value_of(
             by_alpha = problem.term.value(plan) - np.vdot(problem.M, plan)
             derivatives += [(given["M"], (1 - problem.alpha) * plan), (given["alpha"], by_alpha)]
     return problem.arrays.value(value, derivatives)
-
-
-def value_and_log(
-    problem: Problem,
-    plan: Any,
-    log: dict[str, Any],
-    loss: str,
-    name: str,
-    given: dict[str, Any],
-    whole: bool,
-) -> Any:
-    """Hand out the value with its derivatives, with what else is known if asked for."""
-    matrix = problem.arrays.read("T", plan)
-    value = value_of(problem, loss, matrix, float(log[name]), given)
-    if not whole:
-        return value
-    log["T"] = plan
-    if problem.M is not None:
-        linear, quadratic = problem.parts(matrix)
-        log["lin_loss"] = problem.arrays.give(np.float64(linear))
-        log["quad_loss"] = problem.arrays.give(np.float64(quadratic))
-    return value, log
 
 
 def check_known(function: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
