@@ -76,7 +76,9 @@ CONSTANTS = {
 def test_rows_are_numbered():
     rows = studies.read("ledger")
     assert len(rows) > 500
-    assert [row["id"] for row in rows] == [f"L{number + 1}" for number in range(len(rows))]
+    # in order; numbers that were set aside for work that came to nothing may be missing
+    numbers = [int(row["id"].removeprefix("L")) for row in rows]
+    assert numbers == sorted(set(numbers))
     assert {tuple(row) for row in rows} == {ledger.FIELDS}
     assert all(row[field] for row in rows for field in ledger.FIELDS if field != "constants")
 
