@@ -47,10 +47,7 @@ _ELSEWHERE = {
 
 @contextlib.contextmanager
 def called(**names: str) -> Iterator[None]:
-    """Let errors name arguments as the caller did: ``init="T_init"`` where ours is ``init``.
-
-    Names are changed within backticks.
-    """
+    """Let errors name arguments (in backticks) as the caller did: ``called(init="T_init")``."""
 
     def renamed(span: re.Match[str]) -> str:
         return re.sub(r"[A-Za-z_]\w*", lambda name: names.get(name[0], name[0]), span[0])

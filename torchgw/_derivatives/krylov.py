@@ -77,10 +77,7 @@ def _cycle(
 
 
 def _turned(column: list[float], below: float, turns: list[tuple[float, float]]) -> float:
-    """Turn a new column as those before, then what is below its diagonal away.
-
-    Return the factor by which that lessens the residual; the turn joins ``turns``.
-    """
+    """Turn a column as those before, then its tail away; return by what the residual shrinks."""
     for i, (c, s) in enumerate(turns):
         column[i : i + 2] = [
             c * column[i] + s * column[i + 1],

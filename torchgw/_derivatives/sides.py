@@ -168,12 +168,10 @@ class _EuclideanSide(_StreamedSide):
 
 
 def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
-    """Make distances in a space of constant curvature; at a coincidence their derivative is zero.
-
-    Points of the sphere move along it; of those of the hyperboloid the time coordinate follows.
-    """
+    """Make distances of constant curvature; where points coincide their derivative is zero."""
     root = math.sqrt(curvature)
     points = points * root
+    # points of the sphere move along it; of the hyperboloid's the time coordinate follows
     if model == "sphere":
 
         def angle(x: Tensor, y: Tensor) -> Tensor:

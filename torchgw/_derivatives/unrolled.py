@@ -41,10 +41,9 @@ def check_unrolled(weights: Marginals) -> None:
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
-    """Iterate further from a solved plan, and return the plan, (n, m), and its objective.
+    """Iterate further from a solved plan; return the plan, (n, m), and its objective.
 
-    The derivative is that of these iterations alone: the first terms of the series that an implicit
-    derivative sums.
+    Their derivative is that of these iterations alone: the first terms of the implicit series.
     """
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     source, target = (

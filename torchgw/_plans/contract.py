@@ -65,8 +65,7 @@ def exactly(method: Method) -> Method:
 class Plan(ABC):
     """A coupling of n source and m target points, as an operator, shape (n, m).
 
-    A kind of plan supplies its shape, its transpose and products with a table; everything else
-    follows from these, and is overridden where it can be had at less.
+    A kind of plan supplies its shape, its transpose and its products; all else follows from these.
     """
 
     # NumPy leaves ``values @ plan`` to the plan

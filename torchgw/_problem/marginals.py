@@ -188,8 +188,5 @@ def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
 
 
 def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:
-    """Compute KL(mu x mu | nu x nu) for mu = mass * p, nu = total * a, from KL(p | a).
-
-    That is equation 14.
-    """
+    """Compute KL(mu x mu | nu x nu), mu = mass p, nu = total a, from KL(p | a) (equation 14)."""
     return 2 * mass**2 * (entropy + math.log(mass / total)) - mass**2 + total**2

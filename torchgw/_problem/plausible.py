@@ -130,10 +130,7 @@ def check_tables_fit(
 
 
 def are_copies(problem: Problem) -> bool:
-    """Tell whether both spaces have the same weights and distances, in whatever order.
-
-    By the eigenvalues of both tables, weighted: those of copies are equal, and hardly any others.
-    """
+    """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
     sides = problem.source, problem.target
     a, b = problem.marginals
     if len(a) != len(b) or len(a) > _MOST_POINTS or not all(side.cheap_columns for side in sides):

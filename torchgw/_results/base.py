@@ -23,11 +23,7 @@ Own = TypeVar("Own", bound="Result")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """A frozen dataclass that goes into files and has a summary.
-
-    A subclass is known to :func:`torchgw.load` by its name, and says in :meth:`_summary` what there
-    is to see.
-    """
+    """A frozen dataclass that has a summary, and goes into files under its name."""
 
     def __init_subclass__(cls) -> None:
         """Make the class known to files."""

@@ -336,8 +336,7 @@ class GWResult(Result):
     ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 
-        ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
-        (q, n).
+        ``values`` has n rows, ``D_new`` has shape (q, m), and ``M_new`` shape (q, n).
         """
         return self._map(1, values, points=Y_new, table=D_new, linear=M_new, features=F_new)
 

@@ -26,9 +26,8 @@ _LEAVING = 4.0
 def assign(plan: Plan, capacity: Tensor) -> Tensor:
     """Choose a target for each source point, none more often than ``capacity`` (m,) allows.
 
-    The largest sum of entries up to ``_DENSE_ENTRIES`` entries. Beyond, the largest sum by the
-    ``_ENTRIES_PER_ROW`` largest of each row; points that these leave without a partner get the
-    best of the targets that are free, a block of points at a time.
+    Of large plans only the largest entries of each row are looked at first; points that these leave
+    without a partner get the best of the targets that are free, a block of points at a time.
     """
     n, m = plan.shape
     slots = places(capacity)

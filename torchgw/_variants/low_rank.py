@@ -124,10 +124,9 @@ class _Measured(NamedTuple):
 def descend(
     problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
 ) -> Outcome:
-    """Lower the objective from a start until it falls by less than ``tol`` in 20 iterations.
+    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start.
 
-    The objective is less ``epsilon`` times the entropy of Q, R and g. A step that raises it is
-    taken back and halved.
+    It ends once the objective falls by less than ``tol`` in 20 steps; one that raises it is undone.
     """
     marginals = problem.marginals
     a, b = marginals

@@ -133,15 +133,12 @@ class CurvedDistance(DistanceProvider):
         return moved
 
     def maximum(self) -> float:
-        """Find the largest distance.
-
-        It is exact for up to 100,000 points. Otherwise it is a lower bound, at least half of it,
-        found by walking to the farthest point again and again.
-        """
+        """Find the largest distance; of more than 100,000 points a lower bound, at least half."""
         if self.n <= _EXACT_MAXIMUM_POINTS:
             first, second = _farthest_pair(*self._place.order())
             pair = self._place.at(first[None]).between(self._place.at(second[None]))
             return float(self._scaled(pair))
+        # a walk from each point to the one farthest from it
         best, current = -1.0, 0
         for _ in range(6):
             distance = self.columns(torch.tensor([current], device=self.device))[:, 0]

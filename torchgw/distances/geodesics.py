@@ -132,11 +132,8 @@ class Geodesics:
         return None if self.order is None else self.order.to(device)
 
     def all_pairs(self, device: torch.device) -> torch.Tensor:
-        """Compute D, shape (n, n), float64, on a GPU.
-
-        Relaxation starts from every vertex. A dense graph has too many edges for that: its table of
-        all pairs is closed block by block.
-        """
+        """Compute D, shape (n, n), float64, on a GPU."""
+        # a dense graph has too many edges for relaxation from every vertex
         n = self.n
         slots = 1.3 * len(self.edges.vertex)
         closing = _CLOSING_SECONDS[0] * n**3 + _CLOSING_SECONDS[1] * n
@@ -181,10 +178,9 @@ def path_lengths(
     n_jobs: int | None = None,
     progress: bool = False,
 ) -> list[torch.Tensor]:
-    """Compute D[sources] of several graphs, on the CPU.
+    """Compute D[sources] of several graphs on the CPU, by processes that share memory if that pays.
 
-    Worker processes write into memory that all share; ``n_jobs=None`` takes every core, and little
-    work none. ``progress`` shows a bar while they work.
+    ``n_jobs=None`` takes every core; ``progress`` shows a bar while they work.
     """
     # SciPy's Dijkstra holds the interpreter lock: threads would not help.
     n_jobs = _worth_jobs(tasks, n_jobs)

@@ -178,11 +178,7 @@ class NystromDistance(DistanceProvider):
         return moved
 
     def maximum(self) -> float:
-        """Find the largest distance, of which landmarks of a graph give a lower bound.
-
-        That is at least half of it and, because the first landmarks are farthest points, usually
-        equal to it.
-        """
+        """Find the largest distance; of a graph a lower bound, at least half and usually all."""
         return self._largest
 
 

@@ -70,15 +70,12 @@ class _Drawn(NamedTuple):
 
 
 def column_reader(provider: DistanceProvider) -> ColumnReader:
-    """Find what a provider reads its columns from: a named tuple of tensors, or itself.
-
-    Distances of few points are all computed at once, rather than some columns at a time.
-    """
+    """Find what a provider reads its columns from: a named tuple of tensors, or itself."""
     matrix = provider.matrix()
     if matrix is not None:
         return StoredColumns(matrix)
     factors = provider.factors()
-    # straight ones take less time than a launch
+    # all straight distances of few points take less time than a launch
     few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
     if factors is None and few:
         return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
@@ -126,11 +123,9 @@ def _cut(weights: Tensor) -> Tensor:
 
 
 def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
-    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64.
-
-    Those of few points are the same on every device.
-    """
+    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
+    # those of few points are the same on every device
     device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
@@ -140,11 +135,7 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
 def draw_points(
     size: int, first: int, provider: ColumnReader, weights: Tensor, uniform: Tensor
 ) -> _Drawn:
-    """Draw spread-out points, beginning with that of number ``first``.
-
-    Each round doubles the points, and reads its columns together. When the points of positive
-    weight that duplicate no other are used up, others follow.
-    """
+    """Draw spread-out points, beginning with that of number ``first``; each round doubles them."""
     weights = _cut(weights)
     positive = weights > 0
     used = positive.sum()
@@ -155,6 +146,7 @@ def draw_points(
     index = (positive & (number == first % used)).byte().argmax()[None]
     columns = [provider.columns(index)]
     closest, distinct = columns[0].amin(1), torch.ones_like(used)
+    # where points of positive weight that duplicate no other are used up, others follow
     for logarithm in uniform.log():
         share = weights * closest.double().clamp_min(0).pow(_SPREAD)
         # approximate distances may keep a point away from itself

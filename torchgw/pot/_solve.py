@@ -27,7 +27,7 @@ from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, rea
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
-__all__ = ["OTResult", "solve_gromov"]
+__all__ = ["Found", "OTResult", "result_of", "solve_gromov"]
 
 # What arguments of ot.gromov are called here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
@@ -110,7 +110,7 @@ class OTResult(Result):
         return pots_backend(self.plan)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A plan, what it is worth, and how it was found."""
 
     plan: Array
@@ -223,7 +223,7 @@ def solve_gromov(
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind == "kl" or kind == "l2":
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
-    if _is_one(alpha):
+    if isinstance(alpha, (int, float)) and alpha == 1:
         # M has no weight
         M = given["M"] = None
     if kind == "semirelaxed":
@@ -245,7 +245,7 @@ def solve_gromov(
         found = _exact(problem, kind, unbalanced, plan_init, stop)
     weights = found.potentials if kind == "balanced" else None
     value = value_of(problem, loss_fun, found.plan, found.value, given, weights)
-    return _result(problem.arrays, found, value)
+    return result_of(problem.arrays, found, value)
 
 
 def _stop(
@@ -267,11 +267,7 @@ def _stop(
     )
 
 
-def _is_one(alpha: Any) -> bool:
-    return isinstance(alpha, (int, float)) and alpha == 1
-
-
-def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
+def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> Found:
     """Take conditional gradient steps."""
     absolute = 0.0 if kind == "partial" else stop.tol
     found = exact(
@@ -279,7 +275,7 @@ def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirr
         verbose=stop.verbose,
     )  # fmt: skip
     parts, log = problem.parts(found.plan), {"loss": found.losses}
-    return _Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
+    return Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
 
 def _regularised(
@@ -290,7 +286,7 @@ def _regularised(
     mass: Any,
     start: Any,
     stop: _mirror.Stop,
-) -> _Found:
+) -> Found:
     """Take steps with entropy where both weights are positive."""
 
     def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
@@ -308,7 +304,7 @@ def _regularised(
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
     log = {"err": found.errors}
-    return _Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
+    return Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
 
 
 def _penalised(
@@ -359,8 +355,8 @@ def _penalised(
         linear = (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
     converged, log = turns.errors[-1] < stop.tol, {"err": turns.errors}
     parts = linear, alpha * quadratic, alpha * float(whole)
-    found = _Found(turns.samples, *parts, None, converged, log)
-    return _result(problem.arrays, found, alpha * whole)
+    found = Found(turns.samples, *parts, None, converged, log)
+    return result_of(problem.arrays, found, alpha * whole)
 
 
 def _without_structure(
@@ -397,11 +393,12 @@ def _without_structure(
             value += weight * float(((marginal - wanted) ** 2).sum()) / 2
     if reg:
         value += reg * float(xlogy(plan, plan).sum() - plan.sum())
-    found = _Found(plan, linear, 0.0, value, None, True, {})
-    return _result(problem.arrays, found, problem.arrays.give(value))
+    found = Found(plan, linear, 0.0, value, None, True, {})
+    return result_of(problem.arrays, found, problem.arrays.give(value))
 
 
-def _result(arrays: Arrays, found: _Found, value: Any) -> OTResult:
+def result_of(arrays: Arrays, found: Found, value: Any) -> OTResult:
+    """Hand a plan out, with its value, as the kind of arrays that came in."""
     give = arrays.give
     pair = found.potentials
     return OTResult(
