@@ -56,8 +56,6 @@ from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.directed import DirectedDistance
 
-__all__ = ["solve"]
-
 
 @reject_unknown
 @through_transforms

@@ -27,20 +27,6 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 
-__all__ = [
-    "Decode",
-    "Encode",
-    "RESERVED",
-    "UNREADABLE",
-    "built",
-    "check_writable",
-    "decode",
-    "encode",
-    "read_archive",
-    "write_archive",
-    "written_whole",
-]
-
 _FORMAT = "torchgw result"
 _VERSION = 1
 RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"

@@ -13,29 +13,6 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 
-__all__ = [
-    "as_labels",
-    "as_weights",
-    "check_distances",
-    "check_finite",
-    "check_linear_cost",
-    "check_list",
-    "check_magnitude",
-    "check_plan",
-    "check_points",
-    "check_shape",
-    "check_tensor",
-    "in_kind",
-    "in_numpy",
-    "is_sparse",
-    "is_tensor",
-    "make_generator",
-    "resolve_device",
-    "to_numpy",
-    "to_tensor",
-    "without_tensors",
-]
-
 # Relative asymmetry that rounding can explain. [L264]
 _SYMMETRY_TOLERANCE = 1e-5
 # Relative deviation of a total mass from one that rounding can explain. [L264]

@@ -16,20 +16,6 @@ import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
-__all__ = [
-    "both",
-    "called",
-    "check_choice",
-    "check_count",
-    "check_not_negative",
-    "check_positive",
-    "check_within",
-    "is_number",
-    "listed",
-    "number_of",
-    "reject_unknown",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

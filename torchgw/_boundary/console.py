@@ -15,8 +15,6 @@ from typing import Any, TextIO
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
 
-__all__ = ["Progress", "messages", "progress", "verbose_progress"]
-
 # Iterations that the pace and the decrease of the changes are taken from. [L377]
 _WINDOW = 12
 

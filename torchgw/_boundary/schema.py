@@ -10,8 +10,6 @@ import numpy as np
 
 from torchgw._errors import InvalidInputError
 
-__all__ = ["check_fields", "fits"]
-
 
 def check_fields(parts: dict[str, Any], hints: dict[str, Any]) -> None:
     """Refuse parts that are not of the types that annotations say, by name."""

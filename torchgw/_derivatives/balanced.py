@@ -31,8 +31,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._typing import Potentials
 
-__all__ = ["BalancedSolve"]
-
 _SAMPLED = (
     "Second derivatives need a fixed point, and a sampled gradient has none. Pass gradient='dense' "
     "or 'factored'."

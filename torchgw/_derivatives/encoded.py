@@ -19,8 +19,6 @@ from torchgw._derivatives.krylov import gmres
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw.distances.base import Factors
 
-__all__ = ["MOST_NUMBERS", "Encoded", "Moved", "what_moves"]
-
 # Numbers of a coupling up to which its moments, as many squared, are made. [L524]
 MOST_NUMBERS = 4_356
 # Columns of a product of the plan with many. [L524]

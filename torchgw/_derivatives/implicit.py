@@ -30,8 +30,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, added
 
-__all__ = ["Response", "respond"]
-
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000

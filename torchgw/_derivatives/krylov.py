@@ -11,8 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["gmres"]
-
 # Vectors kept before a restart at least. [L243]
 _RESTART = 60
 # At most, and numbers in all of them from which on there are fewer. [L527]

@@ -14,8 +14,6 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 
-__all__ = ["DifferentiablePlan", "implicit_plan"]
-
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."

@@ -23,8 +23,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._typing import Marginals
 
-__all__ = ["RelaxedSolve", "check_relaxed"]
-
 # Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
 _MOST_ENTRIES = 2_000_000
 # Relative residual of the linear system, and the one that is worth a warning. [L492]

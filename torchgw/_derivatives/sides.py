@@ -20,8 +20,6 @@ from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Form", "TrackedSide", "side_of"]
-
 # Elements of one (rows, n, d) block of differences of points. [L267]
 _BLOCK_ELEMENTS = 2**22
 

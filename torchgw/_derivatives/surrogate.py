@@ -17,8 +17,6 @@ from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 
-__all__ = ["linear", "pairs", "sampled_pairs"]
-
 
 class Map(Protocol):
     """A matrix over pairs of points, known by its products."""

@@ -11,8 +11,6 @@ from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import Marginals
 
-__all__ = ["check_unrolled", "unroll"]
-
 # Outer iterations, Sinkhorn iterations in each, and entries of the plan: the graph keeps a few
 # tables of that size for each of them, 2 GB at most. [L268]
 _OUTER = 20

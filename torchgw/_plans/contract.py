@@ -29,8 +29,6 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
 
-__all__ = ["Plan", "exactly", "handed_out"]
-
 Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -18,8 +18,6 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["DualPlan", "TransportPlan"]
-
 # Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
 _ZERO = 1e-240
 

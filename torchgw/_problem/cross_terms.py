@@ -7,8 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BothWays", "Cross", "MinimumCross", "ProductCross"]
-
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
 # matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
 # [L140]

@@ -28,8 +28,6 @@ from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.graph import neighbour_geodesics, neighbourhood
 from torchgw.distances.points import PointDistance
 
-__all__ = ["UNRELATED", "Decision", "Judge", "decide"]
-
 
 class Judge(Protocol):
     """Agreement of the best plan between a few points of two sides."""

@@ -17,8 +17,6 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["GivenSpace", "recognise"]
-
 
 class GivenSpace(NamedTuple):
     """One side as the user gave it: points, a graph or a provider."""

@@ -26,21 +26,6 @@ from torchgw.distances.base import DistanceProvider, Entrywise, EntrywiseDistanc
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.nystrom import NystromDistance
 
-__all__ = [
-    "ABSOLUTE",
-    "KL",
-    "LOSSES",
-    "Loss",
-    "LossName",
-    "SQUARE",
-    "check_loss",
-    "find_loss",
-    "identity",
-    "spread_parts",
-    "sums",
-    "transformed",
-]
-
 LossName = Literal["square", "kl", "absolute"]
 # Added to distances inside logarithms, as in POT: zero has no logarithm. [L274]
 _LOG_OFFSET = 1e-18

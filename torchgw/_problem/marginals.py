@@ -14,17 +14,6 @@ from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
 from torchgw._typing import Marginals
 
-__all__ = [
-    "MarginalRule",
-    "ObjectiveTerms",
-    "best_mass",
-    "check_marginal_rule",
-    "divergence",
-    "divide_by_totals",
-    "quadratic_divergence",
-    "relative_entropy",
-]
-
 
 @dataclass(frozen=True)
 class MarginalRule:

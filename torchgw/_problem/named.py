@@ -20,15 +20,6 @@ from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "NAMED",
-    "DistanceName",
-    "NamedDistance",
-    "from_graphs",
-    "of_curvature",
-    "pair_of_distances",
-]
-
 DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel]
 
 

@@ -11,14 +11,6 @@ from torchgw._tensors.memory import free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "are_copies",
-    "check_tables_fit",
-    "warn_of_far_points",
-    "warn_of_one_sign",
-    "warn_of_transposed_points",
-]
-
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10

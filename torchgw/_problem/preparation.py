@@ -19,8 +19,6 @@ from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
-__all__ = ["KeyedGraph", "Preparation"]
-
 T = TypeVar("T")
 
 # Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra. [L275]

@@ -14,8 +14,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.directed import DirectedDistance
 
-__all__ = ["Problem", "costs_of", "stored_matrix"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -22,7 +22,8 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
-from torchgw._problem.scaling import ScaleName, scaled
+from torchgw._problem.scaling import ScaleName as ScaleName
+from torchgw._problem.scaling import scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
@@ -32,8 +33,6 @@ from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
-
-__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_provider", "build_providers"]
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from torchgw._results.matching import Matching
 from torchgw._results.storage import stored, write_result
 from torchgw._search.optima import Alternative
 
-__all__ = ["Result", "as_numpy"]
-
 Own = TypeVar("Own", bound="Result")
 
 

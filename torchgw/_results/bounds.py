@@ -31,8 +31,6 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["lower_bound"]
-
 # Pairs of points up to which the third bound, and a linear problem, are solved; squared number of
 # points up to which all distances are sorted for the second. [L329]
 _PAIRS = 4_000_000

@@ -23,8 +23,6 @@ from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Extension", "map_new"]
-
 
 @dataclass(frozen=True, eq=False)
 class Extension:

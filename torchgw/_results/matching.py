@@ -24,8 +24,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.new_points import Space
 
-__all__ = ["Matching", "MatchingKind", "match"]
-
 MatchingKind = Literal["one_to_one", "many_to_one"]
 # Pairs of points (the product of both sides, and each side squared) up to which a matching is
 # improved; and those of three points for a loss without products. [L327]

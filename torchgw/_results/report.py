@@ -11,8 +11,6 @@ from torchgw._problem.providers import Spaces
 from torchgw._results.storage import stored
 from torchgw._solve.pipeline import Outcome
 
-__all__ = ["Log", "Report"]
-
 
 class Log(dict[str, Any]):
     """A report by the names of its fields, for reading; JSON takes it, and copies can change."""

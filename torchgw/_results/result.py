@@ -36,8 +36,6 @@ from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
-__all__ = ["GWResult", "make_result"]
-
 # Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
 

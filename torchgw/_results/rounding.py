@@ -11,8 +11,6 @@ from torch import Tensor
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 
-__all__ = ["assign", "assign_least", "places"]
-
 # Entries of a plan up to which the assignment is exact; it takes 4 s then where most points have a
 # clear partner. [L324]
 _DENSE_ENTRIES = 25_000_000

@@ -48,8 +48,6 @@ from torchgw.distances.new_points import Space
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["load", "stored", "write_result"]
-
 Kind = TypeVar("Kind", bound=type)
 
 # Entries of each row of a plan that a file keeps, and the share of the row's mass below which an

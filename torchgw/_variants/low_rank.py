@@ -20,8 +20,6 @@ from torchgw._results.storage import stored
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
 
-__all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
-
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
 _FIRST_STEP = 10.0
 # Factors that a step size changes by, down when the value has risen and up when it has fallen.

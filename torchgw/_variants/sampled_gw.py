@@ -20,9 +20,6 @@ from torchgw._typing import Seed
 from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph
 
-__all__ = ["build_knn_graph", "sampled_gw", "sampled_lowrank_gw"]
-
-
 # What arguments of ``solve`` are called here.
 _NAMES = {
     "X": "X_source",

@@ -41,8 +41,6 @@ from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["LowRankResult", "solve_low_rank"]
-
 # Points per side that the start is found among. [L250]
 _COARSE_POINTS = 300
 # Rounds in which medoids move. [L248]

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from pandas import DataFrame, Index
 
-__all__ = ["TranslationProblem"]
-
 Pair = tuple[str, str]
 
 

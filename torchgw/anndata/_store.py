@@ -18,8 +18,6 @@ from torchgw.anndata._write import carry, figures, largest_entries, means
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["Batches", "Match", "Objects", "store_of"]
-
 # Names of columns, and whether each goes from the reference, and back to it.
 Carried = Sequence[tuple[str, bool, bool]]
 

@@ -17,8 +17,6 @@ from torchgw.anndata._spaces import check_name, check_objects
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["carry", "check_column", "figures", "largest_entries", "means", "read_plan"]
-
 
 def means(plan: Plan, values: NDArray[Any]) -> NDArray[np.float64]:
     """Average values (m, c) over the partners of each row, (n, c); NaN for a row without mass."""

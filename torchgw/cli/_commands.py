@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchgw._results.result import GWResult
     from torchgw.distances.new_points import Space
 
-__all__ = ["add_commands"]
-
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
 _SHELLS = ("bash", "zsh", "tcsh")

@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
 from torchgw._errors import InvalidInputError
 
-__all__ = [
-    "Side",
-    "check_output",
-    "has_column",
-    "read_array",
-    "read_labels",
-    "read_side",
-    "read_weights",
-    "write_array",
-    "write_table",
-]
-
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
     "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`"

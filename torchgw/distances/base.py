@@ -18,16 +18,6 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
 from torchgw._tensors.sums import inner_products
 
-__all__ = [
-    "DerivedDistance",
-    "DistanceProvider",
-    "Entrywise",
-    "EntrywiseDistance",
-    "Factors",
-    "ScaledDistance",
-    "refuse_directed",
-]
-
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
 

@@ -28,8 +28,6 @@ from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["CurvedDistance", "CurvedModel", "curved_distances"]
-
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L381]

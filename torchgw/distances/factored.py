@@ -9,8 +9,6 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["FactoredDistance"]
-
 
 class FactoredDistance(DistanceProvider):
     """Distances D = matrix @ diag(signs) @ matrix.T, known by these factors only.

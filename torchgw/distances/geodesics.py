@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from torchgw.distances._graph.edges import Edges, from_csr
 from torchgw.distances._paths.relaxation import EdgeRelaxation
 
-__all__ = ["Geodesics", "largest_path", "path_lengths"]
-
 logger = logging.getLogger(__name__)
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]

@@ -21,17 +21,6 @@ from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
 
-__all__ = [
-    "ConnectPolicy",
-    "GraphMetric",
-    "as_geodesics",
-    "connect",
-    "default_n_neighbors",
-    "given_geodesics",
-    "knn_graph",
-    "neighbour_geodesics",
-]
-
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 

@@ -15,8 +15,6 @@ from torchgw.distances.base import Factors
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.nystrom import NystromDistance, draw
 
-__all__ = ["LandmarkDistance"]
-
 
 class LandmarkDistance(NystromDistance):
     """Nystrom approximation of the geodesic distances of a graph.

@@ -15,8 +15,6 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
-__all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
-
 # Elements of a working block of rows. [L312]
 _BLOCK_ELEMENTS = 2**23
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]

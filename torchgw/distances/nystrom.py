@@ -15,8 +15,6 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["NystromDistance", "draw"]
-
 # Landmarks found as farthest points. [L101] [L539]
 _EXTREMES = 3
 # Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the

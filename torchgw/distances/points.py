@@ -13,8 +13,6 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["ANGLES", "PointDistance", "PointMetric", "pairwise_distances"]
-
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
 # Those that compare directions alone.
 ANGLES = ("cosine", "correlation")

@@ -12,17 +12,6 @@ from torchgw._tensors.draws import accumulate
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import PointDistance
 
-__all__ = [
-    "ColumnReader",
-    "SpreadPoints",
-    "choose_points",
-    "column_reader",
-    "draw_points",
-    "ran_out",
-    "uniform_draws",
-    "without_surplus",
-]
-
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108]
 _SPREAD = 4

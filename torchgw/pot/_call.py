@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 
-__all__ = ["LOSSES", "Kind", "kind_of", "refuse"]
-
 Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
 
 # The losses of solve_gromov, and those of ot.gromov.

@@ -12,8 +12,6 @@ from scipy.special import logsumexp
 from torchgw.pot._arrays import Array
 from torchgw.pot._scaling import scale, scale_partial
 
-__all__ = ["Mirrored", "Stop", "alternate", "balanced", "partial", "semirelaxed"]
-
 # Error of marginals, over the last change of the plan, to which a linear problem is solved. [L388]
 _INEXACT = 1e-3
 

@@ -10,8 +10,6 @@ from scipy.sparse import csr_array
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, is_symmetric
 
-__all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "transform"]
-
 LOSSES = ("square_loss", "kl_loss")
 
 # What POT adds below a logarithm, and below that of a derivative by a table. [L389]

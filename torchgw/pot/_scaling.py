@@ -9,8 +9,6 @@ from scipy.special import logsumexp
 
 from torchgw.pot._arrays import Array
 
-__all__ = ["Scaled", "scale", "scale_partial"]
-
 # Logarithm of a scaling beyond which it moves into the potentials, so that products of scalings
 # and kernel stay within the range of a float. [L388]
 _LARGEST_LOGARITHM = 100.0

@@ -27,8 +27,6 @@ from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, rea
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
-__all__ = ["Found", "OTResult", "result_of", "solve_gromov"]
-
 # What arguments of ot.gromov are called here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
 

@@ -19,25 +19,6 @@ from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, product
 from torchgw.pot._quadratic import Transformed
 
-__all__ = [
-    "Coupling",
-    "Divergence",
-    "Penalties",
-    "Relaxed",
-    "Side",
-    "Unbalanced",
-    "across_spaces",
-    "between_products",
-    "cost_of",
-    "local_cost",
-    "local_parameters",
-    "relative_entropy",
-    "slopes_of",
-    "solve_linear",
-    "to_product",
-    "total_cost",
-]
-
 Divergence = Literal["kl", "l2"]
 Coupling = Literal["joint", "independent"]
 

@@ -12,18 +12,6 @@ import scipy
 from torchgw._sinkhorn.exact import ExactTransport, Vertex
 from torchgw.pot._arrays import Array, Places
 
-__all__ = [
-    "Linear",
-    "LinearSolver",
-    "PartialTransport",
-    "ShortTransport",
-    "in_order",
-    "partial_transport",
-    "semirelaxed",
-    "transport",
-]
-
-
 # Share of the last gain that entries once chosen have to give. [L433]
 _ENOUGH = 0.1
 

@@ -20,8 +20,6 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw.distances._graph.approximate import nearest_approximate
 from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
-__all__ = ["Neighbours", "nearest", "nearest_others"]
-
 
 class Neighbours(NamedTuple):
     """The nearest base points of some query points, on their device."""
