@@ -243,7 +243,7 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary whose keys come once each, as a second reader might take the other one."""
+    """Make a dictionary; refuse a key that comes twice, of which readers may take either."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"a key comes twice among {', '.join(found)[:200]}")
@@ -251,7 +251,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """List the members, which are stored as they are, once each, and no larger than the file."""
+    """List the members; refuse some that are compressed, come twice or exceed the file."""
     entries = stored.infolist()
     names = {info.filename.removesuffix(".npy"): info for info in entries}
     if len(names) < len(entries):
@@ -265,7 +265,7 @@ def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipIn
 
 
 def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    """Read an array whose header claims as many bytes as there are."""
+    """Read an array; refuse one whose header claims more or fewer bytes than there are."""
     with stored.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         readers = {

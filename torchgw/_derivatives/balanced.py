@@ -122,7 +122,7 @@ class BalancedSolve(Solved):
         return derivatives(total, copies)
 
     def respond(self, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None) -> Response:
-        """Find how the plan responds to its inputs as far as a function of it can see."""
+        """Compute the response of the plan to an upstream gradient or a change of the cost."""
         return respond(self.plan, self.definition.problem, upstream, masses)
 
     def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:

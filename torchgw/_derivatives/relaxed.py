@@ -125,7 +125,7 @@ class RelaxedSolve(Solved):
         return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     def _weights(self, model: Model, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Give the weights as the objective has them: a penalty is to those given, of any sum."""
+        """Give the weights as a penalty sees them, of the sum that they were given with."""
         found = []
         for name, weight, rho, total in zip(
             ("a", "b"), (model.a, model.b), self.rule.rho, self.rule.totals, strict=True
@@ -160,7 +160,7 @@ class RelaxedSolve(Solved):
         return total + multipliers[self.held] @ sums[self.held]
 
     def _soft(self) -> Tensor:
-        """By how much each sum gives way, in the Hessian of the objective."""
+        """Compute by how much each sum gives way in the Hessian of the objective."""
         n, m = self.table.shape
         give = self.table.new_full((n + m + 1,), math.inf)
         if self.rule.mass is None:

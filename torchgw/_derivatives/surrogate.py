@@ -75,7 +75,7 @@ def linear(moving: Model, still: Model, weights: Map) -> Tensor:
 
 
 def sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
-    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from it."""
+    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from the plan."""
     near, far = still.source.columns(anchors.source), still.target.columns(anchors.target)
     total = moving.a.new_zeros(())
     if moving.tracked & {"X", "D_X"}:

@@ -125,7 +125,7 @@ class Plan(ABC):
         return self._handed_out(shaped, given)
 
     def giving(self: Own, in_numpy: bool) -> Own:
-        """Return the same plan, which shares all that this one holds, as NumPy's or as tensors."""
+        """Return the same plan, nothing copied, that hands out NumPy arrays or tensors."""
         if self.in_numpy == in_numpy:
             return self
         plan = object.__new__(type(self))

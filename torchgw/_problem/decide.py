@@ -38,7 +38,7 @@ class Judge(Protocol):
         target: DistanceProvider,
         found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
     ) -> float:
-        """Judge both sides, by the plan that is best for other distances if those are given."""
+        """Judge both sides; with ``found_by`` by the plan that is best for those distances."""
         ...
 
 

@@ -17,7 +17,7 @@ from torchgw._typing import Marginals
 
 @dataclass(frozen=True)
 class MarginalRule:
-    """Which marginals a plan must have: strict by default."""
+    """Which marginals a plan must have; both are strict by default."""
 
     # Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict marginal,
     # zero a free one.
@@ -54,7 +54,7 @@ class MarginalRule:
         return source, target
 
     def violation(self, masses: Marginals, weights: Marginals) -> float:
-        """Measure how far masses break what is strict, the larger L1 distance of both sides."""
+        """Measure how far masses miss strict marginals or exceed bounds: the larger L1 distance."""
         over = [mass - weight for mass, weight in zip(masses, weights, strict=True)]
         if self.mass is not None:
             return max(float(part.clamp_min(0).sum()) for part in over)

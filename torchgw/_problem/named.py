@@ -85,7 +85,7 @@ def of_curvature() -> list[str]:
 
 
 def pair_of_distances(distances: Any) -> tuple[Any, Any]:
-    """Split ``distances`` into what it says of either side: a known name or a provider."""
+    """Split ``distances`` into a known name or a provider for each side."""
     pair = both(distances)
     if len(pair) != 2:
         raise InvalidInputError(

@@ -38,7 +38,7 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
 
 
 def warn_of_one_sign(providers: list[DistanceProvider]) -> None:
-    """Warn of two given tables of which one alone has negative entries."""
+    """Warn of two given tables of which only one has negative entries."""
     least = [
         float(part.matrix().min()) for part in providers if isinstance(part, PrecomputedDistance)
     ]

@@ -112,7 +112,7 @@ class Preparation:
             return self._fetch("landmarks", (graph.key, self.n_landmarks), make)[0]
 
     def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
-        """Make what the sides need, on one rank each if there are ranks."""
+        """Call the makers: here, or where there are ranks each on one of them."""
         if self._ranks is None:
             return [make() for make in makers]
         return self._ranks.divide(makers)
@@ -134,7 +134,7 @@ class Preparation:
         return table
 
     def _parts(self, graph: KeyedGraph) -> list[Tensor]:
-        """Find all pairs in parts that are cached one by one: a run cut short goes on there."""
+        """Find all pairs in parts, each cached, so that a run cut short can go on."""
         n = graph.geodesics.n
         found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):

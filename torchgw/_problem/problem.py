@@ -65,7 +65,7 @@ class Problem:
 
 
 def costs_of(provider: DistanceProvider) -> Tensor:
-    """Read the costs of a provider in their direction."""
+    """Read the costs of a provider, with their direction if it has one."""
     return provider.table if isinstance(provider, DirectedDistance) else stored_matrix(provider)
 
 

@@ -108,7 +108,7 @@ class Spaces(NamedTuple):
     decision: Decision | None = None  # what "auto" was for points
 
     def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> Spaces:
-        """Let both sides know their features, by which new points are compared too."""
+        """Add the features of both sides, by which new points are compared too."""
         device = self.providers[0].device
         first, second = (
             space._replace(features=part.to(device), feature_metric=metric)
@@ -233,7 +233,7 @@ def build_provider(
     table: Any = None,
     weights: Any = None,
 ) -> DistanceProvider:
-    """Build the provider of one space: a side of a problem whose other side is a point."""
+    """Build the provider of one space, as a side of a problem whose other side is one point."""
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
     sides = build_providers(
         (space, None), (table, point), distances, options, device,
@@ -283,7 +283,7 @@ def _make(pair: list[_Side], stages: Preparation) -> list[DistanceProvider]:
 
 
 def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
-    """Record what new points of a side need to know of it."""
+    """Record how new points of a side are measured."""
     curved = side.name in of_curvature()
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # distances of other names, made from points, say nothing of points that they have not seen

@@ -109,7 +109,7 @@ class Report:
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> Report:
-        """Collect what a solve has left behind."""
+        """Collect the numbers of a finished solve."""
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()

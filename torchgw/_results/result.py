@@ -405,7 +405,7 @@ class GWResult(Result):
         return handed
 
     def _known(self) -> Extension:
-        """Return what is left of the solve, with the distances."""
+        """Give what is kept of the solve; refuse a result that has no distances."""
         if self.extension is None:
             raise UnsupportedError(
                 "This result does not hold the distances of its points (`result.extension`). Solve "

@@ -47,7 +47,7 @@ def assign(plan: Plan, capacity: Tensor) -> Tensor:
 
 
 def assign_least(cost: Tensor, slots: NDArray[np.int64]) -> Tensor:
-    """Choose the targets of least total cost (n, m), those of some slots."""
+    """Choose the slots of least total cost (n, m), and give the target of each row."""
     table = cost.cpu().numpy()
     return torch.from_numpy(slots[scipy.optimize.linear_sum_assignment(table[:, slots])[1]]).to(
         cost.device

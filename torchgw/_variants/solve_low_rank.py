@@ -322,7 +322,7 @@ def _cover(
 
 
 def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
-    """Group points around medoids, which begin as farthest points; give the group of each."""
+    """Group points around medoids, at first farthest points; give the group of each point."""
     assert table is not None
     centres = [int(masses.argmax())]
     closest = table[centres[0]].clone()

@@ -173,7 +173,7 @@ def points_of(
 
 
 def _steps(graph: Any, what: str) -> Any:
-    """Make every edge of a graph of similarities one step."""
+    """Let every edge of a graph of similarities count as one step."""
     warn_user(
         f"`{what}` has large entries between near neighbours, so it is no graph of lengths: every "
         "edge was taken as one step.",

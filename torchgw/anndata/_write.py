@@ -30,7 +30,7 @@ def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_column(shown: str, adata: AnnData, name: str) -> None:
-    """Refuse a column that holds nothing."""
+    """Refuse a column all of whose values are missing."""
     if adata.obs[name].isna().all():
         raise InvalidInputError(f"`{shown}.obs[{name!r}]` has no labels, all are missing.")
 

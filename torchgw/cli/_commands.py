@@ -171,7 +171,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _alignment(path: str) -> GWResult:
-    """Read a result that must be one of an alignment."""
+    """Read a result; refuse one that is not of an alignment."""
     result = torchgw.load(path)
     if not isinstance(result, torchgw.GWResult):
         raise InvalidInputError(

@@ -147,7 +147,7 @@ def refuse_directed(provider: DistanceProvider, advice: str) -> None:
 
 
 class DerivedDistance(DistanceProvider):
-    """Numbers made from the distances of another provider, one from each."""
+    """Numbers made from the distances of another provider, one from each distance."""
 
     def __init__(self, provider: DistanceProvider) -> None:
         refuse_directed(provider, "Make a DirectedDistance of the numbers instead.")
@@ -178,11 +178,11 @@ class ScaledDistance(DerivedDistance):
         self._matrix = None if matrix is None else matrix * scale
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out of pickles and copies what the provider and the scale give again."""
+        """Pickle and copy without the scaled table, which is made again."""
         return {name: part for name, part in vars(self).items() if name != "_matrix"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Multiply again."""
+        """Make the scaled table again."""
         vars(self).update(state)
         matrix = self.provider.matrix()
         self._matrix = None if matrix is None else matrix * self.scale
@@ -219,7 +219,7 @@ class ScaledDistance(DerivedDistance):
         return self.provider.maximum() * self.scale
 
     def uncertainty(self) -> Tensor:
-        """Multiply that of the provider by the scale."""
+        """Multiply the uncertainty of the provider by the scale."""
         return self.provider.uncertainty() * self.scale
 
 
@@ -249,6 +249,6 @@ class EntrywiseDistance(DerivedDistance):
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (n, c)."""
+        """Compute the function of D, times values of shape (n, c)."""
         matrix = self.matrix()
         return super().apply(values) if matrix is None else matrix @ values

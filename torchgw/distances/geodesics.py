@@ -257,7 +257,7 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:
-    """Choose the number of processes, one if the work does not repay more."""
+    """Choose the number of processes: one, unless the work repays more."""
     pairs = sum(task.n * len(sources) for task, sources in tasks)
     if n_jobs == 1 or pairs < _PROCESS_PAIRS:
         return 1

@@ -104,7 +104,7 @@ def neighbour_geodesics(
 
 
 class Neighbourhood(NamedTuple):
-    """What the nearest neighbours of points tell."""
+    """What the nearest neighbours of points tell about their shape."""
 
     dimension: float  # by maximum likelihood (Levina and Bickel 2004)
     connected: bool  # whether their graph is in one piece
@@ -250,7 +250,7 @@ def _connect(
 
 
 def as_geodesics(graph: Any) -> Geodesics:
-    """Connect a bare graph by the policy "fill"; leave what :func:`connect` returned."""
+    """Connect a bare graph by the policy "fill"; keep one that :func:`connect` made."""
     return graph if isinstance(graph, Geodesics) else connect(graph)
 
 

@@ -25,7 +25,7 @@ _PSEUDO_INVERSE_CUTOFF = 1e-12
 
 
 class Space(NamedTuple):
-    """What one side of a problem was made from, as far as new points of it need to know."""
+    """What one side of a problem was made from, and how a new point of it is measured."""
 
     points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
     # between points; None for geodesics and given distances

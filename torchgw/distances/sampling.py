@@ -43,7 +43,7 @@ class StoredColumns(NamedTuple):
 
 
 class SpreadPoints(NamedTuple):
-    """Some points of one side, float64; the first of them alone are spread out, too."""
+    """Some spread-out points of one side, float64; the first few alone are spread out too."""
 
     indices: Tensor  # (s,) int64, which points these are
     table: Tensor  # (s, s) distances among them, symmetric
@@ -52,7 +52,7 @@ class SpreadPoints(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Points as drawn, some of which may be surplus."""
+    """Points as drawn: where others ran out, some have no weight or duplicate others."""
 
     points: SpreadPoints
     counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
@@ -96,7 +96,7 @@ def without_surplus(
     size: int,
     counts: tuple[int, int],
 ) -> SpreadPoints:
-    """Leave out points that were drawn for want of others."""
+    """Leave out points without weight and duplicates, drawn where others had run out."""
     used, distinct = counts
     weights = _cut(weights)
     if used <= size:

@@ -131,7 +131,7 @@ def alternate(
 
 
 def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
-    """Repeat a step until the plan stays; it is told the last change, at first zero."""
+    """Repeat a step until the plan stays; a step is told the last change, first zero."""
     errors: list[float] = []
     converged = False
     for turn in range(int(stop.max_iter)):

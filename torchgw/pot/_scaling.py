@@ -137,7 +137,7 @@ def _scale_bounds(
     max_iter: int,
     tol: float,
 ) -> Scaled:
-    """Run the same by products with the kernel."""
+    """Run the same iterations by products with the kernel."""
     u, v = (np.exp(potential / epsilon) for potential in potentials)
     level = mass / float(u @ kernel @ v)
     converged = False

@@ -27,7 +27,7 @@ _TINY = 1e-16
 
 
 class Side(NamedTuple):
-    """What one of the two plans has: weights, and a linear cost."""
+    """The weights and the linear cost of one of the two plans."""
 
     x: Array  # (n,)
     y: Array  # (m,)
@@ -40,7 +40,7 @@ class Side(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """The weights of everything but the costs."""
+    """The weights of all terms but the costs."""
 
     rho_x: float
     rho_y: float

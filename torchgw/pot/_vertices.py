@@ -112,7 +112,7 @@ class PartialTransport:
 
     @property
     def prices(self) -> tuple[Array, Array]:
-        """Prices of the last solution, and last those of the points that take what stays."""
+        """Prices of the last solution; the last are those of the points that take what stays."""
         assert self._general.last is not None
         return self._general.last.u, self._general.last.v
 
@@ -155,7 +155,7 @@ class ShortTransport:
 
 
 def _with_rest(p: Array, q: Array, mass: float) -> ExactTransport:
-    """Add a point on either side that takes what stays."""
+    """Add a point on either side that takes the mass that stays."""
     return ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
 
 
