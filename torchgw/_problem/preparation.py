@@ -119,19 +119,18 @@ class Preparation:
 
     def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         if self.device.type == "cuda":
-            return [self._table(graph) for graph in graphs]
+            return [
+                self._fetch("geodesics", (graph.key,), partial(self._table, graph))[0]["table"]
+                for graph in graphs
+            ]
         if self._cache is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
         return [torch.cat(self._parts(graph)) for graph in graphs]
 
-    def _table(self, graph: KeyedGraph) -> Tensor:
+    def _table(self, graph: KeyedGraph) -> dict[str, Any]:
         """Find all pairs on a GPU."""
-        parts, _ = self._fetch(
-            "geodesics", (graph.key,), lambda: {"table": graph.geodesics.all_pairs(self.device)}
-        )
-        table: Tensor = parts["table"]
-        return table
+        return {"table": graph.geodesics.all_pairs(self.device)}
 
     def _parts(self, graph: KeyedGraph) -> list[Tensor]:
         """Find all pairs in parts, each cached, so that a run cut short can go on."""

@@ -152,9 +152,7 @@ class DerivedDistance(DistanceProvider):
     def __init__(self, provider: DistanceProvider) -> None:
         refuse_directed(provider, "Make a DirectedDistance of the numbers instead.")
         self.provider = provider
-        self.n = provider.n
-        self.device = provider.device
-        self.dtype = provider.dtype
+        self.n, self.device, self.dtype = provider.n, provider.device, provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
 

@@ -68,9 +68,7 @@ class LandmarkDistance(NystromDistance):
 
     def _begin(self, graph: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.geodesics = as_geodesics(graph)
-        self.n = self.geodesics.n
-        self.device = device
-        self.dtype = dtype
+        self.n, self.device, self.dtype = self.geodesics.n, device, dtype
 
     @classmethod
     def shared(
@@ -101,14 +99,10 @@ class LandmarkDistance(NystromDistance):
     @classmethod
     def restore(cls, graph: Any, state: dict[str, Any]) -> LandmarkDistance:
         """Make the provider that had this state, on the device of its tensors."""
-        provider = cls.__new__(cls)
-        provider.geodesics = as_geodesics(graph)
-        provider.n = provider.geodesics.n
+        provider, factors = cls.__new__(cls), Factors(*state["factors"])
+        provider._begin(graph, factors.matrix.device, factors.matrix.dtype)
         provider.landmarks, provider.error = state["landmarks"], state["error"]
-        provider._largest = state["largest"]
-        provider._factors = Factors(*state["factors"])
-        provider.device = provider._factors.matrix.device
-        provider.dtype = provider._factors.matrix.dtype
+        provider._largest, provider._factors = state["largest"], factors
         return provider
 
     def _warn_if_too_few(self, n_landmarks: int) -> None:

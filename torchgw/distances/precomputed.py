@@ -67,9 +67,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def _hold(self, matrix: Tensor) -> None:
         self._matrix = matrix
-        self.n = matrix.shape[0]
-        self.device = matrix.device
-        self.dtype = matrix.dtype
+        self.n, self.device, self.dtype = matrix.shape[0], matrix.device, matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
         """Read D[:, index], a view of gathered rows, which are contiguous."""
