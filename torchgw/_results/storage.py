@@ -22,9 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import RESERVED, built, decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import (
+    RESERVED,
+    built,
+    check_fields,
+    decode,
+    encode,
+    read_archive,
+    write_archive,
+)
 from torchgw._boundary.arrays import resolve_device
-from torchgw._boundary.schema import check_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -13,13 +13,12 @@ from scipy.special import xlogy
 
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.status import Status
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
 from torchgw.pot.gromov._call import Call
@@ -27,6 +26,10 @@ from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, rea
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
+Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
+
+# The losses of solve_gromov, and those of ot.gromov.
+LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
 # What arguments of ot.gromov are called here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
 
@@ -214,8 +217,8 @@ def solve_gromov(
            [0., 1., 0.],
            [1., 0., 0.]])
     """
-    kind = kind_of(unbalanced, unbalanced_type)
-    refuse(kind, loss, reg, reg_type, n_threads, method)
+    kind = _kind_of(unbalanced, unbalanced_type)
+    _refuse(kind, loss, reg, reg_type, n_threads, method)
     stop = _stop(kind, reg, max_iter, tol, verbose)
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
@@ -244,6 +247,61 @@ def solve_gromov(
     weights = found.potentials if kind == "balanced" else None
     value = value_of(problem, loss_fun, found.plan, found.value, given, weights)
     return result_of(problem.arrays, found, value)
+
+
+def _kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
+    """Say which marginals a plan must have."""
+    name = str(unbalanced_type).lower()
+    if name == "semirelaxed":
+        return "semirelaxed"
+    if unbalanced is None:
+        if name == "partial":
+            warn_user(
+                "`unbalanced=None` is the balanced problem whatever `unbalanced_type` says; pass "
+                "the mass that is to move.",
+                TorchGWWarning,
+            )
+        return "balanced"
+    if name not in ("kl", "l2", "partial"):
+        raise UnsupportedError(
+            f"`unbalanced_type={unbalanced_type!r}` is not solved here. Use 'KL', 'L2', "
+            "'semirelaxed' or 'partial'."
+        )
+    both = unbalanced if isinstance(unbalanced, (tuple, list)) and name != "partial" else None
+    if not all(isinstance(weight, Real) and float(weight) > 0 for weight in both or (unbalanced,)):
+        raise InvalidInputError(
+            f"`unbalanced` must be a positive number, the weight of a penalty or the mass that a "
+            f"partial plan moves; got {unbalanced!r}."
+        )
+    return name  # type: ignore[return-value]
+
+
+def _refuse(
+    kind: Kind, loss: str, reg: float | None, reg_type: str, n_threads: int, method: str | None
+) -> None:
+    """Refuse arguments that torchgw has no counterpart for, with the reason."""
+    if str(loss).upper() not in LOSSES:
+        known = " or ".join(map(repr, LOSSES))
+        raise UnsupportedError(f"`loss` must be {known}, as in POT; got {loss!r}.")
+    if reg is not None and not (isinstance(reg, Real) and reg >= 0):
+        raise InvalidInputError(f"`reg` must be a number, not negative; got {reg!r}.")
+    if str(reg_type).lower() != "entropy":
+        raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
+    if n_threads != 1:
+        raise UnsupportedError(
+            f"`n_threads` must be 1; got {n_threads!r}: the linear solvers have one thread."
+        )
+    if method not in (None, "PGD", "PPA"):
+        raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
+    if not reg and method is not None:
+        raise UnsupportedError(
+            f"`method={method!r}` is a choice for regularised problems. Pass `reg`, or drop it."
+        )
+    if kind != "balanced" and method == "PPA":
+        raise UnsupportedError(
+            "method='PPA' keeps to the last plan and so both of its marginals. Drop it, or "
+            "`unbalanced`."
+        )
 
 
 def _stop(
