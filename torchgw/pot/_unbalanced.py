@@ -362,7 +362,7 @@ def slopes_of(
 ) -> list[Array]:
     """Differentiate the objective with KL penalties by the weights, at fixed plans.
 
-    Those of samples in the source and the target, then those of features.
+    The derivatives are by samples of the source and of the target, then by features of both.
     """
     joint = penalties.coupling == "joint"
     by_weights = []

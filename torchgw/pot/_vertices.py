@@ -65,8 +65,8 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
 class PartialTransport:
     """The solver where only part of the mass moves.
 
-    A point of no cost on either side takes what stays; what the two sent to each other would move
-    more than the share, so that costs more than anything else.
+    A point without cost on either side takes the mass that stays. Mass between these two points
+    would make others move more, so it costs more than anything else.
     """
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
@@ -82,7 +82,7 @@ class PartialTransport:
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, a plan that gains half of the most will do.
 
-        So does one on the entries of the last, while these gain a share of what they gave.
+        So does a plan on the entries of the last one, while these still gain a share of before.
         """
         if self._general.used is not None and reached > -np.inf:
             plan, gain = self._again(cost, *self._general.used, reached)

@@ -441,7 +441,7 @@ def _turns(
 ) -> Any:
     """Update plans, then structure and features, until these or the loss stay; hand them out.
 
-    Given plans are those of free weights.
+    ``plans`` are given where the weights of the barycenter are free.
     """
     count, warm, free = len(known.structures), call.warmstartT, plans is not None
     starts: list[Any] = list(plans) if plans is not None and warm else [None] * count
