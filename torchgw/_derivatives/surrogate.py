@@ -6,30 +6,18 @@ held constant. Its value means nothing (docs/algorithm.md, equations 21, 22 and 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.implicit import Response
 from torchgw._derivatives.sides import TrackedSide
 from torchgw._derivatives.tracked import Model
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 
-
-class Map(Protocol):
-    """A matrix over pairs of points, known by its products."""
-
-    @property
-    def T(self) -> Map:  # noqa: N802 - the name of every array library
-        """The matrix transposed."""
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
-
-    def stored(self) -> Tensor:
-        """Build the matrix."""
+# A matrix over pairs of points, known by its products.
+Map = TransportPlan | Response
 
 
 def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
