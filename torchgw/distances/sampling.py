@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._tensors.draws import accumulate
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
@@ -25,13 +25,6 @@ _SAME_POINTS = 1_000
 _NEGLIGIBLE = 1e-12
 
 
-class ColumnReader(Protocol):
-    """Whatever gives columns of distances: a provider, or the tensors that it reads."""
-
-    def columns(self, index: Tensor) -> Tensor:
-        """Read D[:, index], shape (n, s)."""
-
-
 class StoredColumns(NamedTuple):
     """Columns of a stored table."""
 
@@ -40,6 +33,10 @@ class StoredColumns(NamedTuple):
     def columns(self, index: Tensor) -> Tensor:
         """Read D[:, index], a view of gathered rows."""
         return self.matrix[index].T
+
+
+# Whatever gives columns of distances: a provider, or the tensors that it reads.
+ColumnReader = DistanceProvider | Factors | StoredColumns
 
 
 class SpreadPoints(NamedTuple):
