@@ -6,32 +6,18 @@ held constant. Its value means nothing (docs/algorithm.md, equations 21, 22 and 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.implicit import Response
 from torchgw._derivatives.sides import TrackedSide
 from torchgw._derivatives.tracked import Model
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 
-__all__ = ["linear", "pairs", "sampled_pairs"]
-
-
-class Map(Protocol):
-    """A matrix over pairs of points, known by its products."""
-
-    @property
-    def T(self) -> Map:  # noqa: N802 - the name of every array library
-        """The matrix transposed."""
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
-
-    def stored(self) -> Tensor:
-        """Build the matrix."""
+# A matrix over pairs of points, known by its products.
+Map = TransportPlan | Response
 
 
 def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
@@ -77,7 +63,7 @@ def linear(moving: Model, still: Model, weights: Map) -> Tensor:
 
 
 def sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
-    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from it."""
+    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from the plan."""
     near, far = still.source.columns(anchors.source), still.target.columns(anchors.target)
     total = moving.a.new_zeros(())
     if moving.tracked & {"X", "D_X"}:

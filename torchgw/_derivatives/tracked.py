@@ -15,8 +15,6 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost
 
-__all__ = ["Definition", "Model"]
-
 
 class Definition(NamedTuple):
     """A problem, and the features that its linear cost was made from, if any."""

@@ -14,8 +14,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.directed import DirectedDistance
 
-__all__ = ["Problem", "costs_of", "stored_matrix"]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -67,7 +65,7 @@ class Problem:
 
 
 def costs_of(provider: DistanceProvider) -> Tensor:
-    """Read the costs of a provider in their direction."""
+    """Read the costs of a provider, with their direction if it has one."""
     return provider.table if isinstance(provider, DirectedDistance) else stored_matrix(provider)
 
 

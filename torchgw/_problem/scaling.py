@@ -12,8 +12,6 @@ from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.points import ANGLES, PointDistance
 
-__all__ = ["ScaleName", "scaled"]
-
 ScaleName = Literal["auto", "max", "mean"]
 # Columns read at once to find the largest distance among some points. [L351]
 _COLUMNS = 256
