@@ -84,7 +84,7 @@ def evaluate(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, setting.marginals, strict=True)
     )
-    factors = gradient.in_factors()
+    factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
     if plan.dtype == torch.float32 and factors is not None and error <= RESOLVED:
         quadratic, kl, linear = _without_rounding(setting, plan, factors)
     elif solved is not None:
@@ -145,8 +145,8 @@ def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]
     The second tensor, (n,) float64, is what rows are multiplied by for that.
     """
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-    # rows without weight have no mass either
-    share = (plan.weights.a / sums[:, -1]).nan_to_num()
+    # rows without weight have no mass, and rounding may leave others none
+    share = torch.where(sums[:, -1] > 0, plan.weights.a / sums[:, -1], 0.0)
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
