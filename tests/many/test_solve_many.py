@@ -247,8 +247,6 @@ def test_gradients_are_those_of_differences():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unbalanced": 1.0}, "Loop over"),
-        ({"mass": 0.5}, "Loop over"),
         ({"epsilon": -1}, "`epsilon` must be"),
         ({"epsilon": [0.1]}, "one for each of the 4"),
         ({"alpha": 0.5}, "none was given"),
