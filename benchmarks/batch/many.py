@@ -1,10 +1,10 @@
 """Problems a second, beside POT's batch solvers and POT's loop: ``python -m benchmarks batch``.
 
 Each work is a stack of random clouds. A way to solve it is called once to compile and warm up, and
-then timed; its mean value without entropy, evaluated in float64 from its plans, given the marginals
-that they miss, on a part of the stack, and the share of that part in which it is at most POT's plus 1e-4 of it, stand beside its
-rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. One JSON
-line for each, then a table.
+then timed. Plans of a part of the stack, once they have their marginals, are evaluated in float64
+without entropy: the mean, and the share in which it is at most POT's plus 1e-4 of it, stand beside
+the rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. One
+JSON line for each, then a table.
 """
 
 from __future__ import annotations

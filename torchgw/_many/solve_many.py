@@ -133,8 +133,8 @@ def solve_many(
         As in ``solve``, in units of squared scaled distances.
     n_init : int
         Starts of each problem, of which the best objective counts: a x b annealed from the natural
-        scale, as ``solve(..., n_init=1)``; then plans by the distributions of distances; then by
-        random mixtures of their quantiles, always the same.
+        scale, on a CPU more slowly than by ``solve(..., n_init=1)``; then plans by the
+        distributions of distances; then by random mixtures of their quantiles, always the same.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
