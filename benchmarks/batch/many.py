@@ -1,10 +1,10 @@
 """Problems a second, beside POT's batch solvers and POT's loop: ``python -m benchmarks batch``.
 
 Each work is a stack of random clouds. A way to solve it is called once to compile and warm up, and
-then timed; its mean value without entropy, evaluated in float64 from its plans on a part of the
-stack, and the share of that part in which it is at most POT's plus 1e-4 of it, stand beside its
-rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. One JSON
-line for each, then a table.
+then timed. Plans of a part of the stack, once they have their marginals, are evaluated in float64
+without entropy: the mean, and the share in which it is at most POT's plus 1e-4 of it, stand beside
+the rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. One
+JSON line for each, then a table.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import torchgw
+from benchmarks.harness.evaluate import made_feasible
 from benchmarks.harness.measure import MemoryProbe, synchronize
 from torchgw._batch import engine
 
@@ -40,6 +41,7 @@ class Work(NamedTuple):
     costs: Tensor | None  # (B, n, m) of fused problems
     alpha: float
     epsilon: float | str
+    starts: int = 1
 
     def part(self, count: int) -> Work:
         """Take the first problems."""
@@ -50,7 +52,14 @@ class Work(NamedTuple):
 
 
 def make(
-    name: str, count: int, n: int, device: torch.device, *, fused: bool, epsilon: float | str
+    name: str,
+    count: int,
+    n: int,
+    device: torch.device,
+    *,
+    fused: bool,
+    epsilon: float | str,
+    starts: int = 1,
 ) -> Work:
     """Draw clouds in three dimensions, their distances divided by the largest of each."""
     generator = torch.Generator().manual_seed(0)
@@ -69,7 +78,8 @@ def make(
     costs = None
     if fused:
         costs = torch.rand(count, n, n, generator=generator, dtype=torch.float64).to(device)
-    return Work(name, side(sizes[0]), side(sizes[1]), *sizes, costs, 0.5 if fused else 1.0, epsilon)
+    x, y, alpha = side(sizes[0]), side(sizes[1]), 0.5 if fused else 1.0
+    return Work(name, x, y, *sizes, costs, alpha, epsilon, starts)
 
 
 def ours(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str, Any]]:
@@ -78,7 +88,7 @@ def ours(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str, Any
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
         batch = torchgw.solve_batch(
             work.x, work.y, work.costs, sizes_x=work.sizes_x, sizes_y=work.sizes_y,
-            alpha=work.alpha, epsilon=work.epsilon, plans=plans,
+            alpha=work.alpha, epsilon=work.epsilon, n_init=work.starts, plans=plans,
         )  # fmt: skip
     told = {
         "converged": float(batch.converged.sum() / len(batch)),
@@ -165,10 +175,11 @@ LOOPS = ("POT entropic", "POT exact")
 
 
 def values_of(work: Work, plans: list[Tensor]) -> Tensor:
-    """Evaluate plans without entropy, in float64."""
+    """Evaluate plans without entropy, in float64, once they have their marginals."""
     values = []
     for k, plan in enumerate(plans):
         n, m = int(work.sizes_x[k]), int(work.sizes_y[k])
+        plan = torch.from_numpy(made_feasible(plan.double().cpu().numpy()))
         x, y, plan = work.x[k, :n, :n], work.y[k, :m, :m], plan.to(work.x)
         p, q = plan.sum(1), plan.sum(0)
         value = p @ (x.square() @ p) + q @ (y.square() @ q) - 2 * ((x @ plan @ y) * plan).sum()
@@ -227,6 +238,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
     parser.add_argument("--works", default="equal,ragged", help="comma-separated")
     parser.add_argument("--fused", action="store_true", help="with a linear cost")
+    parser.add_argument("--starts", type=int, default=1, help="starts of each of our problems")
     parser.add_argument("--epsilon", default="auto", help="or a number")
     parser.add_argument("--output", type=Path, help="file that JSON lines are added to")
     options = parser.parse_args(arguments)
@@ -234,7 +246,10 @@ def main(arguments: list[str]) -> int:
     device, records = torch.device(options.device), []
     for name in options.works.split(","):
         n = 32 if name == "ragged" else options.n
-        work = make(name, options.count, n, device, fused=options.fused, epsilon=epsilon)
+        work = make(
+            name, options.count, n, device,
+            fused=options.fused, epsilon=epsilon, starts=options.starts,
+        )  # fmt: skip
         reference = None
         # POT's batch comes first, as the others are compared with it
         for way in sorted(options.ways.split(","), key=lambda way: way != "POT batch"):

@@ -33,9 +33,9 @@ def test_values_are_those_of_solve(epsilon):
     for k, (n, m) in enumerate(SIZES):
         one = alone(k, epsilon=epsilon, objective_tol=0)
         assert float(batch.epsilon[k]) == pytest.approx(one.epsilon, rel=1e-12)
-        # at a small epsilon extrapolation, which batches lack, can end in another optimum
-        close = 1e-2 if epsilon == "auto" else 1e-5
-        assert float(batch.value[k]) == pytest.approx(one.value, rel=close)
+        # epsilon falls more slowly here, which can end in a lower optimum
+        assert float(batch.objective[k]) < one.report.objective * (1 + 1e-5)
+        assert batch.result(k).value == pytest.approx(float(batch.value[k]), rel=1e-5)
         assert batch.plan(k).shape == (n, m)
         # an independent evaluation of the plan
         x, y = (cdist(side, side) / cdist(side, side).max() for side in (XS[k], YS[k]))
@@ -146,9 +146,10 @@ def test_stacks_of_fused_problems_and_their_gradients():
 def test_kinds_of_spaces():
     graphs = [networkx.path_graph(8), networkx.cycle_graph(9)]
     batch = torchgw.solve_many(graphs, graphs[::-1], epsilon=0.05)
-    for k in range(2):
-        one = torchgw.solve(graphs[k], graphs[1 - k], epsilon=0.05, n_init=1, random_state=0)
-        assert float(batch.value[k]) == pytest.approx(one.value, rel=1e-5)
+    hops = [networkx.floyd_warshall_numpy(graph) for graph in graphs]
+    hops = [table / table.max() for table in hops]
+    given = torchgw.solve_many(D_X=hops, D_Y=hops[::-1], epsilon=0.05)
+    np.testing.assert_allclose(batch.value, given.value, rtol=1e-9)
     parts = [torch.from_numpy(x) for x in XS]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
     listed = torchgw.solve_many(XS, XS, epsilon=0.05)
@@ -247,8 +248,6 @@ def test_gradients_are_those_of_differences():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unbalanced": 1.0}, "Loop over"),
-        ({"mass": 0.5}, "Loop over"),
         ({"epsilon": -1}, "`epsilon` must be"),
         ({"epsilon": [0.1]}, "one for each of the 4"),
         ({"alpha": 0.5}, "none was given"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
+from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import ENDS, may_begin, on_chip
@@ -39,8 +40,9 @@ _LOST = ENDS.index("LOST")
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
-# Decay of epsilon per outer iteration, as in a single solve. [L391]
-_DECAY = 0.6
+# Decay of epsilon per outer iteration: slower than in a single solve, as that ends lower. [L391]
+# [L693]
+_DECAY = 0.85
 # Column error at which a linear problem ends while epsilon falls, the share of ``tol`` that it has
 # to reach then, and the error up to which a plan has its marginals. [L391]
 _ANNEALING_TOLERANCE = 1e-2
@@ -67,6 +69,8 @@ _VALUE_PER_MARGINAL = 4.0
 # changes that are followed to their limit, the share that they may differ by, and the change from
 # which on a plan is near that limit. [L465]
 _EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
+# Shortest step of a relaxed plan, and how much longer one may be than the last. [L690]
+_SHORTEST, _LENGTHENING = 1 / 16, 1.2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -105,7 +109,7 @@ class Ended(NamedTuple):
 
     number: Tensor  # (k,) int64, which problems
     plan: Tensor  # (k, n, m)
-    f: Tensor  # (k, n) potentials of its cost without the terms of rows and columns alone
+    f: Tensor  # (k, n) potentials of its cost, without the terms that strict marginals do not see
     g: Tensor  # (k, m)
     objective: Tensor  # (k,)
 
@@ -143,8 +147,17 @@ class _Pool:
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
     descent: Descent
+    # of relaxed marginals: as in ``Relaxed``, the last step, and what of a step is taken
+    rho: Tensor | None = None
+    mass: Tensor | None = None
+    step: Tensor | None = None
+    share: Tensor | None = None
     # L1 change of the plans, and <cost, plan>, where those who iterate tell them
     told: tuple[Tensor, Tensor] | None = None
+
+    def relaxed(self) -> Relaxed | None:
+        """Tell which marginals the plans must have, if not all."""
+        return None if self.share is None else Relaxed(self.rho, self.mass)
 
     def names(self) -> list[str]:
         """List the tensors that belong to problems."""
@@ -187,7 +200,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
             keep(out)
 
     queue = torch.arange(count, device=device)
-    if not may_begin(problems.shape, device):
+    if problems.relaxed is not None or not may_begin(problems.shape, device):
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     solve = _solver_in_triton(problems, rules, store)
@@ -208,7 +221,8 @@ def _run_queue(
     n, m = problems.shape
     width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
 
-    solve = _solve_on_chip if on_chip(problems.shape, problems.device) else _tick
+    chip = problems.relaxed is None and on_chip(problems.shape, problems.device)
+    solve = _solve_on_chip if chip else _tick
     pool, waiting = _enter(problems, queue[:width]), queue[width:]
     if len(pool.number) < _FEWEST:
         # a twin, whose numbers nobody reads
@@ -239,8 +253,12 @@ def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Te
     if problems.linear is not None:
         share = 1 - problems.alpha[numbers]
         linear = share[:, None, None] * problems.linear(numbers)
-    scale = natural_scale(problems, numbers, linear)
     target = problems.epsilon[numbers]
+    if problems.relaxed is not None and problems.relaxed.mass is not None:
+        # units of the mass of the plan, which is normalised
+        mass = problems.relaxed.mass[numbers]
+        linear, target = None if linear is None else linear / mass[:, None, None], target / mass
+    scale = natural_scale(problems, numbers, linear)
     target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
     return linear, target, (problems.first[numbers] * scale).maximum(target)
 
@@ -311,6 +329,19 @@ def _gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
     return cost if linear is None else cost.add_(linear)
 
 
+def _whole(
+    cost: Tensor, alpha: Tensor, tables: tuple[Tensor, Tensor], masses: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Add what costs have of the rows and columns of a plan alone, and subtract their mean."""
+    rows, columns = (
+        2 * alpha[:, None] * (table.square() * mass[:, None, :]).sum(2)
+        for table, mass in zip(tables, masses, strict=True)
+    )
+    cost = cost + rows[:, :, None] + columns[:, None, :]
+    p, q = masses
+    return cost - ((cost * q[:, None, :]).sum(2) * p).sum(1)[:, None, None]
+
+
 def _enter(problems: Packed, numbers: Tensor) -> _Pool:
     """Begin some problems: linearise at a x b, or as told."""
     i, j = problems.i[numbers], problems.j[numbers]
@@ -327,16 +358,32 @@ def _enter(problems: Packed, numbers: Tensor) -> _Pool:
         cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
     if linear is not None:
         cost += linear
+    f_next, free = exact_rows(cost, b, g, epsilon), {}
+    if problems.relaxed is not None:
+        cost, relaxed = _whole(cost, alpha, (x, y), (a, b)), problems.relaxed.of(numbers)
+        f_next = _first_rows(relaxed, cost, (a, b), g, epsilon)
+        free = {**relaxed._asdict(), "step": torch.zeros_like(cost), "share": zero + 1}
     return _Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
-        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=exact_rows(cost, b, g, epsilon), g=g,
+        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=f_next, g=g,
         alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
         budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=whole.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
-        descent=Descent(len(numbers), alpha),
+        descent=Descent(len(numbers), alpha), **free,
     )  # fmt: skip
+
+
+def _first_rows(
+    relaxed: Relaxed | None, cost: Tensor, weights: tuple[Tensor, Tensor], g: Tensor, unit: Tensor
+) -> Tensor:
+    """Compute potentials of rows from which iterations go on from g, (k, n)."""
+    a, rows = weights[0], exact_rows(cost, weights[1], g, unit)
+    if relaxed is None:
+        return rows
+    rows_now, mass = (rows / unit[:, None])[:, None, :], a[:, None, :]
+    return rows + unit[:, None] * relaxed.scaling(0, mass, mass, rows_now, unit)[:, 0].log()
 
 
 def _noise(shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -363,13 +410,17 @@ def _tick(pool: _Pool) -> Tensor:
         pool.epsilon,
         pool.relaxation,
         pool.plan,
+        pool.relaxed(),
     )
     pool.f, pool.f_next, pool.g = made.f, made.f_next, made.g
     previous, pool.error = pool.error, made.error
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
-    pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
+    if pool.share is None:
+        pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
     done = pool.done_with()
+    if pool.share is not None:
+        return done
     _step(pool, (~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)).nonzero()[:, 0])
     return done
 
@@ -426,6 +477,10 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     linear = None if pool.linear is None else pool.linear[at]
     error, settling = pool.error[places], pool.settling[places]
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
+    relaxed = pool.relaxed()
+    if relaxed is not None:
+        relaxed, total = relaxed.of(places), plan.sum((1, 2))
+        plan = plan / total[:, None, None]
     cross = _cross(x, y, plan)
     p, q = plan.sum(2), plan.sum(1)
     terms = _Terms.of(x, y, (p, q), (cross * plan).sum((1, 2)), alpha)
@@ -439,6 +494,11 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
     entropy = (f * p).sum(1) + (g * q).sum(1) - spending
     objective = terms.quadratic + terms.linear + entropy
+    if relaxed is not None:
+        entropy = entropy / epsilon - total.log()
+        worth = terms.quadratic + terms.linear
+        best = relaxed.settle(worth, entropy, (p, q), (a, b), epsilon)
+        objective = best.objective
 
     # how the loop goes on
     at_target = epsilon <= target
@@ -448,7 +508,8 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     settled = at_target & (change <= rules.tol)
     flat = torch.zeros_like(at_target)
     falling = (at_target & (settling < 0)).nonzero()[:, 0]
-    if len(falling) and rules.objective_tol > 0:
+    # relaxed plans pass saddle points, where their objective hardly falls
+    if relaxed is None and len(falling) and rules.objective_tol > 0:
         flat[falling] = pool.descent.update(
             places[falling], objective[falling], change[falling], met[falling], rules.objective_tol
         )
@@ -477,11 +538,14 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
-    cost = _gradient(cross, alpha, linear)
-    ahead = _ahead(pool, places, change, exact=at_target & (error <= _EXACT * change), stay=settled)
-    plan = torch.add(plan, (plan - pool.point[at]).mul_(ahead[:, None, None]))
+    cost, made = _gradient(cross, alpha, linear), plan
+    if relaxed is not None:
+        cost = _whole(cost, alpha, (x, y), (p, q))
+    step, exact = plan - pool.point[at], at_target & (error <= _EXACT * change)
+    ahead = _ahead(pool, places, change, step, exact=exact, stay=settled)
+    plan = torch.add(plan, step.mul_(ahead[:, None, None]))
     cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
-    pool.f_next[places] = exact_rows(cost, b, g, pool.epsilon[places])
+    pool.f_next[places] = _first_rows(relaxed, cost, (a, b), g, pool.epsilon[places])
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
@@ -504,14 +568,23 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
         costs = (linear[over] * a[:, :, None] * b[:, None, :]).sum((1, 2))
         product = product._replace(linear=costs)
     missing = (p[over] - a).abs().sum(1).maximum((q[over] - b).abs().sum(1))
+    terms, f, unit = terms.of_places(over), f[over], epsilon[over]
+    made = made[over]
+    if relaxed is not None:
+        mass, missing = best.mass[over], best.violation[over]
+        f = f + (unit * (mass.log() - total[over].log()))[:, None]
+        terms = _Terms(*(mass.square() * part for part in terms))
+        # a relaxed plan may be worth more than a x b: its penalty is less
+        product = product._replace(quadratic=torch.full_like(mass, math.inf))
+        made, unit = mass[:, None, None] * made, unit if relaxed.mass is None else unit * mass
     where = places[over]
     found = _evaluate(
-        (terms.of_places(over), product), missing, objective[over], epsilon[over], error[over],
+        (terms, product), missing, objective[over], unit, error[over],
         settling[over], solved[over], (done[over], pool.inner[where]), rules,
     )  # fmt: skip
     out = pool.number[where]
     pool.number[where] = -1
-    return found, Ended(out, plan[over], f[over], g[over], objective[over])
+    return found, Ended(out, made, f, g[over], objective[over])
 
 
 def _evaluate(
@@ -533,19 +606,30 @@ def _evaluate(
     return _Found(numbers, torch.stack([ended, *counts]))
 
 
-def _ahead(pool: _Pool, places: Tensor, change: Tensor, *, exact: Tensor, stay: Tensor) -> Tensor:
+def _ahead(
+    pool: _Pool, places: Tensor, change: Tensor, step: Tensor, *, exact: Tensor, stay: Tensor
+) -> Tensor:
     """Choose how far plans that change by the same share each time go on to their limit, (k,).
 
-    In units of their last change; zero where they ``stay``, or where its marginals say more of a
-    plan than its change does, so that it is not ``exact``.
+    In units of their last ``step``; zero where they ``stay``, or where its marginals say more of a
+    plan than its change does, so that it is not ``exact``. Less than zero where relaxed plans turn
+    back.
     """
+    share = torch.ones_like(change)
+    if pool.share is not None:
+        assert pool.step is not None
+        back = (step * pool.step[places]).sum((1, 2)) < 0
+        share = pool.share[places]
+        share = torch.where(back, share / 2, _LENGTHENING * share).clamp(_SHORTEST, 1.0)
+        pool.step[places], pool.share[places] = step, share
+    exact = exact & (share == 1)
     before, rate_before = pool.change[places], pool.rate[places]
     rate = torch.where(exact & (before > 0), change / before, 0.0)
     steady = (rate - rate_before).abs() <= _STEADY * rate_before
     steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= _NEAR) & ~stay
     pool.change[places] = torch.where(steady, 0.0, change)
     pool.rate[places] = torch.where(steady, 0.0, rate)
-    return torch.where(steady, rate / (1 - rate), 0.0)
+    return torch.where(stay, 0.0, torch.where(steady, rate / (1 - rate), share - 1))
 
 
 class _Terms(NamedTuple):

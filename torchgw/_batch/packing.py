@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._batch.relaxed import Relaxed
+
 __all__ = [
     "LARGEST",
     "Packed",
@@ -60,6 +62,7 @@ class Packed:
     linear: Callable[[Tensor], Tensor] | None = None
     # costs that some problems begin with, and which of them; the others begin at a x b
     begin: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    relaxed: Relaxed | None = None  # marginals that plans need not have
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._batch.relaxed import Relaxed
+
 __all__ = ["LARGEST_EXPONENT", "TICK", "Sweep", "exact_rows", "next_relaxation", "sweep"]
 
 # Full iterations of a sweep; three square roots take its root. [L391]
@@ -29,7 +31,7 @@ class Sweep(NamedTuple):
     f: Tensor  # (A, n) potential of its rows
     f_next: Tensor  # (A, n) from which iterations go on
     g: Tensor  # (A, m) potential of its columns, likewise
-    error: Tensor  # (A,) L1 distance of its columns to b
+    error: Tensor  # (A,) L1 distance of its columns to b, or to what a half-step makes of them
 
 
 def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
@@ -51,6 +53,7 @@ def sweep(
     epsilon: Tensor,
     relaxation: Tensor,
     out: Tensor,
+    relaxed: Relaxed | None = None,
 ) -> Sweep:
     """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m).
 
@@ -67,17 +70,30 @@ def sweep(
     rows, columns = (part[:, None, :] for part in (a, b))
     no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
     rows, columns = rows + no_rows, columns + no_columns
+    sides = ((no_rows, rows, turned), (no_columns, columns, plan))
+
+    def scaling(side: int, other: Tensor) -> Tensor:
+        none, weight, table = sides[side]
+        sums = torch.baddbmm(none, other, table)
+        if relaxed is None:
+            return weight / sums
+        start = ((f, g)[side] / unit)[:, None, :]
+        return relaxed.scaling(side, (a, b)[side][:, None, :], sums, start, epsilon)
+
     one = torch.ones_like(unit)[:, :, None]
     s, t = torch.ones_like(rows), torch.ones_like(columns)
     for _ in range(TICK):
-        new = columns / torch.baddbmm(no_columns, s, plan)
+        new = scaling(1, s)
         t = torch.lerp(one, (new / t).clamp_(*_RELAXED), excess).mul_(new)
-        new = rows / torch.baddbmm(no_rows, t, turned)
+        new = scaling(0, t)
         s = torch.lerp(one, (new / s).clamp_(*_RELAXED), excess).mul_(new)
     # the relaxed scalings are where iterations go on; plain rows have their masses
-    plain = rows / torch.baddbmm(no_rows, t, turned)
+    plain = scaling(0, t)
     found = torch.baddbmm(no_columns, plain, plan).mul_(t)
-    error = (found - columns).abs_().sum((1, 2))
+    if relaxed is None:
+        error = (found - columns).abs_().sum((1, 2))
+    else:
+        error = relaxed.error(b[:, None, :], found, scaling(1, plain) / t)
     plan.mul_(plain.mT).mul_(t)
     after, exact = (f + unit * part[:, 0].log() for part in (s, plain))
     return Sweep(plan, exact, after, g + unit * t[:, 0].log(), error)

@@ -23,8 +23,8 @@ from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError
-from torchgw._many.solve_many import check_rules, refuse_relaxed, warn_of_failures, weights_of_terms
-from torchgw._many.solver import Numbers, Questions, Shelves, solve_questions
+from torchgw._many.solve_many import check_rules, read_relaxed, warn_of_failures, weights_of_terms
+from torchgw._many.solver import Numbers, Questions, Relaxations, Shelves, solve_questions
 from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
@@ -54,6 +54,7 @@ class _Job(NamedTuple):
     n_init: int
     rules: Rules
     device: str
+    marginals: Relaxations  # of each pair, one for all
 
 
 @reject_unknown
@@ -104,7 +105,8 @@ def pairwise(
         Which pairs to compute; all by default.
     symmetric : bool or "auto"
         Whether entry (i, j) is also entry (j, i), which halves the work: by default where there is
-        one list. The diagonal is computed too: with entropy it is not zero.
+        one list, and ``unbalanced`` is the same for both sides. The diagonal is computed too: with
+        entropy it is not zero.
     output : {"value", "value_quad", "value_linear", "objective"}
         Which number of a problem the matrix holds; see :class:`torchgw.BatchResult`.
     a, b : list of array-like, optional
@@ -150,7 +152,7 @@ def pairwise(
     >>> bool((values == values.T).all()), bool(values[0, 1] > values[0, 0])
     (True, True)
     """
-    refuse_relaxed(unbalanced, mass)
+    marginals = read_relaxed(unbalanced, mass, 1, fused=features is not None)
     check_choice("output", output, get_args(Output))
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
@@ -179,12 +181,18 @@ def pairwise(
     spaces = _read(lists, (a, b), features, measure, where)
     count = len(first.items)
     begin = 0 if alone else count
-    mirrored = alone and symmetric is not False
+    penalties = marginals.penalties
+    alike = penalties is None or bool(penalties[0, 0] == penalties[0, 1])
+    if symmetric is True and not alike:
+        raise InvalidInputError(
+            "symmetric=True needs the same `unbalanced` for both sides. Leave `symmetric` out."
+        )
+    mirrored = alone and symmetric is not False and alike
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
     weight = float(weights_of_terms(alpha, 1, fused=features is not None)[0])
     job = _make_job(
         spaces, weight, float("nan") if epsilon == "auto" else float(epsilon),
-        feature_metric != "euclidean", n_init, rules, where,
+        feature_metric != "euclidean", n_init, rules, where, marginals,
     )  # fmt: skip
     found = _compute(job, i, j + begin, 1 if n_jobs is None else n_jobs, resume, shown=progress)
     warn_of_failures(found)
@@ -255,6 +263,7 @@ def _make_job(
     n_init: int,
     rules: Rules,
     device: torch.device,
+    marginals: Relaxations,
 ) -> _Job:
     """Put all spaces into one array, and name the job by what is in it."""
     parts, shape = [], []
@@ -265,10 +274,28 @@ def _make_job(
     sizes = torch.tensor(shape)
     kind = device.type
     key = content_key(
-        "pairwise", numbers, sizes, alpha, epsilon, squared, n_init, tuple(rules), kind
+        "pairwise",
+        numbers,
+        sizes,
+        alpha,
+        epsilon,
+        squared,
+        n_init,
+        tuple(rules),
+        kind,
+        *(None if part is None else tuple(part.flatten()) for part in marginals),
     )
     return _Job(
-        key, numbers.numpy(), sizes.numpy(), alpha, epsilon, squared, n_init, rules, str(device)
+        key,
+        numbers.numpy(),
+        sizes.numpy(),
+        alpha,
+        epsilon,
+        squared,
+        n_init,
+        rules,
+        str(device),
+        marginals,
     )
 
 
@@ -287,6 +314,9 @@ def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArr
     asked = Questions(
         kept[0], i, j, np.full(count, job.alpha), np.full(count, job.epsilon),
         squared=job.squared, n_init=job.n_init, rules=job.rules,
+        marginals=Relaxations(
+            *(None if part is None else part.repeat(count, axis=0) for part in job.marginals)
+        ),
     )  # fmt: skip
     found = solve_questions(asked, torch.device(job.device))
     return torch.stack([part.double() for part in found]).cpu().numpy()

@@ -34,9 +34,11 @@ class BatchResult(Result):
     value_quad, value_linear : Tensor or ndarray, shape (B,), float64
         alpha * <L(P), P> and (1 - alpha) * <M, P> of each plan.
     objective : Tensor or ndarray, shape (B,), float64
-        value + epsilon KL(P | a x b), which is what was minimised.
+        What was minimised: value + epsilon KL(P | a x b), as in ``solve`` where marginals are
+        relaxed.
     marginal_error : Tensor or ndarray, shape (B,), float64
-        Larger of the L1 distances of a plan's marginals to the weights.
+        Larger of the L1 distances of a plan's marginals to the weights; where these are relaxed,
+        how far they break what is strict.
     epsilon, alpha : Tensor or ndarray, shape (B,), float64
         Of each problem.
     status : Tensor or ndarray, shape (B,), int64

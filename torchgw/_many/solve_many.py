@@ -32,7 +32,15 @@ from torchgw._errors import (
 )
 from torchgw._many.gradients import attach_losses
 from torchgw._many.result import BatchResult
-from torchgw._many.solver import STATUSES, Kept, Numbers, Questions, Shelves, solve_questions
+from torchgw._many.solver import (
+    STATUSES,
+    Kept,
+    Numbers,
+    Questions,
+    Relaxations,
+    Shelves,
+    solve_questions,
+)
 from torchgw._many.spaces import (
     Listed,
     Measure,
@@ -43,13 +51,14 @@ from torchgw._many.spaces import (
     read_spaces,
 )
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, is_fused
+from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
 
 __all__ = [
     "check_rules",
-    "refuse_relaxed",
+    "read_relaxed",
     "solve_batch",
     "solve_many",
     "warn_of_failures",
@@ -124,12 +133,15 @@ def solve_many(
         As in ``solve``, in units of squared scaled distances.
     n_init : int
         Starts of each problem, of which the best objective counts: a x b annealed from the natural
-        scale, as ``solve(..., n_init=1)``; then plans by the distributions of distances; then by
-        random mixtures of their quantiles, always the same.
+        scale, on a CPU more slowly than by ``solve(..., n_init=1)``; then plans by the
+        distributions of distances; then by random mixtures of their quantiles, always the same.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
-    unbalanced, mass : None
-        Refused here: loop over ``solve``.
+        ``objective_tol`` has no effect on relaxed problems.
+    unbalanced : float, pair of float, or a list of B of these, optional
+        As in ``solve``. With a linear cost one side has to be strict, ``(inf, rho)``.
+    mass : float or B of them, optional
+        As in ``solve``.
     plans : bool
         Whether to keep the plans, 8 n m bytes for each problem.
     differentiable : bool
@@ -167,7 +179,6 @@ def solve_many(
     >>> batch.plan(1).shape
     (12, 12)
     """
-    refuse_relaxed(unbalanced, mass)
     sides = Listed.of("X", Xs, D_X), Listed.of("Y", Ys, D_Y)
     count, others = (len(side.items) for side in sides)
     if others != count:
@@ -191,6 +202,7 @@ def solve_many(
             for place, (side, weights, part) in enumerate(given)
         ]
     check_columns(*read)
+    marginals = read_relaxed(unbalanced, mass, count, fused=fused, differentiable=differentiable)
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
@@ -202,6 +214,7 @@ def solve_many(
         squared=feature_metric != "euclidean",
         n_init=n_init,
         rules=rules,
+        marginals=marginals,
     )
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
@@ -267,7 +280,6 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    refuse_relaxed(unbalanced, mass)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     check_choice("scale", scale, ("auto", "max", "mean"), none=True)
     if differentiable:
@@ -278,6 +290,9 @@ def solve_batch(
     count = len(x)
     if len(y) != count:
         raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
+    marginals = read_relaxed(
+        unbalanced, mass, count, fused=M is not None, differentiable=differentiable
+    )
     costs = None
     if M is not None:
         costs = to_tensor("M", M).detach().to(where, torch.float64)
@@ -300,6 +315,7 @@ def solve_batch(
         costs,
         n_init=n_init,
         rules=rules,
+        marginals=marginals,
     )
     if not differentiable:
         result, _ = _solve(asked, where, plans=plans)
@@ -375,14 +391,43 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
     return stack / torch.where(size > 0, size, 1.0)[:, None, None]
 
 
-def refuse_relaxed(unbalanced: Any, mass: Any) -> None:
-    """Refuse relaxed marginals, which the engine does not know."""
-    for name, value in (("unbalanced", unbalanced), ("mass", mass)):
-        if value is not None:
-            raise UnsupportedError(
-                f"Batches have strict marginals, and `{name}` relaxes them. Loop over "
-                f"torchgw.solve(..., {name}={value!r}), or leave it out."
-            )
+def read_relaxed(
+    unbalanced: Any, mass: Any, count: int, *, fused: bool, differentiable: bool = False
+) -> Relaxations:
+    """Read which marginals the plans of B problems must have."""
+    shares = None if mass is None else per_problem("mass", mass, count, _share)
+    if shares is not None and shares.min(initial=1.0) == 1:
+        shares = None
+    listed = isinstance(unbalanced, list) or getattr(unbalanced, "ndim", 0) > 0
+    each = [*unbalanced] if listed else [unbalanced] * count
+    if len(each) != count:
+        raise InvalidInputError(
+            "`unbalanced` must be a number or a pair (rho_a, rho_b), or a list with one of these "
+            f"for each of the {count} problems; got {len(each)}."
+        )
+    penalties = [to_numpy(one).tolist() if hasattr(one, "tolist") else one for one in each]
+    bound = None if mass is None else 1.0
+    rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
+    rho = np.array([rule.rho for rule in rules]).reshape(count, 2)
+    free = np.isfinite(rho)
+    if fused and free.all(1).any():
+        raise UnsupportedError(
+            "`unbalanced` with a linear cost needs plans of a mass that is known in a batch. Make "
+            "one side strict, (inf, rho), pass `mass`, or loop over torchgw.solve."
+        )
+    found = Relaxations(rho if free.any() else None, shares)
+    if differentiable and any(part is not None for part in found):
+        raise UnsupportedError(
+            "`differentiable` has strict marginals in batches. Leave `unbalanced` and `mass` out, "
+            "or loop over torchgw.solve."
+        )
+    return found
+
+
+def _share(value: Any) -> float:
+    """Read the mass that one problem moves."""
+    check_marginal_rule(None, value)
+    return float(value)
 
 
 def check_rules(

@@ -16,13 +16,14 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
 from torchgw._batch.packing import LARGEST, Packed, Stack, make_stack, pack, padded_sizes, repad
+from torchgw._batch.relaxed import Relaxed
 from torchgw._errors import ConvergenceWarning
 from torchgw._many.spaces import Space
 from torchgw._search.starts import GUESS_EPSILON, distance_quantiles
 from torchgw._solve.status import Status
 from torchgw._tensors.threads import small_on_one_thread
 
-__all__ = ["Kept", "Numbers", "Questions", "Shelves", "STATUSES", "solve_questions"]
+__all__ = ["Kept", "Numbers", "Questions", "Relaxations", "Shelves", "STATUSES", "solve_questions"]
 
 # What a code of ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
@@ -149,6 +150,21 @@ def _padded(parts: Sequence[Any], size: int) -> Tensor:
     return stacked
 
 
+class Relaxations(NamedTuple):
+    """Marginals that the plans of B problems need not have: at most one of two kinds."""
+
+    penalties: NDArray[np.float64] | None = None  # (B, 2) weights of both sides
+    mass: NDArray[np.float64] | None = None  # (B,) that is moved
+
+    def used(self, count: int) -> NDArray[np.bool_]:
+        """Tell which of the problems have plans that need not have their marginals, (B,)."""
+        if self.mass is not None:
+            return np.asarray(self.mass < 1)
+        if self.penalties is not None:
+            return np.asarray(np.isfinite(self.penalties).any(1))
+        return np.full(count, False)
+
+
 @dataclass(frozen=True)
 class Questions:
     """B problems between shelved spaces."""
@@ -163,6 +179,7 @@ class Questions:
     squared: bool = True  # whether distances of features are squared
     n_init: int = 1
     rules: Rules = field(default_factory=Rules)
+    marginals: Relaxations = Relaxations()
 
     def __len__(self) -> int:
         """Count the problems."""
@@ -178,7 +195,12 @@ class Questions:
             linear = self.feature_costs(source.features, target.features)
         fused = {} if linear is None else {"M": linear, "alpha": float(self.alpha[number])}
         sides = {"D_X": source.table, "D_Y": target.table, "a": source.weights, "b": target.weights}
-        return {**sides, **fused}
+        penalties, mass = self.marginals
+        relaxed = {
+            "unbalanced": None if penalties is None else tuple(penalties[number].tolist()),
+            "mass": None if mass is None else float(mass[number]),
+        }
+        return {**sides, **fused, **relaxed}
 
     def feature_costs(self, source: Tensor, target: Tensor) -> Tensor:
         """Compute M of features (..., n, d) and (..., m, d), by operations that go pair by pair."""
@@ -192,10 +214,12 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
     # the smaller side first: a problem and its mirror image share a group
     sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
     groups = sizes[0] * (LARGEST + 1) + sizes[1]
+    # strict problems take another way, whatever is beside them
+    groups = 2 * groups + asked.marginals.used(len(asked))
     with torch.no_grad():
         for group in np.unique(groups).tolist():
             numbers = (groups == group).nonzero()[0]
-            small, large = divmod(group, LARGEST + 1)
+            small, large = divmod(group // 2, LARGEST + 1)
             if not small:
                 for number in numbers.tolist():
                     _solve_alone(asked, number, found, keep)
@@ -220,7 +244,7 @@ def _solve_group(
     rows, columns = np.where(turned, second, first), np.where(turned, first, second)
 
     def spread(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.repeat(values, starts)).to(device)
+        return torch.from_numpy(np.repeat(values, starts, axis=0)).to(device)
 
     i, j = spread(shelves.place[rows]), spread(shelves.place[columns])
     kinds = torch.arange(starts, device=device).repeat(len(numbers))
@@ -269,9 +293,18 @@ def _solve_group(
         linear = table_costs
     elif sizes[0] in shelves.features:
         linear = feature_costs
+    (penalties, mass), relaxed = asked.marginals, None
+    if asked.marginals.used(len(asked))[numbers[0]]:
+        if penalties is not None:
+            penalties = np.where(turned[:, None], penalties[numbers, ::-1], penalties[numbers])
+        relaxed = Relaxed(
+            None if penalties is None else spread(penalties),
+            None if mass is None else spread(mass[numbers]),
+        )
     packed = Packed(
         *stacks, i, j, spread(asked.alpha[numbers]), spread(asked.epsilon[numbers]),
         torch.where(kinds == 0, 1.0, GUESS_EPSILON).double(), linear, begin if starts > 1 else None,
+        relaxed,
     )  # fmt: skip
     best = [(math.inf, starts)] * len(numbers)
 

@@ -1,0 +1,180 @@
+"""Batches of unbalanced, semi-relaxed and partial problems, beside `solve` and themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from problems import random_weights
+from scipy.spatial.distance import cdist
+
+import torchgw
+from torchgw._batch.relaxed import _level
+
+INF = math.inf
+RNG = np.random.default_rng(7)
+SIZES = [(10, 14), (18, 9), (12, 12)]
+XS = [RNG.normal(size=(n, 2)) for n, _ in SIZES]
+YS = [RNG.normal(size=(m, 3)) for _, m in SIZES]
+A = [random_weights(n, n) for n, _ in SIZES]
+B = [random_weights(m, m) for _, m in SIZES]
+A[1][4] = 0
+A[1] /= A[1].sum()
+COSTS = [RNG.uniform(size=size) for size in SIZES]
+EXACT = {"epsilon": 0.05, "tol": 1e-7, "inner_tol": 1e-9}
+# one value for each problem, the last strict
+KINDS = {
+    "unbalanced": {"unbalanced": [0.3, (0.05, 0.5), INF]},
+    "semi-relaxed": {"unbalanced": [(INF, 0), (0.1, INF), (INF, INF)]},
+    "partial": {"mass": [0.7, 0.95, 1.0]},
+}
+
+
+def alone(kind, k, **options):
+    relaxed = {name: values[k] for name, values in KINDS[kind].items()}
+    return torchgw.solve(
+        XS[k], YS[k], a=A[k], b=B[k], distances="euclidean", n_init=1, random_state=0, **relaxed,
+        **options,
+    )  # fmt: skip
+
+
+def batch_of(kind, chosen=range(3), **options):
+    listed = {"a": A, "b": B, **KINDS[kind], **options.pop("listed", {})}
+    parts = {name: [values[k] for k in chosen] for name, values in listed.items()}
+    return torchgw.solve_many(
+        [XS[k] for k in chosen], [YS[k] for k in chosen], **parts, **options
+    )  # fmt: skip
+
+
+def distances(points):
+    table = cdist(points, points)
+    return table / table.max()
+
+
+def definition(kind, k, plan, epsilon):
+    """The objective of a plan, as the definition says."""
+
+    def divergence(masses, weights):
+        used = masses > 0
+        parts = masses[used] * np.log(masses[used] / weights[used])
+        return float(parts.sum() - masses.sum() + weights.sum())
+
+    value = reference.gw_value(distances(XS[k]), distances(YS[k]), plan)
+    product = np.outer(A[k], B[k])
+    if kind == "partial":
+        used = plan > 0
+        return value + epsilon * float((plan[used] * np.log(plan[used] / product[used])).sum())
+    for weight, mass, given in zip(
+        np.broadcast_to(KINDS[kind]["unbalanced"][k], 2),
+        (plan.sum(1), plan.sum(0)),
+        (A[k], B[k]),
+        strict=True,
+    ):
+        if math.isfinite(weight):
+            value += weight * divergence(
+                np.outer(mass, mass).ravel(), np.outer(given, given).ravel()
+            )
+    pairs = np.multiply.outer(plan.ravel(), plan.ravel()).ravel()
+    return value + epsilon / 2 * divergence(
+        pairs, np.multiply.outer(product.ravel(), product.ravel()).ravel()
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_solve(kind):
+    batch = batch_of(kind, objective_tol=0, **EXACT)
+    assert batch.converged.all()
+    for k in range(3):
+        one = alone(kind, k, **EXACT)
+        plan = np.asarray(batch.plan(k))
+        assert float(batch.objective[k]) == pytest.approx(one.report.objective, rel=1e-6)
+        assert float(batch.value[k]) == pytest.approx(one.value, rel=1e-4)
+        assert np.abs(plan - one.plan).sum() < 1e-4
+        assert float(batch.epsilon[k]) == pytest.approx(one.epsilon)
+        assert float(batch.value[k]) == pytest.approx(
+            reference.gw_value(distances(XS[k]), distances(YS[k]), plan), rel=1e-9
+        )
+        assert plan.sum() == pytest.approx(one.log["mass"], rel=1e-5)
+        assert float(batch.marginal_error[k]) < 1e-6
+    # the first is as defined, and any other mass of its plan costs more
+    plan = np.asarray(batch.plan(0))
+    least = definition(kind, 0, plan, 0.05)
+    assert float(batch.objective[0]) == pytest.approx(least, rel=1e-8)
+    if kind == "unbalanced":
+        assert min(definition(kind, 0, t * plan, 0.05) for t in (0.99, 1.01)) > least
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_do_not_change_the_bits(kind):
+    batch = batch_of(kind, epsilon=0.02)
+    again = batch_of(kind, [2, 0], epsilon=0.02)
+    assert np.array_equal(again.objective, batch.objective[[2, 0]])
+    for k in range(3):
+        one = batch_of(kind, [k], epsilon=0.02, plans=False)
+        assert float(one.objective[0]) == float(batch.objective[k])
+        assert float(one.value[0]) == float(batch.value[k])
+    strict = torchgw.solve_many(XS[2:], YS[2:], a=A[2:], b=B[2:], epsilon=0.02)
+    assert np.array_equal(strict.plan(0), batch.plan(2))
+
+
+@pytest.mark.parametrize("kind", ["semi-relaxed", "partial"])
+def test_linear_costs_and_more_starts(kind):
+    options = {"alpha": 0.6, **EXACT}
+    batch = batch_of(kind, listed={"M": COSTS}, **options)
+    for k in range(3):
+        one = alone(kind, k, M=COSTS[k], **options)
+        assert float(batch.objective[k]) == pytest.approx(one.report.objective, rel=1e-6)
+        assert float(batch.value_linear[k]) == pytest.approx(one.value_linear, rel=1e-4)
+    auto = batch_of(kind, listed={"M": COSTS}, alpha=0.6)
+    one = alone(kind, 0, M=COSTS[0], alpha=0.6)
+    assert float(auto.epsilon[0]) == pytest.approx(one.epsilon, rel=1e-9)
+    more = batch_of(kind, epsilon=0.005, n_init=4)
+    assert (more.objective <= batch_of(kind, epsilon=0.005).objective).all()
+    # the plan is where `solve` stays
+    assert more.result(1).report.objective == pytest.approx(float(more.objective[1]), rel=1e-4)
+
+
+def test_pairs_of_unequal_penalties_are_computed_both_ways():
+    matrix = torchgw.pairwise(XS, unbalanced=(INF, 0), epsilon=0.05, progress=False)
+    rows, columns = np.divmod(np.arange(9), 3)
+    batch = torchgw.solve_many(
+        [XS[i] for i in rows], [XS[j] for j in columns], unbalanced=(INF, 0), epsilon=0.05
+    )
+    assert np.array_equal(matrix.ravel(), batch.value)
+    assert matrix[0, 1] != matrix[1, 0]
+    partial = torchgw.pairwise(XS[:2], mass=0.8, epsilon=0.05, progress=False)
+    assert np.array_equal(partial, partial.T)
+
+
+def test_levels_fill_the_mass():
+    rng = np.random.default_rng(0)
+    weight = torch.from_numpy(rng.dirichlet(np.ones(12), size=(5, 1)))
+    weight[1, 0, 3] = 0
+    weight[1] /= weight[1].sum()
+    free = torch.from_numpy(np.exp(rng.normal(scale=8, size=(5, 1, 12)))) * (weight > 0)
+    # ties
+    weight[2], free[2] = 1 / 12, 1.0
+    for share in (0.01, 0.5, 0.999):
+        height = _level(weight, free, torch.full((5,), share, dtype=torch.float64))
+        filled = torch.minimum(weight, height * free).sum((1, 2))
+        torch.testing.assert_close(filled, torch.full_like(filled, share), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mass": 0.5, "unbalanced": 1.0}, "Pass one of"),
+        ({"mass": [0.5, 2, 1]}, "`mass` must be"),
+        ({"mass": [0.5]}, "one for each of the 3"),
+        ({"unbalanced": [0.5, 0.5]}, "each of the 3"),
+        ({"unbalanced": 0}, "frees both"),
+        ({"unbalanced": 0.5, "M": COSTS}, "one side strict"),
+        ({"mass": 0.5, "differentiable": True, "epsilon": 0.1}, "strict marginals"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(torchgw.TorchGWError, match=message):
+        torchgw.solve_many(XS, YS, **options)

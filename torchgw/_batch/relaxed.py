@@ -1,0 +1,118 @@
+"""Marginals that a penalty holds, or bounds, for many problems at once.
+
+As in ``_gradients/relaxed.py`` plans are normalised, and the objective gives them their mass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Relaxed", "Settled"]
+
+# What exponents of potentials alone are kept within. [L690]
+_LARGEST = 300.0
+
+
+class Settled(NamedTuple):
+    """What normalised plans are worth at their best mass."""
+
+    mass: Tensor  # (k,)
+    objective: Tensor  # (k,)
+    violation: Tensor  # (k,) how far marginals break what is strict
+
+
+class Relaxed(NamedTuple):
+    """Which marginals plans of k problems must have: one of two kinds for all."""
+
+    rho: Tensor | None  # (k, 2) weights of penalties, infinite for strict marginals
+    mass: Tensor | None  # (k,) share that is moved, where marginals are bounds
+
+    def of(self, numbers: Tensor) -> Relaxed:
+        """Take some problems."""
+        return Relaxed(*(None if part is None else part[numbers] for part in self))
+
+    def scaling(
+        self, side: int, weight: Tensor, sums: Tensor, potential: Tensor, epsilon: Tensor
+    ) -> Tensor:
+        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan.
+
+        Strict marginals would make it weight / sums. ``potential`` is in units of epsilon (k,).
+        """
+        used = weight > 0
+        ratio = torch.where(used, weight / torch.where(used, sums, 1.0), 1.0)
+        if self.mass is None:
+            assert self.rho is not None
+            tau = 1 / (1 + epsilon / (2 * self.rho[:, side]))[:, None, None]
+            # a free side has a rho of zero: potentials of zero
+            tau = torch.where(self.rho[:, side, None, None] > 0, tau, 0.0)
+            exponent = tau * ratio.log() - (1 - tau) * potential
+            found = exponent.clamp(-_LARGEST, _LARGEST).exp()
+            return torch.where(used, found, 1.0)
+        top = torch.where(used, potential, -torch.inf).amax(2, keepdim=True)
+        raised = (top - potential).clamp(max=_LARGEST).exp()
+        height = _level(weight, torch.where(used, raised * sums, 0.0), self.mass)
+        return torch.where(used, torch.minimum(ratio, height * raised), 1.0)
+
+    def error(self, weight: Tensor, sums: Tensor, factor: Tensor) -> Tensor:
+        """Measure what a half-step by a ``factor`` makes of columns (k, 1, m), (k,), L1."""
+        if self.mass is not None:
+            return (sums * (weight > 0) * (factor - 1).abs()).sum((1, 2))
+        # constants change the mass alone
+        change = factor.log()
+        change = change - (weight * change).sum((1, 2), keepdim=True)
+        return (weight * change.expm1().abs()).sum((1, 2))
+
+    def settle(
+        self,
+        value: Tensor,
+        entropy: Tensor,
+        masses: tuple[Tensor, Tensor],
+        weights: tuple[Tensor, Tensor],
+        epsilon: Tensor,
+    ) -> Settled:
+        """Give normalised plans of given values, and KL(P | a x b), their best mass (k,)."""
+        if self.mass is not None:
+            over = [
+                (self.mass[:, None] * part - weight).clamp_min(0).sum(1)
+                for part, weight in zip(masses, weights, strict=True)
+            ]
+            objective = value + epsilon * (entropy + self.mass.log())
+            return Settled(self.mass, self.mass.square() * objective, over[0].maximum(over[1]))
+        assert self.rho is not None
+        rho = self.rho
+        strict = rho.isinf()
+        held = torch.where(strict, 0.0, rho)
+        parts, missed = [], []
+        for part, weight in zip(masses, weights, strict=True):
+            share = part / torch.where(weight > 0, weight, 1.0)
+            parts.append(torch.special.xlogy(part, share).sum(1))
+            missed.append((part - weight).abs().sum(1))
+        divergences, errors = torch.stack(parts, 1), torch.stack(missed, 1)
+        slope = value + 2 * (held * divergences).sum(1) + epsilon * entropy
+        mass = (-slope / (2 * held.sum(1) + epsilon)).exp()
+        mass = torch.where(strict.any(1), 1.0, mass)
+        # KL(mu x mu | a x a) of the two sides, and half of that of the plan
+        square, log = mass.square(), mass.log()
+        sides = 2 * square[:, None] * (divergences + log[:, None]) - square[:, None] + 1
+        whole = square * (entropy + log) + (1 - square) / 2
+        objective = square * value + (held * sides).sum(1) + epsilon * whole
+        return Settled(mass, objective, torch.where(strict, errors, 0.0).amax(1))
+
+
+def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:
+    """Find z (k, 1, 1) with sum_i min(weight_i, z free_i) = mass, for points (k, 1, n)."""
+    ratio = torch.where(weight > 0, weight / torch.where(weight > 0, free, 1.0), 0.0)
+    ordered, order = ratio.sort(2)
+    # the first points are full, and z follows from how many are; sums by products, as those of
+    # cumsum have bits that depend on how many problems there are
+    before = torch.ones(weight.shape[2], weight.shape[2]).to(weight).triu(1)
+    full = torch.bmm(weight.gather(2, order), before.expand(len(weight), -1, -1))
+    others = torch.bmm(free.gather(2, order), (1 - before).expand(len(weight), -1, -1))
+    height = (mass[:, None, None] - full) / others
+    fits = height <= ordered
+    # the last point is filled at most, whatever rounding says
+    fits[:, :, -1] = True
+    return height.gather(2, fits.to(torch.int8).argmax(2, keepdim=True))
