@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import check_shape, is_sparse, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["as_graph", "attribute_names", "node_attribute"]
+__all__ = ["as_graph", "attribute_names", "has_directions", "node_attribute"]
 
 # What to do where directions matter.
 _DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
@@ -42,6 +42,11 @@ def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.s
     if _is_networkx(value):
         return _from_networkx(name, value, directed)
     return _from_igraph(name, value, directed) if _is_igraph(value) else None
+
+
+def has_directions(value: Any) -> bool:
+    """Whether a graph of NetworkX or igraph says that its edges have a direction."""
+    return (_is_networkx(value) or _is_igraph(value)) and bool(value.is_directed())
 
 
 def attribute_names(value: Any) -> list[str]:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._problem.problem import stored_matrix
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -39,6 +40,8 @@ def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | N
             points = points - points.mean(1, keepdim=True)
         return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
     if table is not None:
+        if provider.directed:
+            return _ProvidedSide(DirectedDistance.unchecked(table))
         assert isinstance(provider, PrecomputedDistance)
         # a derivative by one entry alone would leave the symmetric matrices
         return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
@@ -58,6 +61,10 @@ class TrackedSide(Protocol):
     def form(self) -> Form | None:
         """Factors, if there are any."""
         return None
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        """List the costs there and back, of which D is the mean; itself if they are equal."""
+        return (self,)
 
     def apply(self, values: Tensor) -> Tensor:
         """D @ values, shape (n, c)."""
@@ -81,6 +88,10 @@ class _ProvidedSide(TrackedSide):
     def form(self) -> Form | None:
         factors = self.provider.factors()
         return None if factors is None else Form(factors.matrix, factors.signs.diag())
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        ways = self.provider.ways()
+        return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
 
     def apply(self, values: Tensor) -> Tensor:
         return self.provider.apply(values)

@@ -211,7 +211,11 @@ def build_providers(
             called = given.name if table is None else f"D_{given.name}"
             warn_of_far_points(called, letter, given.provider, used)
         divided, factor = scaled(
-            provider, given.points, options.scale, mass, computed=given.provider is None
+            provider,
+            given.points,
+            options.scale,
+            mass,
+            computed=given.computed or given.provider is None,
         )
         in_units.append(divided)
         origins.append(_origin(side, options, factor).to(device))
