@@ -254,7 +254,7 @@ def solve(
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
         problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
         cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
-        unbalanced transport, 2 rho KL(P1 | a).
+        unbalanced transport, 2 rho KL(P1 | a). L2 penalties: :func:`torchgw.pot.solve_gromov`.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.

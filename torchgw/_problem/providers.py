@@ -180,7 +180,7 @@ def build_providers(
         (pair[0].given.n, pair[1].given.n),
         (pair[0].name == "precomputed", pair[1].name == "precomputed"),
         device,
-        dense=options.dense or any(provider.directed for provider in ready),
+        dense=options.dense,
     )
     stages = Preparation(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks

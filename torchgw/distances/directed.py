@@ -62,6 +62,10 @@ class DirectedDistance(PrecomputedDistance):
         check_magnitude("table", table)
         self._hold_table(table)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies a tensor that may be a step of the caller's graph."""
+        return {name: part for name, part in vars(self).items() if name != "given"}
+
     def _hold_table(self, table: Tensor) -> None:
         self.table = table
         self._hold((table + table.T) / 2)
