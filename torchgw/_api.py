@@ -55,8 +55,6 @@ from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["solve"]
-
 
 @reject_unknown
 @through_transforms
@@ -271,9 +269,10 @@ def solve(
         semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
         steps before it end at a change of 3e-3, or of ``tol`` if that is larger. Where both spaces
         are the same but for order and rounding, the result is their match, of any number of points.
-    backend : {"auto", "triton", "compile", "eager"} or Backend
-        Implementation of the half-steps of Sinkhorn's iteration. A backend asked for by name runs
-        or raises; an object with the methods of ``torchgw.backends.Backend`` is used as it is.
+    backend : str or Backend
+        Implementation of the half-steps of Sinkhorn's iteration: ``"auto"``, or another of the
+        names ``torchgw.backends.NAMES``, such as ``"triton"``, which runs or raises; an object with
+        the methods of ``torchgw.backends.Backend`` is used as it is.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     dtype : torch.float32 or torch.float64, optional

@@ -16,25 +16,6 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = [
-    "AmbiguityWarning",
-    "BackendUnavailableError",
-    "CacheWarning",
-    "ConvergenceWarning",
-    "GraphWarning",
-    "InvalidInputError",
-    "InvalidTypeError",
-    "NumericalError",
-    "PerformanceWarning",
-    "PlanTooLargeError",
-    "RankError",
-    "SearchWarning",
-    "TorchGWError",
-    "TorchGWWarning",
-    "UnsupportedError",
-    "warn_user",
-]
-
 
 class TorchGWError(Exception):
     """Base class of every error raised on purpose by torchgw."""

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "HessianProduct", "Iteration", "Marginals", "Potentials", "Seed"]
-
 # What a result holds: NumPy's arrays where the solve was given no tensor.
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 # What reproduces a run; of a generator a seed is drawn.

@@ -1,5 +1,11 @@
-"""What a backend of one's own is made from; ``solve(..., backend=object)`` takes it."""
+"""What a backend of one's own is made from; ``solve(..., backend=object)`` takes it.
 
+``NAMES`` are the words that ``solve(..., backend=...)`` takes in place of such an object.
+"""
+
+from typing import get_args
+
+from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import (
     Backend,
     PreparedProblem,
@@ -14,6 +20,7 @@ from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import softmin
 
 __all__ = [
+    "NAMES",
     "Backend",
     "DenseCost",
     "EagerBackend",
@@ -27,3 +34,5 @@ __all__ = [
     "softmin",
     "softmin_sweep",
 ]
+
+NAMES: tuple[str, ...] = get_args(BackendName)

@@ -97,7 +97,7 @@ class _Shades(NamedTuple):
         return cls(array, None, (float(np.nanmin(array)), float(np.nanmax(array))))
 
     def at(self, index: NDArray[np.int64]) -> _Shades:
-        """Take those of some points."""
+        """Take the shades of some points."""
         return self._replace(values=self.values[index])
 
 
@@ -224,7 +224,7 @@ def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
 
 
 def _source_shades(result: Any, colour: Any) -> _Shades:
-    """Colour the points of X as asked for, or by what there is to see of them."""
+    """Colour the points of X as asked for, or by their order or extent."""
     n = result.lazy_plan.shape[0]
     given = _default_colour(result) if colour is None else to_numpy(colour)
     if given.shape[:1] != (n,):

@@ -15,6 +15,7 @@ from problems import distance_matrices, random_weights
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw.backends import NAMES
 from torchgw.cli import main
 
 TIGHT = {"tol": 1e-9, "inner_tol": 1e-11, "objective_tol": 0, "random_state": 0}
@@ -91,6 +92,7 @@ def test_backend_in_choices_and_messages(capsys):
     assert torchgw.solve(POINTS, POINTS, distances="euclidean").backend == "eager"
     with pytest.raises(torchgw.InvalidInputError, match="'compile', 'logsumexp', 'eager'"):
         torchgw.solve(POINTS, POINTS, backend="even")
+    assert "logsumexp" in NAMES
     assert main(["info"]) == 0
     assert "logsumexp" in capsys.readouterr().out
     assert "logsumexp" in help_of_align(capsys)

@@ -20,7 +20,6 @@ from test_packaging import RANKS
 import torchgw
 from torchgw._problem.losses import LOSSES, Loss, LossName, identity
 from torchgw._problem.named import NAMED, DistanceName
-from torchgw._sinkhorn.choose import BackendName
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -28,7 +27,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 NAMES = "test_recipes.py::test_built_in_names_are_typed_and_documented"
 REMINDERS = {
     "A provider": [f"house/{NAMES}"],
-    "A backend": [f"house/{NAMES}", "sinkhorn/test_backends.py"],
+    "A backend": ["sinkhorn/test_backends.py"],
     "A loss": [f"house/{NAMES}", "problem/test_losses.py::test_the_parts_of_a_loss_are_the_loss"],
     "An option": ["faces/test_sklearn.py::test_every_option_is_a_parameter"],
 }
@@ -235,7 +234,7 @@ def test_built_in_names_are_typed_and_documented():
     """The other places that a built-in name is written: its Literal, and documentation."""
     assert get_args(DistanceName) == ("auto", *NAMED)
     assert get_args(LossName) == tuple(LOSSES)
-    for name in (*NAMED, *LOSSES, *get_args(BackendName)):
+    for name in (*NAMED, *LOSSES):
         assert f'"{name}"' in torchgw.solve.__doc__
     page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
     for name in LOSSES:

@@ -322,3 +322,12 @@ def test_a_point_near_the_border_may_change_the_scale():
         find_isometry(problem(near, CurvedDistance(torch.from_numpy(noise[order]))), streamed=False)
         is None
     )
+
+
+@pytest.mark.parametrize(("gap", "said"), [(1e-8, False), (1.8e-14, True)])
+def test_it_is_said_that_rounding_may_hide_a_copy(gap, said):
+    x = tree_and_copy(150, 2.0)[0]
+    out = np.hypot(*x.T).argmax()
+    x[out] *= (1 - gap) / np.hypot(*x[out])
+    side = CurvedDistance(torch.from_numpy(x))
+    assert ("near the border" in isometry.rounding_advice(problem(side, side))) == said

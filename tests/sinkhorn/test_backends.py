@@ -13,13 +13,14 @@ import torchgw
 from torchgw._sinkhorn import choose
 from torchgw._sinkhorn.choose import BackendName, choose_backend, unavailable_backends
 from torchgw._sinkhorn.eager import EagerBackend
+from torchgw.backends import NAMES
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
 def test_names_are_those_of_the_entries():
-    assert get_args(BackendName) == ("auto", *choose._BUILT_IN)
+    assert NAMES == get_args(BackendName) == ("auto", *choose._BUILT_IN)
     assert list(unavailable_backends(CPU)) == list(choose._BUILT_IN)
     assert unavailable_backends(CPU)["eager"] is None
 

@@ -13,6 +13,8 @@ import math
 import os
 import secrets
 import tokenize
+import types
+import typing
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,20 +28,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
-
-__all__ = [
-    "Decode",
-    "Encode",
-    "RESERVED",
-    "UNREADABLE",
-    "built",
-    "check_writable",
-    "decode",
-    "encode",
-    "read_archive",
-    "write_archive",
-    "written_whole",
-]
 
 _FORMAT = "torchgw result"
 _VERSION = 1
@@ -257,7 +245,7 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary whose keys come once each, as a second reader might take the other one."""
+    """Make a dictionary; refuse a key that comes twice, of which readers may take either."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"a key comes twice among {', '.join(found)[:200]}")
@@ -265,7 +253,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """List the members, which are stored as they are, once each, and no larger than the file."""
+    """List the members; refuse some that are compressed, come twice or exceed the file."""
     entries = stored.infolist()
     names = {info.filename.removesuffix(".npy"): info for info in entries}
     if len(names) < len(entries):
@@ -279,7 +267,7 @@ def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipIn
 
 
 def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    """Read an array whose header claims as many bytes as there are."""
+    """Read an array; refuse one whose header claims more or fewer bytes than there are."""
     with stored.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         readers = {
@@ -317,3 +305,49 @@ def _digest(members: dict[str, NDArray[Any]]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{members[name].shape}|".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def check_fields(parts: dict[str, Any], hints: dict[str, Any]) -> None:
+    """Refuse parts that are not of the types that annotations say, by name."""
+    for name, hint in hints.items():
+        if name in parts and not _fits(parts[name], hint):
+            wanted = str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
+            raise InvalidInputError(
+                f"`{name}` must be {wanted.replace('torchgw.', '')}; got "
+                f"{type(parts[name]).__name__}, {str(parts[name])[:60]}."
+            )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that an annotation says, its parts included."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if inner[-1] is Ellipsis:
+            return all(_fits(part, inner[0]) for part in value)
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    if origin is list:
+        return isinstance(value, list) and all(_fits(part, inner[0]) for part in value)
+    if typing.is_typeddict(hint):
+        wanted = typing.get_type_hints(hint)
+        return (
+            isinstance(value, dict)
+            and value.keys() == wanted.keys()
+            and all(_fits(value[name], each) for name, each in wanted.items())
+        )
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(part, inner[1]) for part in value.values())
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

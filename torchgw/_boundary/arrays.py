@@ -13,29 +13,6 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 
-__all__ = [
-    "as_labels",
-    "as_weights",
-    "check_distances",
-    "check_finite",
-    "check_linear_cost",
-    "check_list",
-    "check_magnitude",
-    "check_plan",
-    "check_points",
-    "check_shape",
-    "check_tensor",
-    "in_kind",
-    "in_numpy",
-    "is_sparse",
-    "is_tensor",
-    "make_generator",
-    "resolve_device",
-    "to_numpy",
-    "to_tensor",
-    "without_tensors",
-]
-
 # Relative asymmetry that rounding can explain. [L264]
 _SYMMETRY_TOLERANCE = 1e-5
 # Relative deviation of a total mass from one that rounding can explain. [L264]
@@ -74,13 +51,13 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 
 def is_tensor(given: Any) -> bool:
-    """Whether an argument is a tensor, a like of it of another package, or a graph of tensors."""
+    """Whether an argument is a tensor, of PyTorch or another package, or a graph of tensors."""
     foreign = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)
     return foreign or hasattr(given, "edge_index")
 
 
 def without_tensors(*given: Any) -> bool:
-    """Whether nothing that was given, or is in lists given, is a tensor or computes with some."""
+    """Whether no argument, nor any in lists, is a tensor or holds tensors."""
     for one in given:
         if isinstance(one, (list, tuple)):
             if not without_tensors(*one):
@@ -91,7 +68,7 @@ def without_tensors(*given: Any) -> bool:
 
 
 def in_kind(given: Any, value: Any) -> Any:
-    """Return a tensor, or a tuple of some, as what was given: NumPy's, unless that is a tensor."""
+    """Return NumPy arrays, unless what was ``given`` is a tensor."""
     return value if is_tensor(given) else in_numpy(value)
 
 
@@ -140,7 +117,7 @@ def check_tensor(name: str, value: object) -> None:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether it is a sparse array or matrix of SciPy; nothing is, where that is not imported."""
+    """Whether a value is one of SciPy's sparse arrays; none is before SciPy is imported."""
     known = sys.modules.get("scipy.sparse")
     return known is not None and bool(known.issparse(value))
 

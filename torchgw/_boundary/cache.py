@@ -16,8 +16,6 @@ from torch import Tensor
 from torchgw._boundary.archive import decode, encode, read_archive, write_archive
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError, warn_user
 
-__all__ = ["Cache", "content_key", "open_cache"]
-
 # Part of every key: raised when a stage changes what it computes.
 _VERSION = 1
 

@@ -16,20 +16,6 @@ import torch
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
-__all__ = [
-    "both",
-    "called",
-    "check_choice",
-    "check_count",
-    "check_not_negative",
-    "check_positive",
-    "check_within",
-    "is_number",
-    "listed",
-    "number_of",
-    "reject_unknown",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -47,10 +33,7 @@ _ELSEWHERE = {
 
 @contextlib.contextmanager
 def called(**names: str) -> Iterator[None]:
-    """Let errors name arguments as the caller did: ``init="T_init"`` where ours is ``init``.
-
-    Names are changed within backticks.
-    """
+    """Let errors name arguments (in backticks) as the caller did: ``called(init="T_init")``."""
 
     def renamed(span: re.Match[str]) -> str:
         return re.sub(r"[A-Za-z_]\w*", lambda name: names.get(name[0], name[0]), span[0])

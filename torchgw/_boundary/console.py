@@ -15,8 +15,6 @@ from typing import Any, TextIO
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
 
-__all__ = ["Progress", "messages", "progress", "verbose_progress"]
-
 # Iterations that the pace and the decrease of the changes are taken from. [L377]
 _WINDOW = 12
 
@@ -93,7 +91,7 @@ class Progress:
 
 
 def _iterations_left(recent: list[tuple[int, float, float]], tol: float) -> float | None:
-    """Extend the decrease of the changes to the tolerance; ``None`` if there is none."""
+    """Estimate the iterations to the tolerance from how changes shrink; ``None`` if they do not."""
     known = [(step, math.log(change)) for step, _, change in recent if 0 < change < math.inf]
     if len(known) < _WINDOW // 2:
         return None

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import check_shape, is_sparse, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["as_graph", "attribute_names", "has_directions", "node_attribute"]
-
 # What to do where directions matter.
 _DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
 

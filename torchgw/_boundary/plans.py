@@ -12,17 +12,6 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import check_count, check_within
 from torchgw._errors import InvalidInputError
 
-__all__ = [
-    "as_index",
-    "as_mass",
-    "as_points_of",
-    "as_values",
-    "check_draw",
-    "check_entries",
-    "check_equal_masses",
-    "check_threshold",
-]
-
 # Relative difference of two masses that rounding can explain. [L265]
 _MASS_TOLERANCE = 1e-4
 

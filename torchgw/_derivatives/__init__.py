@@ -1,5 +1,1 @@
 """Gradients of a finished solve."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

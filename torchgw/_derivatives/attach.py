@@ -23,8 +23,6 @@ from torchgw._results.result import GWResult
 from torchgw._solve.options import Differentiable
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["attach", "check_stored"]
-
 
 def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
     """Refuse, before a solve, derivatives that would store too much, or that there are not."""

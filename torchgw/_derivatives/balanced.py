@@ -31,8 +31,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._typing import Potentials
 
-__all__ = ["BalancedSolve"]
-
 _SAMPLED = (
     "Second derivatives need a fixed point, and a sampled gradient has none. Pass gradient='dense' "
     "or 'factored'."
@@ -124,7 +122,7 @@ class BalancedSolve(Solved):
         return derivatives(total, copies)
 
     def respond(self, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None) -> Response:
-        """Find how the plan responds to its inputs as far as a function of it can see."""
+        """Compute the response of the plan to an upstream gradient or a change of the cost."""
         return respond(self.plan, self.definition.problem, upstream, masses)
 
     def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:

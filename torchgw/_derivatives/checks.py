@@ -19,8 +19,6 @@ from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
 
-__all__ = ["check_stored_plan", "check_tracked", "check_units", "tracked_inputs"]
-
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
     """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y.

@@ -13,8 +13,6 @@ from torchgw._gradients.contract import Gradient
 from torchgw._gradients.dense import PlanMatrix
 from torchgw._sinkhorn.cost import Cost
 
-__all__ = ["by_conjugate_gradients"]
-
 # Columns up to which their linear system is factorised. [L385]
 _SOLVED_COLUMNS = 8_192
 

@@ -13,8 +13,6 @@ from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals
 
-__all__ = ["Density"]
-
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
 # [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}

@@ -19,8 +19,6 @@ from torchgw._derivatives.krylov import gmres
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw.distances.base import Factors
 
-__all__ = ["MOST_NUMBERS", "Encoded", "Moved", "what_moves"]
-
 # Numbers of a coupling up to which its moments, as many squared, are made. [L524]
 MOST_NUMBERS = 4_356
 # Columns of a product of the plan with many. [L524]
@@ -109,7 +107,7 @@ class Encoded:
         return FactoredCost.of_products(-(one @ inner), two).centred()
 
     def forced(self, row: Tensor, column: Tensor) -> FactoredCost:
-        """Compute how the cost changes with a Z as far as its row and column sums tell."""
+        """Compute how the cost changes with a Z of which only the row and column sums are known."""
         (one, two), total = self._means, row.sum()
         coupling = torch.outer(self.A.T @ row + one * total, two)
         return self._cost(self._inner(coupling + torch.outer(one, self.B.T @ column)))
@@ -125,7 +123,7 @@ class Encoded:
         m, shape = len(self.q), moved.coupling.shape
 
         def errors(v: Tensor, given: Moved) -> tuple[Tensor, Tensor]:
-            """Compute by how much columns err once u follows from v, and the coupling."""
+            """Compute the errors of the columns, with u made from v, and of the coupling."""
             u = (given.row - self._near(v[:, None])[:, 0]) / self.p
             error = self._far(u[:, None])[:, 0] + self.q * v - given.column
             coupling = self.A.T @ (u[:, None] * self._PB) + (self._PA * v[:, None]).T @ self.B
@@ -140,7 +138,7 @@ class Encoded:
             )
 
         def ahead(w: Tensor, curve: Moved) -> Tensor:
-            """Make v of its scaled unknown: columns nearly follow the curve by themselves."""
+            """Compute v from its scaled unknown, which is small where columns follow the curve."""
             follow = curve.column - self._far((curve.row / self.p)[:, None])[:, 0]
             return (w + follow / self._root) / self._root
 

@@ -30,8 +30,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, added
 
-__all__ = ["Response", "respond"]
-
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
@@ -169,7 +167,7 @@ class _Streamed:
 
     @cached_property
     def error_at_zero(self) -> Tensor:
-        """What is left of the equations at zero, in units of both parts."""
+        """The error of the equations at zero, in units of both parts."""
         column, rest = self._parts_at_zero
         return torch.cat([column, rest * self._unit])
 
@@ -205,7 +203,7 @@ class _Streamed:
         return Response(self._density, response.u, v, total, residual=reached, iterations=count)
 
     def _step(self, v: Tensor, term: Cost, sums: tuple[Tensor, Tensor]) -> tuple[Response, Tensor]:
-        """Make Z whose rows have given sums for a v, and by how much those of its columns err."""
+        """Make Z for a v so that rows have given sums; also the errors of its column sums."""
         density = self._density
         u = torch.empty_like(density.a)
         column = -sums[1]
@@ -224,7 +222,7 @@ class _Streamed:
     def _error(
         self, v: Tensor, coupling: Tensor, term: Cost, sums: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Compute by how much the sums of columns and the coupling of Z err."""
+        """Compute the errors of the column sums and of the coupling of Z."""
         density, root = self._density, self._root
         response, column = self._step(v, term, sums)
         answer = self.gradient.update(response, None, self._generator)  # type: ignore[arg-type]

@@ -11,8 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["gmres"]
-
 # Vectors kept before a restart at least. [L243]
 _RESTART = 60
 # At most, and numbers in all of them from which on there are fewer. [L527]
@@ -77,10 +75,7 @@ def _cycle(
 
 
 def _turned(column: list[float], below: float, turns: list[tuple[float, float]]) -> float:
-    """Turn a new column as those before, then what is below its diagonal away.
-
-    Return the factor by which that lessens the residual; the turn joins ``turns``.
-    """
+    """Turn a column as those before, then its tail away; return by what the residual shrinks."""
     for i, (c, s) in enumerate(turns):
         column[i : i + 2] = [
             c * column[i] + s * column[i + 1],

@@ -18,8 +18,6 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import HessianProduct
 
-__all__ = ["Solved", "System", "call", "derivatives", "loss_of"]
-
 _THRICE = "The loss can be differentiated twice, and its third derivative is not implemented."
 
 

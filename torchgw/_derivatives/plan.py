@@ -14,8 +14,6 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 
-__all__ = ["DifferentiablePlan", "implicit_plan"]
-
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."
@@ -63,11 +61,7 @@ class DifferentiablePlan(TransportPlan):
         return self._differentiable(self._transposed, table)
 
     def barycentric(self, points: Any) -> Tensor:
-        """Map each source point to the plan-weighted mean of target points.
-
-        A source point of weight zero is mapped as by :meth:`TransportPlan.barycentric`, without a
-        gradient.
-        """
+        """Map source points as a :class:`TransportPlan` does; weight zero has no gradient."""
         points = as_points_of("points", points, self.shape[1], self.device)
         fallback = super().barycentric(points.detach())
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)

@@ -23,8 +23,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._typing import Marginals
 
-__all__ = ["RelaxedSolve", "check_relaxed"]
-
 # Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
 _MOST_ENTRIES = 2_000_000
 # Relative residual of the linear system, and the one that is worth a warning. [L492]
@@ -127,7 +125,7 @@ class RelaxedSolve(Solved):
         return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     def _weights(self, model: Model, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Give the weights as the objective has them: a penalty is to those given, of any sum."""
+        """Give the weights as a penalty sees them, of the sum that they were given with."""
         found = []
         for name, weight, rho, total in zip(
             ("a", "b"), (model.a, model.b), self.rule.rho, self.rule.totals, strict=True
@@ -161,7 +159,7 @@ class RelaxedSolve(Solved):
         return total + multipliers[self.held] @ sums[self.held]
 
     def _soft(self) -> Tensor:
-        """By how much each sum gives way, in the Hessian of the objective."""
+        """Compute by how much each sum gives way in the Hessian of the objective."""
         n, m = self.table.shape
         give = self.table.new_full((n + m + 1,), math.inf)
         if self.rule.mass is None:
@@ -183,29 +181,28 @@ class RelaxedSolve(Solved):
         strict = _Sums(self._scale(), torch.where(self.held, 0.0, math.inf).double())
         return strict.weigh(strict.of(strict.scale * force))
 
-    def _prepared(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Make a plan to differentiate by, and the multipliers at it."""
+    def _prepared(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Make inputs, a plan and the multipliers at it, to differentiate by."""
+        still = tuple(part.detach() for part in inputs)
         plan = self.table.clone().requires_grad_()
         with torch.enable_grad():
-            objective = self.lagrangian(inputs, plan, torch.zeros_like(self._soft()))
+            objective = self.lagrangian(still, plan, torch.zeros_like(self._soft()))
             (force,) = torch.autograd.grad(objective, plan)
-        return plan, self._multipliers(-force)
+        copies = tuple(part.detach().requires_grad_() for part in inputs)
+        return copies, plan, self._multipliers(-force).requires_grad_()
 
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """Differentiate the objective by the inputs."""
-        copies = tuple(part.detach().requires_grad_() for part in inputs)
-        _, multipliers = self._prepared(tuple(part.detach() for part in inputs))
+        copies, _, multipliers = self._prepared(inputs)
         with torch.enable_grad():
-            total = self.lagrangian(copies, self.table, multipliers)
+            total = self.lagrangian(copies, self.table, multipliers.detach())
             return derivatives(total, copies)
 
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], System]:
         """Multiply a direction by the Hessian of the objective."""
-        copies = tuple(part.detach().requires_grad_() for part in inputs)
-        plan, multipliers = self._prepared(tuple(part.detach() for part in inputs))
-        multipliers.requires_grad_()
+        copies, plan, multipliers = self._prepared(inputs)
         with torch.enable_grad():
             total = self.lagrangian(copies, plan, multipliers)
             first = torch.autograd.grad(total, copies, create_graph=True, allow_unused=True)
@@ -215,29 +212,21 @@ class RelaxedSolve(Solved):
                     slope = slope + (part * step.to(part)).sum()
             force, sums = derivatives(slope, (plan, multipliers), retain=True)
             change, weights, system = self._solve(plan, multipliers, copies, -force, -sums)
-            by_plan, by_multipliers = torch.autograd.grad(
-                total, (plan, multipliers), create_graph=True
-            )
-            slope = slope + (by_plan * change).sum() + by_multipliers @ weights
+            slope = slope + _along(total, (plan, multipliers), (change, weights))
             return derivatives(slope, copies), system
 
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
     ) -> list[Tensor]:
         """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
-        copies = tuple(part.detach().requires_grad_() for part in inputs)
-        plan, multipliers = self._prepared(tuple(part.detach() for part in inputs))
-        multipliers.requires_grad_()
+        copies, plan, multipliers = self._prepared(inputs)
         with torch.enable_grad():
             wanted = left.double() @ right.double().T
             none = torch.zeros_like(multipliers)
             change, weights, _ = self._solve(plan, multipliers, copies, wanted, none)
             total = self.lagrangian(copies, plan, multipliers)
-            by_plan, by_multipliers = torch.autograd.grad(
-                total, (plan, multipliers), create_graph=True
-            )
-            slope = -(by_plan * change).sum() - by_multipliers @ weights
-            return derivatives(slope, copies)
+            slope = _along(total, (plan, multipliers), (change, weights))
+            return derivatives(-slope, copies)
 
     def _solve(
         self, plan: Tensor, multipliers: Tensor, inputs: tuple[Tensor, ...], force: Tensor,
@@ -281,3 +270,9 @@ class RelaxedSolve(Solved):
             self._multipliers(force - bend(change)),
             System(residual, count, residual <= _WORRYING),
         )
+
+
+def _along(total: Tensor, inputs: tuple[Tensor, Tensor], step: tuple[Tensor, Tensor]) -> Tensor:
+    """Differentiate a scalar along a step of the plan and the multipliers."""
+    by_plan, by_multipliers = torch.autograd.grad(total, inputs, create_graph=True)
+    return (by_plan * step[0]).sum() + by_multipliers @ step[1]

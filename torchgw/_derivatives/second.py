@@ -24,8 +24,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Potentials
 
-__all__ = ["Change", "along", "change_of_cost", "cross", "own_terms", "paired", "scalar"]
-
 
 class Change(NamedTuple):
     """How weights, a plan and the potentials of its whole cost change along a direction."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
-
-__all__ = ["Form", "TrackedSide", "side_of"]
 
 # Elements of one (rows, n, d) block of differences of points. [L267]
 _BLOCK_ELEMENTS = 2**22
@@ -55,58 +53,27 @@ class Form(NamedTuple):
     form: Tensor  # (r, r), constant
 
 
-class TrackedSide(Protocol):
-    """The distances D of one side; every method is differentiable in inputs and arguments."""
-
-    def form(self) -> Form | None:
-        """Factors, if there are any."""
-        return None
-
-    def ways(self) -> tuple[TrackedSide, ...]:
-        """List the costs there and back, of which D is the mean; itself if they are equal."""
-        return (self,)
-
-    def apply(self, values: Tensor) -> Tensor:
-        """D @ values, shape (n, c)."""
-
-    def mean_square(self, weights: Tensor) -> Tensor:
-        """(D * D) @ weights, shape (n,)."""
-
-    def columns(self, index: Tensor) -> Tensor:
-        """D[:, index], shape (n, s)."""
-
-    def inner(self, table: Tensor) -> Tensor:
-        """<D, table> for a stored table."""
-
-
-class _ProvidedSide(TrackedSide):
+class _ProvidedSide:
     """The distances of a provider: a given table, or a side that no gradient is asked of."""
 
     def __init__(self, provider: DistanceProvider) -> None:
-        self.provider = provider
+        self.provider, self.apply = provider, provider.apply
+        self.mean_square, self.columns = provider.mean_square, provider.columns
 
     def form(self) -> Form | None:
         factors = self.provider.factors()
         return None if factors is None else Form(factors.matrix, factors.signs.diag())
 
     def ways(self) -> tuple[TrackedSide, ...]:
+        # costs there and back, of which D is the mean
         ways = self.provider.ways()
         return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
-
-    def apply(self, values: Tensor) -> Tensor:
-        return self.provider.apply(values)
-
-    def mean_square(self, weights: Tensor) -> Tensor:
-        return self.provider.mean_square(weights)
-
-    def columns(self, index: Tensor) -> Tensor:
-        return self.provider.columns(index)
 
     def inner(self, table: Tensor) -> Tensor:
         return (stored_matrix(self.provider) * table).sum()
 
 
-class _FactoredSide(TrackedSide):
+class _FactoredSide:
     """Squared Euclidean or cosine distances of points."""
 
     def __init__(self, form: Form) -> None:
@@ -114,6 +81,9 @@ class _FactoredSide(TrackedSide):
 
     def form(self) -> Form:
         return self._form
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
 
     def apply(self, values: Tensor) -> Tensor:
         matrix, form = self._form
@@ -133,7 +103,7 @@ class _FactoredSide(TrackedSide):
         return ((matrix @ form) * (table @ matrix)).sum()
 
 
-class _StreamedSide(TrackedSide):
+class _StreamedSide:
     """Distances of points by their coordinates, streamed.
 
     ``between`` makes distances, (q, s), of two blocks of rows of ``rows``, shape (n, k).
@@ -142,6 +112,12 @@ class _StreamedSide(TrackedSide):
     def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.rows = rows
         self.between = between
+
+    def form(self) -> None:
+        return None
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
 
     def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
         """Call a function on blocks of rows of D, which its derivative computes again."""
@@ -178,13 +154,18 @@ class _EuclideanSide(_StreamedSide):
         return _FactoredSide(_squared_form(self.rows)).apply(weights[:, None])[:, 0]
 
 
-def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
-    """Make distances in a space of constant curvature; at a coincidence their derivative is zero.
+# The distances D of one side, differentiable in inputs and arguments: ``form()``, factors if there
+# are any; ``ways()``, itself or costs there and back; ``apply(values)``, D @ values;
+# ``mean_square(weights)``, (D * D) @ weights; ``columns(index)``, D[:, index]; ``inner(table)``,
+# <D, table> for a stored table.
+TrackedSide = _ProvidedSide | _FactoredSide | _StreamedSide
 
-    Points of the sphere move along it; of those of the hyperboloid the time coordinate follows.
-    """
+
+def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
+    """Make distances of constant curvature; where points coincide their derivative is zero."""
     root = math.sqrt(curvature)
     points = points * root
+    # points of the sphere move along it; of the hyperboloid's the time coordinate follows
     if model == "sphere":
 
         def angle(x: Tensor, y: Tensor) -> Tensor:

@@ -6,11 +6,10 @@ held constant. Its value means nothing (docs/algorithm.md, equations 21, 22 and 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.implicit import Response
 from torchgw._derivatives.sides import TrackedSide
 from torchgw._derivatives.tracked import Model
 from torchgw._plans.pairs import Anchors
@@ -18,21 +17,8 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw.distances.base import both_ways
 
-__all__ = ["linear", "pairs", "sampled_pairs"]
-
-
-class Map(Protocol):
-    """A matrix over pairs of points, known by its products."""
-
-    @property
-    def T(self) -> Map:  # noqa: N802 - the name of every array library
-        """The matrix transposed."""
-
-    def __matmul__(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
-
-    def stored(self) -> Tensor:
-        """Build the matrix."""
+# A matrix over pairs of points, known by its products.
+Map = TransportPlan | Response
 
 
 def pairs(moving: Model, still: Model, left: Map, right: Map) -> Tensor:
@@ -80,8 +66,8 @@ def linear(moving: Model, still: Model, weights: Map) -> Tensor:
 
 
 def sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
-    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from it."""
-    # a plan with itself: both ways are the same
+    """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from the plan."""
+    # both ways are the same
     (source, target), (moved_source, moved_target) = still.ways[0], moving.ways[0]
     near, far = source.columns(anchors.source), target.columns(anchors.target)
     total = moving.a.new_zeros(())

@@ -16,8 +16,6 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw.distances.base import both_ways
 
-__all__ = ["Definition", "Model"]
-
 
 class Definition(NamedTuple):
     """A problem, and the features that its linear cost was made from, if any."""

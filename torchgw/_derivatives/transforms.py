@@ -17,8 +17,6 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 
-__all__ = ["through_transforms"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _BATCHED = (

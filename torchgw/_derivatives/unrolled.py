@@ -13,8 +13,6 @@ from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import Marginals
 
-__all__ = ["check_unrolled", "unroll"]
-
 # Outer iterations, Sinkhorn iterations in each, and entries of the plan: the graph keeps a few
 # tables of that size for each of them, 2 GB at most. [L268]
 _OUTER = 20
@@ -43,10 +41,9 @@ def check_unrolled(weights: Marginals) -> None:
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
-    """Iterate further from a solved plan, and return the plan, (n, m), and its objective.
+    """Iterate further from a solved plan; return the plan, (n, m), and its objective.
 
-    The derivative is that of these iterations alone: the first terms of the series that an implicit
-    derivative sums.
+    Their derivative is that of these iterations alone: the first terms of the implicit series.
     """
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [

@@ -29,8 +29,6 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
 
-__all__ = ["Plan", "exactly", "handed_out"]
-
 Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -65,8 +63,7 @@ def exactly(method: Method) -> Method:
 class Plan(ABC):
     """A coupling of n source and m target points, as an operator, shape (n, m).
 
-    A kind of plan supplies its shape, its transpose and products with a table; everything else
-    follows from these, and is overridden where it can be had at less.
+    A kind of plan supplies its shape, its transpose and its products; all else follows from these.
     """
 
     # NumPy leaves ``values @ plan`` to the plan
@@ -128,7 +125,7 @@ class Plan(ABC):
         return self._handed_out(shaped, given)
 
     def giving(self: Own, in_numpy: bool) -> Own:
-        """Return the same plan, which shares all that this one holds, as NumPy's or as tensors."""
+        """Return the same plan, nothing copied, that hands out NumPy arrays or tensors."""
         if self.in_numpy == in_numpy:
             return self
         plan = object.__new__(type(self))

@@ -11,8 +11,6 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.pairs import Anchors
 from torchgw._tensors.draws import accumulate, categories_at, sample_categories
 
-__all__ = ["PairPlan", "StoredPlan"]
-
 
 class _GivenPlan(Plan):
     """A plan that a gradient reads: products are of the dtype of the values, which are trusted."""

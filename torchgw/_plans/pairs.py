@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Anchors"]
-
 
 class Anchors(NamedTuple):
     """Pairs (source[s], target[s]) drawn from a plan, with repetition."""

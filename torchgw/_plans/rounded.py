@@ -10,8 +10,6 @@ from torch import Tensor
 from torchgw._plans.contract import Plan
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["RoundedPlan", "round_plan", "round_to_marginals"]
-
 
 class RoundedPlan(Plan):
     """diag(x) P diag(y) + u v', a plan with exact marginals that is never stored, shape (n, m).

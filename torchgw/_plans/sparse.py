@@ -19,8 +19,6 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["SparsePlan", "sparse_tensor"]
-
 
 def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Make a checked COO tensor of some values (e,) at places (2, e)."""

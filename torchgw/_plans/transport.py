@@ -18,8 +18,6 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["DualPlan", "TransportPlan"]
-
 # Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
 _ZERO = 1e-240
 
@@ -110,13 +108,13 @@ class TransportPlan(DualPlan):
     def of(
         cls, prepared: PreparedProblem, potentials: Potentials, masses: Marginals | None = None
     ) -> TransportPlan:
-        """Make a plan of a problem that is prepared already, whose operands serve again."""
+        """Make a plan of a prepared problem, and use its operands again."""
         plan = TransportPlan.__new__(TransportPlan)
         plan._set(prepared, potentials, masses)
         return plan
 
     def released(self, backend: Backend) -> TransportPlan:
-        """Copy the plan without what its reads have prepared, as large as its factors."""
+        """Copy the plan without the operands that reads prepare, as large as its factors."""
         plan = TransportPlan(
             self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
         )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
-
-__all__ = ["BothWays", "Cross", "MinimumCross", "ProductCross"]
 
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
 # matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
@@ -15,19 +11,6 @@ __all__ = ["BothWays", "Cross", "MinimumCross", "ProductCross"]
 _SPARSE_SHARE = 0.03
 # Entries from which on a plan is looked at for few that are not rounding. [L592]
 _LOOKED_AT = 2**18
-
-
-class Cross(Protocol):
-    """The cross term as a linear function of plans."""
-
-    def __call__(self, plan: Tensor) -> Tensor:
-        """Evaluate the cross term at a plan (n, m), in a new tensor of that shape."""
-
-    def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Evaluate the cross term at a x b, summed with the weights a x b, ()."""
-
-    def tables(self) -> tuple[Tensor, ...]:
-        """List the tensors that it reads; DX and DY for a product."""
 
 
 class BothWays:
@@ -144,3 +127,8 @@ class MinimumCross:
     def tables(self) -> tuple[Tensor, ...]:
         """List the sorted tables and their order."""
         return self._source, self._target, self._order
+
+
+# The cross term as a linear function of plans (n, m), with ``total(a, b)``, its sum at a x b with
+# the weights a x b, and ``tables()``, the tensors that it reads.
+Cross = BothWays | ProductCross | MinimumCross

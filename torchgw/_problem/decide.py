@@ -28,8 +28,6 @@ from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.graph import neighbour_geodesics, neighbourhood
 from torchgw.distances.points import PointDistance
 
-__all__ = ["UNRELATED", "Decision", "Judge", "decide"]
-
 
 class Judge(Protocol):
     """Agreement of the best plan between a few points of two sides."""
@@ -40,7 +38,7 @@ class Judge(Protocol):
         target: DistanceProvider,
         found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
     ) -> float:
-        """Judge both sides, by the plan that is best for other distances if those are given."""
+        """Judge both sides; with ``found_by`` by the plan that is best for those distances."""
         ...
 
 

@@ -18,8 +18,6 @@ from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["GivenSpace", "recognise"]
-
 
 class GivenSpace(NamedTuple):
     """One side as the user gave it: points, a graph or a provider."""
@@ -41,8 +39,7 @@ class GivenSpace(NamedTuple):
 def recognise(name: str, value: Any, table: Any, spec: Any, *, signed: bool = False) -> GivenSpace:
     """Tell points, graphs, providers and matrices apart.
 
-    ``spec`` is what ``distances`` says of this side: a name or a provider. Matrices may have
-    negative entries if ``signed``.
+    ``spec`` is what ``distances`` says of this side; ``signed`` matrices may have negative entries.
     """
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]

@@ -14,17 +14,6 @@ from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.points import ANGLES
 
-__all__ = [
-    "FeatureMetric",
-    "check_alpha",
-    "check_features",
-    "feature_cost",
-    "is_fused",
-    "linear_cost",
-    "spread",
-    "without_structure",
-]
-
 FeatureMetric = Literal["sqeuclidean", "cosine", "correlation", "euclidean"]
 # Pairs up to which Euclidean distances are stored; they have no factors. [L273]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}

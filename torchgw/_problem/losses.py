@@ -25,21 +25,6 @@ from torchgw._errors import UnsupportedError
 from torchgw.distances.base import DistanceProvider, Entrywise, ScaledDistance
 from torchgw.distances.nystrom import NystromDistance
 
-__all__ = [
-    "ABSOLUTE",
-    "KL",
-    "LOSSES",
-    "Loss",
-    "LossName",
-    "SQUARE",
-    "check_loss",
-    "find_loss",
-    "identity",
-    "spread_parts",
-    "sums",
-    "transformed",
-]
-
 LossName = Literal["square", "kl", "absolute"]
 # Added to distances inside logarithms, as in POT: zero has no logarithm. [L274]
 _LOG_OFFSET = 1e-18
@@ -146,7 +131,7 @@ def check_loss(loss: Loss, target: DistanceProvider) -> None:
 
 
 def spread_parts(count: int, parts: int, device: torch.device) -> Tensor:
-    """Assign a part to each of some samples, so that any run of them is even over all parts."""
+    """Assign one of some parts to each sample, so that any run of samples has all parts evenly."""
     order = torch.arange(count, dtype=torch.float64, device=device)
     # multiples of the golden ratio modulo one fill [0, 1] evenly
     return ((order * 0.6180339887498949) % 1 * parts).long()
@@ -158,7 +143,7 @@ def transformed(provider: DistanceProvider, function: Entrywise) -> DistanceProv
 
 
 def sums(provider: DistanceProvider, function: Entrywise, weights: Tensor) -> Tensor:
-    """Compute function(D) @ weights, shape (n,), by what the provider is fastest at."""
+    """Compute function(D) @ weights, shape (n,), in the fastest way of the provider."""
     if function is torch.square:
         return provider.mean_square(weights)
     return transformed(provider, function).apply(weights[:, None])[:, 0]

@@ -14,21 +14,10 @@ from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
 from torchgw._typing import Marginals
 
-__all__ = [
-    "MarginalRule",
-    "ObjectiveTerms",
-    "best_mass",
-    "check_marginal_rule",
-    "divergence",
-    "divide_by_totals",
-    "quadratic_divergence",
-    "relative_entropy",
-]
-
 
 @dataclass(frozen=True)
 class MarginalRule:
-    """Which marginals a plan must have: strict by default."""
+    """Which marginals a plan must have; both are strict by default."""
 
     # Weight of KL(P1 x P1 | a x a), and of the same for the target. Infinity is a strict marginal,
     # zero a free one.
@@ -65,7 +54,7 @@ class MarginalRule:
         return source, target
 
     def violation(self, masses: Marginals, weights: Marginals) -> float:
-        """Measure how far masses break what is strict, the larger L1 distance of both sides."""
+        """Measure how far masses miss strict marginals or exceed bounds: the larger L1 distance."""
         over = [mass - weight for mass, weight in zip(masses, weights, strict=True)]
         if self.mass is not None:
             return max(float(part.clamp_min(0).sum()) for part in over)
@@ -188,8 +177,5 @@ def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
 
 
 def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:
-    """Compute KL(mu x mu | nu x nu) for mu = mass * p, nu = total * a, from KL(p | a).
-
-    That is equation 14.
-    """
+    """Compute KL(mu x mu | nu x nu), mu = mass p, nu = total a, from KL(p | a) (equation 14)."""
     return 2 * mass**2 * (entropy + math.log(mass / total)) - mass**2 + total**2

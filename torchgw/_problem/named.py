@@ -20,15 +20,6 @@ from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "NAMED",
-    "DistanceName",
-    "NamedDistance",
-    "from_graphs",
-    "of_curvature",
-    "pair_of_distances",
-]
-
 DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel]
 
 
@@ -94,7 +85,7 @@ def of_curvature() -> list[str]:
 
 
 def pair_of_distances(distances: Any) -> tuple[Any, Any]:
-    """Split ``distances`` into what it says of either side: a known name or a provider."""
+    """Split ``distances`` into a known name or a provider for each side."""
     pair = both(distances)
     if len(pair) != 2:
         raise InvalidInputError(

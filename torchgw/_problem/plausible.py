@@ -11,14 +11,6 @@ from torchgw._tensors.memory import free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = [
-    "are_copies",
-    "check_tables_fit",
-    "warn_of_far_points",
-    "warn_of_one_sign",
-    "warn_of_transposed_points",
-]
-
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10
@@ -46,7 +38,7 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
 
 
 def warn_of_one_sign(providers: list[DistanceProvider]) -> None:
-    """Warn of two given tables of which one alone has negative entries."""
+    """Warn of two given tables of which only one has negative entries."""
     least = [
         float(part.matrix().min()) for part in providers if isinstance(part, PrecomputedDistance)
     ]
@@ -130,10 +122,7 @@ def check_tables_fit(
 
 
 def are_copies(problem: Problem) -> bool:
-    """Tell whether both spaces have the same weights and distances, in whatever order.
-
-    By the eigenvalues of both tables, weighted: those of copies are equal, and hardly any others.
-    """
+    """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
     sides = problem.source, problem.target
     a, b = problem.marginals
     if len(a) != len(b) or len(a) > _MOST_POINTS or not all(side.cheap_columns for side in sides):

@@ -19,8 +19,6 @@ from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
 from torchgw.distances.landmark import LandmarkDistance
 
-__all__ = ["KeyedGraph", "Preparation"]
-
 T = TypeVar("T")
 
 # Pairs in a part of all-pairs geodesics that is cached by itself: half a minute of Dijkstra. [L275]
@@ -114,29 +112,28 @@ class Preparation:
             return self._fetch("landmarks", (graph.key, self.n_landmarks), make)[0]
 
     def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
-        """Make what the sides need, on one rank each if there are ranks."""
+        """Call the makers: here, or where there are ranks each on one of them."""
         if self._ranks is None:
             return [make() for make in makers]
         return self._ranks.divide(makers)
 
     def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         if self.device.type == "cuda":
-            return [self._table(graph) for graph in graphs]
+            return [
+                self._fetch("geodesics", (graph.key,), partial(self._table, graph))[0]["table"]
+                for graph in graphs
+            ]
         if self._cache is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
         return [torch.cat(self._parts(graph)) for graph in graphs]
 
-    def _table(self, graph: KeyedGraph) -> Tensor:
+    def _table(self, graph: KeyedGraph) -> dict[str, Any]:
         """Find all pairs on a GPU."""
-        parts, _ = self._fetch(
-            "geodesics", (graph.key,), lambda: {"table": graph.geodesics.all_pairs(self.device)}
-        )
-        table: Tensor = parts["table"]
-        return table
+        return {"table": graph.geodesics.all_pairs(self.device)}
 
     def _parts(self, graph: KeyedGraph) -> list[Tensor]:
-        """Find all pairs in parts that are cached one by one: a run cut short goes on there."""
+        """Find all pairs in parts, each cached, so that a run cut short can go on."""
         n = graph.geodesics.n
         found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):

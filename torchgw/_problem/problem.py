@@ -13,8 +13,6 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 
-__all__ = ["Problem", "stored_matrix"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -22,7 +22,8 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
-from torchgw._problem.scaling import ScaleName, scaled
+from torchgw._problem.scaling import ScaleName as ScaleName
+from torchgw._problem.scaling import scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
@@ -32,8 +33,6 @@ from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
-
-__all__ = ["DistanceOptions", "ScaleName", "Spaces", "build_provider", "build_providers"]
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class Spaces(NamedTuple):
     decision: Decision | None = None  # what "auto" was for points
 
     def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> Spaces:
-        """Let both sides know their features, by which new points are compared too."""
+        """Add the features of both sides, by which new points are compared too."""
         device = self.providers[0].device
         first, second = (
             space._replace(features=part.to(device), feature_metric=metric)
@@ -238,7 +237,7 @@ def build_provider(
     table: Any = None,
     weights: Any = None,
 ) -> DistanceProvider:
-    """Build the provider of one space: a side of a problem whose other side is a point."""
+    """Build the provider of one space, as a side of a problem whose other side is one point."""
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
     sides = build_providers(
         (space, None), (table, point), distances, options, device,
@@ -288,7 +287,7 @@ def _make(pair: list[_Side], stages: Preparation) -> list[DistanceProvider]:
 
 
 def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
-    """Record what new points of a side need to know of it."""
+    """Record how new points of a side are measured."""
     curved = side.name in of_curvature()
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # distances of other names, made from points, say nothing of points that they have not seen

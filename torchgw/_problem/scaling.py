@@ -11,8 +11,6 @@ from torch import Tensor
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import ANGLES, PointDistance
 
-__all__ = ["ScaleName", "scaled"]
-
 ScaleName = Literal["auto", "max", "mean"]
 # Columns read at once to find the largest distance among some points. [L351]
 _COLUMNS = 256

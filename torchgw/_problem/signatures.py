@@ -15,8 +15,6 @@ from torchgw._boundary.graphs import as_graph, attribute_names, node_attribute
 from torchgw._errors import InvalidInputError
 from torchgw.distances import Geodesics, validate_graph
 
-__all__ = ["SignatureName", "edges_of", "is_signature", "named_features"]
-
 SignatureName = Literal["degree", "clustering", "heat", "wl"]
 Array = NDArray[np.float64]
 

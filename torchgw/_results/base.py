@@ -16,18 +16,12 @@ from torchgw._results.matching import Matching
 from torchgw._results.storage import stored, write_result
 from torchgw._search.optima import Alternative
 
-__all__ = ["Result", "as_numpy"]
-
 Own = TypeVar("Own", bound="Result")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """A frozen dataclass that goes into files and has a summary.
-
-    A subclass is known to :func:`torchgw.load` by its name, and says in :meth:`_summary` what there
-    is to see.
-    """
+    """A frozen dataclass that has a summary, and goes into files under its name."""
 
     def __init_subclass__(cls) -> None:
         """Make the class known to files."""

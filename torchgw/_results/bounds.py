@@ -31,8 +31,6 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["lower_bound"]
-
 # Pairs of points up to which the third bound, and a linear problem, are solved; squared number of
 # points up to which all distances are sorted for the second. [L329]
 _PAIRS = 4_000_000
@@ -179,7 +177,7 @@ def _dual(cost: Tensor, weights: Marginals, g: Tensor) -> float:
 
 
 def _least(cost: Cost, weights: Marginals) -> float:
-    """Bound the least <M, P> from below, by what each point costs at least; nothing is stored."""
+    """Bound the least <M, P> from below by the least cost of each point; nothing is stored."""
     a, b = weights
     height = max(1, _BLOCK_ENTRIES // len(b))
     columns, rows = torch.full_like(b, torch.inf), 0.0

@@ -9,8 +9,6 @@ from torchgw._plans.contract import Plan
 from torchgw._results.mapping import Extension
 from torchgw.distances.base import DistanceProvider, both_ways
 
-__all__ = ["distance_correlation"]
-
 # Squared number of points up to which all distances are read, where they have no factors. [L328]
 _READ_ENTRIES = 25_000_000
 # Pairs of points that are drawn beyond. [L328]

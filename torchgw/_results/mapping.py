@@ -23,19 +23,17 @@ from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["Extension", "map_new"]
-
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """What is left of a solve that new points are mapped by."""
+    """What a result keeps of its solve, so that new points can be mapped."""
 
     spaces: tuple[Space, Space]  # what the source and the target were made from
     known: Linearised  # the last cost of the solve
     linear: bool  # whether there was a linear cost
     # the entropic plan, where the plan of the result is a polished one, which has no potentials
     unpolished: TransportPlan | None
-    mass: float = 1.0  # that a linear cost is divided by; of a partial plan what it moves
+    mass: float = 1.0  # that the linear cost is divided by: what a partial plan moves
     # the linear cost, if it was given as a table; one of features is made again
     table: Cost | None = None
 

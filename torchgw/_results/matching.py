@@ -24,8 +24,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
 
-__all__ = ["Matching", "MatchingKind", "match"]
-
 MatchingKind = Literal["one_to_one", "many_to_one"]
 # Pairs of points (the product of both sides, and each side squared) up to which a matching is
 # improved; and those of three points for a loss without products. [L327]
@@ -95,7 +93,7 @@ class _Side(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What is matched, with the side whose every point is matched along the rows."""
+    """What is matched; the side of which every point gets a partner lies along the rows."""
 
     plan: Plan  # (k, l)
     near: _Side
@@ -104,7 +102,7 @@ class _Task(NamedTuple):
     loss: Loss  # of a near and a far distance
     alpha: float
     linear: Cost | None  # (k, l)
-    mass: float  # that a partial plan moves
+    mass: float  # what a partial plan moves; 1 for other problems
 
 
 def match(
@@ -130,7 +128,7 @@ def match(
 
 
 def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:
-    """Collect what a result knows, with the side whose every point is matched first."""
+    """Collect what a result knows; the side of which every point gets a partner comes first."""
     known, linear = extension.known, extension.linear_cost()
     near, far = (_Side(known.distances(side), extension.spaces[side]) for side in (0, 1))
     loss = LOSSES[known.loss.name]
@@ -151,7 +149,7 @@ def _capacity(task: _Task) -> Tensor:
 
 
 def _kept(task: _Task, partners: Tensor) -> Tensor:
-    """Choose the rows that are matched: of a partial plan as many as the share of mass it moves."""
+    """Choose the rows that are matched: all, or the share of them that a partial plan moves."""
     k = len(partners)
     if task.mass >= 1:
         return torch.arange(k)

@@ -27,8 +27,6 @@ from torchgw._problem.cross_terms import Cross, MinimumCross, ProductCross
 from torchgw._problem.losses import Loss
 from torchgw._results.rounding import assign_least
 
-__all__ = ["Assignment", "improve"]
-
 # Conditional gradient steps of one descent at most, and the share of the objective that a step has
 # to save. [L326]
 _STEPS = 30

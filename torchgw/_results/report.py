@@ -11,8 +11,6 @@ from torchgw._problem.providers import Spaces
 from torchgw._results.storage import stored
 from torchgw._solve.pipeline import Outcome
 
-__all__ = ["Log", "Report"]
-
 
 class Log(dict[str, Any]):
     """A report by the names of its fields, for reading; JSON takes it, and copies can change."""
@@ -111,7 +109,7 @@ class Report:
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> Report:
-        """Collect what a solve has left behind."""
+        """Collect the numbers of a finished solve."""
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()

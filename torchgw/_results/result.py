@@ -36,8 +36,6 @@ from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
-__all__ = ["GWResult", "make_result"]
-
 # Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
 
@@ -336,8 +334,7 @@ class GWResult(Result):
     ) -> Any:
         """Map new target points to the source, see :meth:`transform`.
 
-        ``values`` has one row per source point, ``D_new`` has shape (q, m) and ``M_new`` has shape
-        (q, n).
+        ``values`` has n rows, ``D_new`` has shape (q, m), and ``M_new`` shape (q, n).
         """
         return self._map(1, values, points=Y_new, table=D_new, linear=M_new, features=F_new)
 
@@ -408,7 +405,7 @@ class GWResult(Result):
         return handed
 
     def _known(self) -> Extension:
-        """Return what is left of the solve, with the distances."""
+        """Give what is kept of the solve; refuse a result that has no distances."""
         if self.extension is None:
             raise UnsupportedError(
                 "This result does not hold the distances of its points (`result.extension`). Solve "

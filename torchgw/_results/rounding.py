@@ -11,8 +11,6 @@ from torch import Tensor
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 
-__all__ = ["assign", "assign_least", "places"]
-
 # Entries of a plan up to which the assignment is exact; it takes 4 s then where most points have a
 # clear partner. [L324]
 _DENSE_ENTRIES = 25_000_000
@@ -26,9 +24,8 @@ _LEAVING = 4.0
 def assign(plan: Plan, capacity: Tensor) -> Tensor:
     """Choose a target for each source point, none more often than ``capacity`` (m,) allows.
 
-    The largest sum of entries up to ``_DENSE_ENTRIES`` entries. Beyond, the largest sum by the
-    ``_ENTRIES_PER_ROW`` largest of each row; points that these leave without a partner get the
-    best of the targets that are free, a block of points at a time.
+    Of large plans only the largest entries of each row are looked at first; points that these leave
+    without a partner get the best of the targets that are free, a block of points at a time.
     """
     n, m = plan.shape
     slots = places(capacity)
@@ -50,7 +47,7 @@ def assign(plan: Plan, capacity: Tensor) -> Tensor:
 
 
 def assign_least(cost: Tensor, slots: NDArray[np.int64]) -> Tensor:
-    """Choose the targets of least total cost (n, m), those of some slots."""
+    """Choose the slots of least total cost (n, m), and give the target of each row."""
     table = cost.cpu().numpy()
     return torch.from_numpy(slots[scipy.optimize.linear_sum_assignment(table[:, slots])[1]]).to(
         cost.device

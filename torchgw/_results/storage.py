@@ -22,9 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import RESERVED, built, decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import (
+    RESERVED,
+    built,
+    check_fields,
+    decode,
+    encode,
+    read_archive,
+    write_archive,
+)
 from torchgw._boundary.arrays import resolve_device
-from torchgw._boundary.schema import check_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
@@ -47,8 +54,6 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
 from torchgw.distances.points import PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
-
-__all__ = ["load", "stored", "write_result"]
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -179,7 +184,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
-    """Build a dataclass whose fields must be those that it has now."""
+    """Build a dataclass; refuse parts that are not the fields it has now."""
     if isinstance(parts.get("report"), dict):
         parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(_DATACLASSES[kind])
@@ -283,7 +288,7 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
 
 
 def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
-    """Keep of a side its graph only if distances are still to be read from it."""
+    """Take one side apart, with its graph only if distances are still to be read from it."""
     known = extension.known
     provider, reference = known.providers[side], known.references[side]
     given = extension.spaces[side]
@@ -301,7 +306,7 @@ def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
 
 
 def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
-    """Keep the entries of each row that a plan would keep; extrapolated ones may be negative."""
+    """Keep the largest entries of each row of a coupling, some of which may be negative."""
     largest, columns = coupling.abs().topk(min(_ENTRIES_PER_ROW, coupling.shape[1]), dim=1)
     kept = largest > _SMALLEST_SHARE * largest.sum(1, keepdim=True)
     places = torch.stack([kept.nonzero()[:, 0], columns[kept]])
@@ -404,7 +409,7 @@ def _build_geodesics(graph: scipy.sparse.csr_array, unreachable: float | None) -
 def _build_csr(
     data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: list[int]
 ) -> scipy.sparse.csr_array:
-    """Build a sparse matrix; SciPy looks at every index."""
+    """Build a sparse matrix, all of whose indices SciPy checks."""
     if len(indptr) != shape[0] + 1:
         raise InvalidInputError(f"`indptr` has {len(indptr)} entries for {shape[0]} rows.")
     found = scipy.sparse.csr_array((data, indices, indptr), shape=tuple(shape))
@@ -445,7 +450,7 @@ def _hints(kind: str) -> dict[str, Any]:
 
 
 def _check_shapes(kind: str, value: Any) -> None:
-    """Refuse parts whose sizes do not go together."""
+    """Refuse parts whose shapes do not fit each other."""
     sizes: dict[str, int] = {}
     for name, axes in _SHAPES.get(kind, {}).items():
         shape = tuple(attrgetter(name)(value).shape)

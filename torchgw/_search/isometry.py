@@ -112,7 +112,7 @@ def rounding_advice(problem: Problem) -> str:
     moved = [float(side.uncertainty().max()) for side in sides]
     # the largest distance may take long to find
     worst = max(u and u / side.maximum() for u, side in zip(moved, sides, strict=True))
-    if _UNCERTAINTIES * worst <= _ROUGHLY:
+    if worst <= _SAME:
         return ""
     return (
         f" Rounding of the coordinates moves distances by up to {worst:.1g} of the largest, as "

@@ -1,5 +1,1 @@
 """The linear problem at a given cost, and the backends that solve it. Knows no geometry."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

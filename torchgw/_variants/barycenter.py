@@ -34,8 +34,6 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["BarycenterResult", "barycenter"]
-
 
 class _Space(NamedTuple):
     """One of the spaces, as the alternation reads it."""

@@ -20,8 +20,6 @@ from torchgw._results.base import Result
 from torchgw._typing import Array
 from torchgw.distances import knn_graph, validate_graph
 
-__all__ = ["JointEmbedding", "joint_embedding"]
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class JointEmbedding(Result):

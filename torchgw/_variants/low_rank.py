@@ -20,8 +20,6 @@ from torchgw._results.storage import stored
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
 
-__all__ = ["Factorisation", "LowRankPlan", "Outcome", "descend", "project"]
-
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
 _FIRST_STEP = 10.0
 # Factors that a step size changes by, down when the value has risen and up when it has fallen.
@@ -124,10 +122,9 @@ class _Measured(NamedTuple):
 def descend(
     problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
 ) -> Outcome:
-    """Lower the objective from a start until it falls by less than ``tol`` in 20 iterations.
+    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start.
 
-    The objective is less ``epsilon`` times the entropy of Q, R and g. A step that raises it is
-    taken back and halved.
+    It ends once the objective falls by less than ``tol`` in 20 steps; one that raises it is undone.
     """
     marginals = problem.marginals
     a, b = marginals

@@ -20,9 +20,6 @@ from torchgw._typing import Seed
 from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph
 
-__all__ = ["build_knn_graph", "sampled_gw", "sampled_lowrank_gw"]
-
-
 # What arguments of ``solve`` are called here.
 _NAMES = {
     "X": "X_source",
@@ -86,8 +83,9 @@ def sampled_gw(
 
     Parameters
     ----------
-    X_source, X_target : array-like, shapes (n, d) and (m, d')
-        ``X`` and ``Y``.
+    X_source, X_target, dist_source, dist_target, p, q, T_init : array-like, optional
+        ``X``, ``Y``, ``D_X``, ``D_Y``, ``a``, ``b`` and ``init``; distances come both or neither,
+        in place of the points.
     distance_mode, k, n_landmarks : str, int and int, optional
         ``distances``, ``n_neighbors`` and ``n_landmarks``.
     M : int, optional
@@ -127,18 +125,8 @@ def sampled_gw(
         ``precision="mixed"``: float32 iterations, float64 marginals and values.
     log : bool
         No effect: the result is one object with everything, also ``result.log``, never a tuple.
-    dist_source, dist_target : array-like, shapes (n, n) and (m, m), optional
-        ``D_X`` and ``D_Y``, both or neither, in place of the points.
-    p, q : array-like, shapes (n,) and (m,), optional
-        ``a`` and ``b``.
-    T_init : array-like, shape (n, m), optional
-        ``init``.
-    max_iter, tol, min_iter_before_converge : int, float and int
-        ``max_iter``, ``tol`` and ``min_iter``.
-    device, verbose
-        As in ``solve``.
-    random_state : int, torch.Generator or None
-        As in ``solve``: reproducible without a global seed.
+    max_iter, tol, min_iter_before_converge, device, verbose, random_state
+        ``max_iter``, ``tol``, ``min_iter``, ``device``, ``verbose`` and ``random_state``.
 
     Returns
     -------

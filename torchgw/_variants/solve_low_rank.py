@@ -41,8 +41,6 @@ from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["LowRankResult", "solve_low_rank"]
-
 # Points per side that the start is found among. [L250]
 _COARSE_POINTS = 300
 # Rounds in which medoids move. [L248]
@@ -324,7 +322,7 @@ def _cover(
 
 
 def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
-    """Group points around medoids, which begin as farthest points; give the group of each."""
+    """Group points around medoids, at first farthest points; give the group of each point."""
     assert table is not None
     centres = [int(masses.argmax())]
     closest = table[centres[0]].clone()

@@ -15,8 +15,6 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
 from torchgw.datasets import spiral, swiss_roll
 
-__all__ = ["warmup"]
-
 # Sizes and seeds that between them launch nearly all that a default solve may: on one H200, 54
 # variants of kernels. [L367]
 _SIZES = ((400, 500), (4_000, 5_000), (20_000, 25_000))

@@ -17,8 +17,6 @@ from torchgw.anndata._spaces import Names, Recipe, check_objects
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["align"]
-
 
 @overload
 def align(

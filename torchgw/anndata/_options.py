@@ -10,8 +10,6 @@ from torchgw._boundary.checks import is_number
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw.anndata._spaces import check_name
 
-__all__ = ["check_labels", "check_options", "check_relaxation"]
-
 
 def check_options(solve_options: Any) -> dict[str, Any]:
     """Read options of a solve; the data come from the objects."""

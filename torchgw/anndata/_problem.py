@@ -38,14 +38,12 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from pandas import DataFrame, Index
 
-__all__ = ["TranslationProblem"]
-
 Pair = tuple[str, str]
 
 
 @contextlib.contextmanager
 def _noting(messages: list[str]) -> Iterator[None]:
-    """Keep the text of what is warned of, and warn of it afterwards."""
+    """Keep the texts of warnings, and warn again afterwards."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -130,7 +128,7 @@ class TranslationProblem:
         self.solutions: dict[Pair, GWResult] = {}
 
     def _unchanged_sides(self) -> dict[str, Side]:
-        """Give the objects, and refuse other cells, or another order, than plans are for."""
+        """Give the objects; refuse them if their cells are not those that the plans are for."""
         sides = self._store.sides()
         for name, cells in self._cells.items():
             now = sides[name].adata.obs_names if name in sides else cells[:0]
@@ -458,7 +456,7 @@ class TranslationProblem:
         return self
 
     def _columns_of(self, names: Sequence[str]) -> list[tuple[str, bool, bool]]:
-        """Tell for each column whether it goes from the reference, and whether back to it."""
+        """Tell of each column whether it goes from the reference to sources, and whether back."""
         carried = []
         sides = self._unchanged_sides()
         reference = sides[self._reference]

@@ -20,21 +20,6 @@ from torchgw.distances import knn_graph, symmetrise
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = [
-    "Names",
-    "Recipe",
-    "Side",
-    "Space",
-    "check_name",
-    "check_objects",
-    "check_sources",
-    "is_object",
-    "look_up",
-    "points_of",
-    "read_spaces",
-    "solve_arguments",
-]
-
 # One name for every object, one for each of two, or names by object.
 Names = str | tuple[str | None, str | None] | Mapping[str, str] | None
 Recipe = Literal["scot"]
@@ -188,7 +173,7 @@ def points_of(
 
 
 def _steps(graph: Any, what: str) -> Any:
-    """Make every edge of a graph of similarities one step."""
+    """Let every edge of a graph of similarities count as one step."""
     warn_user(
         f"`{what}` has large entries between near neighbours, so it is no graph of lengths: every "
         "edge was taken as one step.",

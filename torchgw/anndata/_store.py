@@ -18,8 +18,6 @@ from torchgw.anndata._write import carry, figures, largest_entries, means
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["Batches", "Match", "Objects", "store_of"]
-
 # Names of columns, and whether each goes from the reference, and back to it.
 Carried = Sequence[tuple[str, bool, bool]]
 
@@ -34,14 +32,14 @@ class Match(NamedTuple):
 
     @classmethod
     def of(cls, result: GWResult, warned: list[str], count: int, points: Any) -> Match:
-        """Read it off a result, with ``count`` entries of each row."""
+        """Take from a result what is written, with ``count`` entries of each row."""
         entries, kept = largest_entries(result, count)
         mapped = None if points is None else means(result.lazy_plan, points)
         return cls(result.lazy_plan, entries, mapped, figures(result, warned, kept))
 
 
 def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches:
-    """Tell two objects, several by name, and the batches of one."""
+    """Choose where results go: two objects, several by name, or the batches of one."""
     if batch_key is not None:
         if target is not None or not is_object(data):
             raise InvalidTypeError("`batch_key` is for one AnnData, passed alone.")
@@ -58,7 +56,7 @@ def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches
 
 
 class Objects:
-    """Objects of their own."""
+    """Several objects, each with its own ``obs``, ``obsm`` and ``uns``."""
 
     sends_back = True  # whether a source has columns of its own
 

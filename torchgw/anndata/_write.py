@@ -17,8 +17,6 @@ from torchgw.anndata._spaces import check_name, check_objects
 if TYPE_CHECKING:
     from anndata import AnnData
 
-__all__ = ["carry", "check_column", "figures", "largest_entries", "means", "read_plan"]
-
 
 def means(plan: Plan, values: NDArray[Any]) -> NDArray[np.float64]:
     """Average values (m, c) over the partners of each row, (n, c); NaN for a row without mass."""
@@ -32,7 +30,7 @@ def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_column(shown: str, adata: AnnData, name: str) -> None:
-    """Refuse a column that holds nothing."""
+    """Refuse a column all of whose values are missing."""
     if adata.obs[name].isna().all():
         raise InvalidInputError(f"`{shown}.obs[{name!r}]` has no labels, all are missing.")
 

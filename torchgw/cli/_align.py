@@ -42,8 +42,6 @@ from torchgw.cli._processes import rank
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
 
-__all__ = ["EXIT_CODES", "add_align", "align"]
-
 _DEFAULTS = inspect.signature(solve).parameters
 
 EXIT_CONVERGED = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_output_options", "number_or_auto", "numbers", "pair", "positive", "seconds"]
-
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much is reported."""

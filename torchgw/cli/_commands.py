@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchgw._results.result import GWResult
     from torchgw.distances.new_points import Space
 
-__all__ = ["add_commands"]
-
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -173,7 +171,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _alignment(path: str) -> GWResult:
-    """Read a result that must be one of an alignment."""
+    """Read a result; refuse one that is not of an alignment."""
     result = torchgw.load(path)
     if not isinstance(result, torchgw.GWResult):
         raise InvalidInputError(

@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
 from torchgw._errors import InvalidInputError
 
-__all__ = [
-    "Side",
-    "check_output",
-    "has_column",
-    "read_array",
-    "read_labels",
-    "read_side",
-    "read_weights",
-    "write_array",
-    "write_table",
-]
-
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
     "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`"
@@ -134,7 +122,7 @@ def _check_there(path: Path) -> None:
 
 
 def _form(path: Path) -> str:
-    """Find the suffix that says what a file holds: of ``.csv.gz`` it is that of the table."""
+    """Find the suffix that says what a file holds; that of ``.csv.gz`` is ``.csv``."""
     inner = Path(path.stem).suffix.lower()
     packed = path.suffix.lower() == _COMPRESSED and inner in _DELIMITERS
     return inner if packed else path.suffix.lower()
@@ -247,7 +235,7 @@ def _words_in(values: NDArray[Any]) -> list[int]:
 
 
 def _are_words(values: list[NDArray[Any]]) -> bool:
-    """Whether the first of several columns holds words alone, all others apart from it."""
+    """Whether there are several columns and the first holds words alone."""
     if len(values) < 2 or values[0].dtype.kind != "U":
         return False
     return not any(cell.strip() == "" or _is_number(cell) for cell in values[0])
@@ -431,7 +419,7 @@ def _plain_numbers(lines: list[str], delimiter: str) -> NDArray[Any] | None:
 
 
 def _check_separators(path: Path, line: str, delimiter: str) -> None:
-    """Refuse a table whose first row is one of numbers once other signs separate the columns."""
+    """Refuse a table that would be one of numbers if other signs separated its columns."""
     for mark in ";\t, ":
         parts = [part.strip().replace(",", ".") for part in line.split(mark)]
         if mark != delimiter and len(parts) > 1 and all(map(_is_number, parts)):

@@ -24,8 +24,6 @@ from torchgw.cli._arguments import positive
 from torchgw.cli._commands import add_commands
 from torchgw.cli._processes import in_processes, rank
 
-__all__ = ["main"]
-
 EXIT_REFUSED = 2
 # 128 and the number of the signal, as shells have it
 EXIT_INTERRUPTED = 130

@@ -11,8 +11,6 @@ import torch
 
 from torchgw._errors import InvalidInputError, RankError
 
-__all__ = ["in_processes", "rank"]
-
 # Whether this process is one of several, by its number.
 _RANK = "TORCHGW_RANK"
 

@@ -18,17 +18,6 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
 from torchgw._tensors.sums import inner_products
 
-__all__ = [
-    "DerivedDistance",
-    "DistanceProvider",
-    "Entrywise",
-    "EntrywiseDistance",
-    "Factors",
-    "ScaledDistance",
-    "both_ways",
-    "refuse_directed",
-]
-
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
 
@@ -180,14 +169,12 @@ def refuse_directed(provider: DistanceProvider, advice: str) -> None:
 
 
 class DerivedDistance(DistanceProvider):
-    """Numbers made from the distances of another provider, one from each."""
+    """Numbers made from the distances of another provider, one from each distance."""
 
     def __init__(self, provider: DistanceProvider) -> None:
         refuse_directed(provider, "Make a DirectedDistance of the numbers instead.")
         self.provider = provider
-        self.n = provider.n
-        self.device = provider.device
-        self.dtype = provider.dtype
+        self.n, self.device, self.dtype = provider.n, provider.device, provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
 
@@ -211,11 +198,11 @@ class ScaledDistance(DerivedDistance):
         self._matrix = None if matrix is None else matrix * scale
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out of pickles and copies what the provider and the scale give again."""
+        """Pickle and copy without the scaled table, which is made again."""
         return {name: part for name, part in vars(self).items() if name != "_matrix"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Multiply again."""
+        """Make the scaled table again."""
         vars(self).update(state)
         matrix = self.provider.matrix()
         self._matrix = None if matrix is None else matrix * self.scale
@@ -252,7 +239,7 @@ class ScaledDistance(DerivedDistance):
         return self.provider.maximum() * self.scale
 
     def uncertainty(self) -> Tensor:
-        """Multiply that of the provider by the scale."""
+        """Multiply the uncertainty of the provider by the scale."""
         return self.provider.uncertainty() * self.scale
 
 
@@ -282,6 +269,6 @@ class EntrywiseDistance(DerivedDistance):
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (n, c)."""
+        """Compute the function of D, times values of shape (n, c)."""
         matrix = self.matrix()
         return super().apply(values) if matrix is None else matrix @ values

@@ -14,8 +14,6 @@ from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["CallableDistance"]
-
 
 class CallableDistance(DistanceProvider):
     """Distances that a function returns on demand.

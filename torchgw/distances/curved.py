@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
-
-__all__ = ["CurvedDistance", "CurvedModel", "curved_distances"]
 
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
@@ -121,27 +119,23 @@ class CurvedDistance(DistanceProvider):
 
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index], with exact zeros where a point meets itself."""
-        return self._scaled(self._place.between(self._place.at(index))).to(self.dtype)
+        return self._scaled(self._place.between(self._at(index))).to(self.dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> CurvedDistance:
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self
         moved = copy.copy(self)
-        moved._place = self._place.to(device)
-        moved.device, moved.dtype = moved._place.device, dtype
+        moved._place = _each(self._place, lambda part: part.to(device))
+        moved.device, moved.dtype = moved._place[0].device, dtype
         return moved
 
     def maximum(self) -> float:
-        """Find the largest distance.
-
-        It is exact for up to 100,000 points. Otherwise it is a lower bound, at least half of it,
-        found by walking to the farthest point again and again.
-        """
+        """Find the largest distance; of more than 100,000 points a lower bound, at least half."""
         if self.n <= _EXACT_MAXIMUM_POINTS:
-            first, second = _farthest_pair(*self._place.order())
-            pair = self._place.at(first[None]).between(self._place.at(second[None]))
-            return float(self._scaled(pair))
+            first, second = (self._at(one[None]) for one in _farthest_pair(*self._place.order()))
+            return float(self._scaled(first.between(second)))
+        # a walk from each point to the one farthest from it
         best, current = -1.0, 0
         for _ in range(6):
             distance = self.columns(torch.tensor([current], device=self.device))[:, 0]
@@ -168,6 +162,10 @@ class CurvedDistance(DistanceProvider):
         """
         return self._place.coordinates()
 
+    def _at(self, index: Tensor) -> Any:
+        """Pick the places of some points."""
+        return _each(self._place, lambda part: part[index])
+
     def _scaled(self, distance: Tensor) -> Tensor:
         """Turn distances of unit curvature into those of this one."""
         return distance / math.sqrt(self.curvature)
@@ -179,44 +177,11 @@ def curved_distances(x: Tensor, y: Tensor, model: CurvedModel, curvature: float)
     return next(places).between(next(places)) / math.sqrt(curvature)
 
 
-class _Place(Protocol):
-    """Where points lie in a space of unit curvature."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the points."""
-
-    def at(self, index: Tensor) -> _Place:
-        """Pick some points."""
-
-    def to(self, device: torch.device) -> _Place:
-        """Move the points to another device."""
-
-    def between(self, other: Any) -> Tensor:
-        """Compute the distances to others of the same kind, shape (n, s)."""
-
-    def coordinates(self) -> Tensor | None:
-        """Give all that sinh(d / 2)^2 is made of, (n, k + 3), see CurvedDistance.coordinates."""
-
-    def order(self) -> tuple[Tensor, Tensor]:
-        """Make tables whose products, L @ R.T, are in the order of the distances."""
-
-
 class _Ball(NamedTuple):
     """Points by their coordinates in the Poincare ball."""
 
     points: Tensor  # (n, d)
     factor: Tensor  # (n,) ((1 - c |x|^2) / sqrt(c))^(-1/2)
-
-    @property
-    def device(self) -> torch.device:
-        return self.points.device
-
-    def at(self, index: Tensor) -> _Ball:
-        return _Ball(self.points[index], self.factor[index])
-
-    def to(self, device: torch.device) -> _Ball:
-        return _Ball(*(part.to(device) for part in self))
 
     def between(self, other: Any) -> Tensor:
         length = _lengths(self.points, other.points)
@@ -236,16 +201,6 @@ class _Polar(NamedTuple):
     direction: Tensor  # (n, d) of length one
     gap: Tensor  # (n,) 1 - |y|
     factor: Tensor  # (n,) (1 - |y|^2)^(-1/2)
-
-    @property
-    def device(self) -> torch.device:
-        return self.gap.device
-
-    def at(self, index: Tensor) -> _Polar:
-        return _Polar(*(part[index] for part in self))
-
-    def to(self, device: torch.device) -> _Polar:
-        return _Polar(*(part.to(device) for part in self))
 
     def between(self, other: Any) -> Tensor:
         across = _lengths(self.direction, other.direction)
@@ -270,16 +225,6 @@ class _Sphere(NamedTuple):
 
     points: Tensor  # (n, d)
 
-    @property
-    def device(self) -> torch.device:
-        return self.points.device
-
-    def at(self, index: Tensor) -> _Sphere:
-        return _Sphere(self.points[index])
-
-    def to(self, device: torch.device) -> _Sphere:
-        return _Sphere(self.points.to(device))
-
     def between(self, other: Any) -> Tensor:
         apart, together = (_lengths(self.points, sign * other.points) for sign in (1, -1))
         return torch.atan2(apart, together).mul_(2)
@@ -289,6 +234,17 @@ class _Sphere(NamedTuple):
 
     def order(self) -> tuple[Tensor, Tensor]:
         return -self.points, self.points
+
+
+# Where points lie in a space of unit curvature: ``between`` are the distances to others, (n, s);
+# ``coordinates`` all that sinh(d / 2)^2 is made of, see CurvedDistance.coordinates; ``order`` two
+# tables whose products, L @ R.T, are in the order of the distances.
+_Place = _Ball | _Polar | _Sphere
+
+
+def _each(place: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to all tensors of a place."""
+    return type(place)(*map(function, place))
 
 
 def _lengths(x: Tensor, y: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.graph import as_geodesics
 
-__all__ = ["CacheInfo", "DijkstraDistance"]
-
 
 class CacheInfo(NamedTuple):
     """Rows of the cache of a :class:`DijkstraDistance`, counted."""

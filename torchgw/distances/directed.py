@@ -16,8 +16,6 @@ from torchgw.distances._graph.adjacency import validate_graph
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DirectedDistance"]
-
 
 class DirectedDistance(PrecomputedDistance):
     """A stored table T of costs, (n, n): T_ik is the cost from point i to point k.

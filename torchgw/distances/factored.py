@@ -9,8 +9,6 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["FactoredDistance"]
-
 
 class FactoredDistance(DistanceProvider):
     """Distances D = matrix @ diag(signs) @ matrix.T, known by these factors only.
@@ -55,9 +53,7 @@ class FactoredDistance(DistanceProvider):
         check_finite("matrix", matrix)
         check_finite("signs", signs)
         self._factors = Factors(matrix, signs)
-        self.n = matrix.shape[0]
-        self.device = matrix.device
-        self.dtype = matrix.dtype
+        self.n, self.device, self.dtype = matrix.shape[0], matrix.device, matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index], shape (n, s)."""

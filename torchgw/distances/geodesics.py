@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from torchgw.distances._graph.edges import Edges, from_csr
 from torchgw.distances._paths.relaxation import EdgeRelaxation
 
-__all__ = ["Geodesics", "largest_path", "path_lengths"]
-
 logger = logging.getLogger(__name__)
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]
@@ -132,11 +130,8 @@ class Geodesics:
         return None if self.order is None else self.order.to(device)
 
     def all_pairs(self, device: torch.device) -> torch.Tensor:
-        """Compute D, shape (n, n), float64, on a GPU.
-
-        Relaxation starts from every vertex. A dense graph has too many edges for that: its table of
-        all pairs is closed block by block.
-        """
+        """Compute D, shape (n, n), float64, on a GPU."""
+        # a dense graph has too many edges for relaxation from every vertex
         n = self.n
         slots = 1.3 * len(self.edges.vertex)
         closing = _CLOSING_SECONDS[0] * n**3 + _CLOSING_SECONDS[1] * n
@@ -181,10 +176,9 @@ def path_lengths(
     n_jobs: int | None = None,
     progress: bool = False,
 ) -> list[torch.Tensor]:
-    """Compute D[sources] of several graphs, on the CPU.
+    """Compute D[sources] of several graphs on the CPU, by processes that share memory if that pays.
 
-    Worker processes write into memory that all share; ``n_jobs=None`` takes every core, and little
-    work none. ``progress`` shows a bar while they work.
+    ``n_jobs=None`` takes every core; ``progress`` shows a bar while they work.
     """
     # SciPy's Dijkstra holds the interpreter lock: threads would not help.
     n_jobs = _worth_jobs(tasks, n_jobs)
@@ -263,7 +257,7 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:
-    """Choose the number of processes, one if the work does not repay more."""
+    """Choose the number of processes: one, unless the work repays more."""
     pairs = sum(task.n * len(sources) for task, sources in tasks)
     if n_jobs == 1 or pairs < _PROCESS_PAIRS:
         return 1

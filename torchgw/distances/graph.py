@@ -21,17 +21,6 @@ from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
 
-__all__ = [
-    "ConnectPolicy",
-    "GraphMetric",
-    "as_geodesics",
-    "connect",
-    "default_n_neighbors",
-    "given_geodesics",
-    "knn_graph",
-    "neighbour_geodesics",
-]
-
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
 
@@ -115,7 +104,7 @@ def neighbour_geodesics(
 
 
 class Neighbourhood(NamedTuple):
-    """What the nearest neighbours of points tell."""
+    """What the nearest neighbours of points tell about their shape."""
 
     dimension: float  # by maximum likelihood (Levina and Bickel 2004)
     connected: bool  # whether their graph is in one piece
@@ -261,7 +250,7 @@ def _connect(
 
 
 def as_geodesics(graph: Any) -> Geodesics:
-    """Connect a bare graph by the policy "fill"; leave what :func:`connect` returned."""
+    """Connect a bare graph by the policy "fill"; keep one that :func:`connect` made."""
     return graph if isinstance(graph, Geodesics) else connect(graph)
 
 

@@ -15,8 +15,6 @@ from torchgw.distances.base import Factors
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.nystrom import NystromDistance, draw
 
-__all__ = ["LandmarkDistance"]
-
 
 class LandmarkDistance(NystromDistance):
     """Nystrom approximation of the geodesic distances of a graph.
@@ -29,15 +27,10 @@ class LandmarkDistance(NystromDistance):
     graph : SciPy sparse array or matrix, or Geodesics
         Symmetric edge lengths. Components of a graph that is not connected are given a finite
         distance, with a warning; :func:`torchgw.distances.connect` has the choices.
-    n_landmarks : int or None, optional
-        Number of landmarks, at most n. ``None`` takes all of up to 256 vertices, which is exact,
-        and 123 of up to 8,192. Of more it begins with 18 and adds 15 at a time, until the error on
-        held-out columns is 2% of their size, or a step takes off less than a tenth of it, or there
-        are 78.
+    n_landmarks, generator : int or None, torch.Generator or None, optional
+        As of :class:`~torchgw.distances.NystromDistance`.
     start : int, optional
         First landmark.
-    generator : torch.Generator or None, optional
-        Generator on the CPU that draws landmarks and held-out columns; ``None`` has a fixed seed.
     device : torch.device or str, optional
         Device of everything that is returned.
     dtype : torch.dtype, optional
@@ -45,13 +38,8 @@ class LandmarkDistance(NystromDistance):
 
     Attributes
     ----------
-    landmarks : Tensor, shape (L,), int64
-        Landmarks in the order found; fewer than asked for if all others duplicate one of them.
-    rank : int
-        Number of factors.
-    error : float
-        Frobenius error relative to exact geodesics, estimated from 15 columns that are not
-        landmarks'; 0 if all are landmarks.
+    landmarks, rank, error : Tensor, int and float
+        As of :class:`~torchgw.distances.NystromDistance`; the error is relative to exact geodesics.
 
     Raises
     ------
@@ -80,18 +68,13 @@ class LandmarkDistance(NystromDistance):
 
     def _begin(self, graph: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.geodesics = as_geodesics(graph)
-        self.n = self.geodesics.n
-        self.device = device
-        self.dtype = dtype
+        self.n, self.device, self.dtype = self.geodesics.n, device, dtype
 
     @classmethod
     def shared(
         cls, graph: Any, n_landmarks: int | None, device: torch.device, ranks: Ranks
     ) -> LandmarkDistance:
-        """Make the provider on all ranks, each of which finds the paths from some of the sources.
-
-        It has the bits of one that is made alone.
-        """
+        """Make the provider by paths that ranks share out; it has the bits of one made alone."""
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
         alone = provider.geodesics.reader(device)
@@ -116,14 +99,10 @@ class LandmarkDistance(NystromDistance):
     @classmethod
     def restore(cls, graph: Any, state: dict[str, Any]) -> LandmarkDistance:
         """Make the provider that had this state, on the device of its tensors."""
-        provider = cls.__new__(cls)
-        provider.geodesics = as_geodesics(graph)
-        provider.n = provider.geodesics.n
+        provider, factors = cls.__new__(cls), Factors(*state["factors"])
+        provider._begin(graph, factors.matrix.device, factors.matrix.dtype)
         provider.landmarks, provider.error = state["landmarks"], state["error"]
-        provider._largest = state["largest"]
-        provider._factors = Factors(*state["factors"])
-        provider.device = provider._factors.matrix.device
-        provider.dtype = provider._factors.matrix.dtype
+        provider._largest, provider._factors = state["largest"], factors
         return provider
 
     def _warn_if_too_few(self, n_landmarks: int) -> None:

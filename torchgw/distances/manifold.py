@@ -14,8 +14,6 @@ from torchgw._boundary.arrays import check_finite, check_tensor, resolve_device,
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["ManifoldDistance"]
-
 # Numbers of the points of all pairs that the function sees at once. [L382]
 _BLOCK_ELEMENTS = 2**22
 

@@ -15,8 +15,6 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
-__all__ = ["CrossDistance", "Space", "factor_reference", "factor_rows"]
-
 # Elements of a working block of rows. [L312]
 _BLOCK_ELEMENTS = 2**23
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
@@ -27,7 +25,7 @@ _PSEUDO_INVERSE_CUTOFF = 1e-12
 
 
 class Space(NamedTuple):
-    """What one side of a problem was made from, as far as new points of it need to know."""
+    """What one side of a problem was made from, and how a new point of it is measured."""
 
     points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
     # between points; None for geodesics and given distances

@@ -15,8 +15,6 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["NystromDistance", "draw"]
-
 # Landmarks found as farthest points. [L101] [L539]
 _EXTREMES = 3
 # Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the
@@ -178,11 +176,7 @@ class NystromDistance(DistanceProvider):
         return moved
 
     def maximum(self) -> float:
-        """Find the largest distance, of which landmarks of a graph give a lower bound.
-
-        That is at least half of it and, because the first landmarks are farthest points, usually
-        equal to it.
-        """
+        """Find the largest distance; of a graph a lower bound, at least half and usually all."""
         return self._largest
 
 

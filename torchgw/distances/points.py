@@ -13,8 +13,6 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider, Factors
 
-__all__ = ["ANGLES", "PointDistance", "PointMetric", "pairwise_distances"]
-
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
 # Those that compare directions alone.
 ANGLES = ("cosine", "correlation")
@@ -69,13 +67,8 @@ class PointDistance(DistanceProvider):
     capturable = True
 
     def __init__(self, points: Tensor, metric: PointMetric = "euclidean") -> None:
-        check_choice(
-            "metric",
-            metric,
-            get_args(PointMetric),
-            "For another distance pass a matrix to PrecomputedDistance or a function to "
-            "CallableDistance.",
-        )
+        others = "a matrix to PrecomputedDistance or a function to CallableDistance."
+        check_choice("metric", metric, get_args(PointMetric), f"For another distance pass {others}")
         check_tensor("points", points)
         if points.ndim != 2 or points.shape[0] == 0:
             raise InvalidInputError(
@@ -84,9 +77,7 @@ class PointDistance(DistanceProvider):
             )
         check_finite("points", points, "Drop or impute those rows.")
         self.metric: PointMetric = metric
-        self.n = points.shape[0]
-        self.device = points.device
-        self.dtype = points.dtype
+        self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
         points = _unit(points, metric) if metric in ANGLES else points
         # numbers near the mean are small; that of points that coincide is rounded, which would set
         # them apart from it

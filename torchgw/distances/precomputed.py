@@ -18,8 +18,6 @@ from torchgw.distances.graph import as_geodesics
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["PrecomputedDistance", "geodesic_matrices", "geodesic_matrix"]
-
 # Bytes of the block of rows that checks and squares work on. [L314]
 _BLOCK_BYTES = 64 * 2**20
 # Relative asymmetry that passes: nearly as much as float32 distances from x.x + y.y - 2 x.y have.
@@ -72,9 +70,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def _hold(self, matrix: Tensor) -> None:
         self._matrix = matrix
-        self.n = matrix.shape[0]
-        self.device = matrix.device
-        self.dtype = matrix.dtype
+        self.n, self.device, self.dtype = matrix.shape[0], matrix.device, matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
         """Read D[:, index], a view of gathered rows, which are contiguous."""

@@ -11,8 +11,6 @@ from torchgw._boundary.checks import check_positive
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw.distances.base import DistanceProvider, refuse_directed
 
-__all__ = ["ProductDistance"]
-
 
 class ProductDistance(DistanceProvider):
     """Distances among points of a product of spaces, such as hyperbolic times spherical.

@@ -11,8 +11,6 @@ from torch import Tensor
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance
 
-__all__ = ["decays", "differences", "moments"]
-
 # Distances read at once. [L588]
 _BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 # Numbers of a point up to which kernels hold them on chip. [L588]

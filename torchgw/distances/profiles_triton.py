@@ -12,8 +12,6 @@ from torch import Tensor
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["sum_differences", "sum_functions"]
-
 # Points of a program, and those that it meets at once. [L587]
 _ROWS, _COLUMNS = 32, 32
 _WARPS = 4

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._tensors.draws import accumulate
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
-
-__all__ = [
-    "ColumnReader",
-    "SpreadPoints",
-    "choose_points",
-    "column_reader",
-    "draw_points",
-    "ran_out",
-    "uniform_draws",
-    "without_surplus",
-]
 
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108]
@@ -36,13 +25,6 @@ _SAME_POINTS = 1_000
 _NEGLIGIBLE = 1e-12
 
 
-class ColumnReader(Protocol):
-    """Whatever gives columns of distances: a provider, or the tensors that it reads."""
-
-    def columns(self, index: Tensor) -> Tensor:
-        """Read D[:, index], shape (n, s)."""
-
-
 class StoredColumns(NamedTuple):
     """Columns of a stored table."""
 
@@ -53,8 +35,12 @@ class StoredColumns(NamedTuple):
         return self.matrix[index].T
 
 
+# Whatever gives columns of distances: a provider, or the tensors that it reads.
+ColumnReader = DistanceProvider | Factors | StoredColumns
+
+
 class SpreadPoints(NamedTuple):
-    """Some points of one side, float64; the first of them alone are spread out, too."""
+    """Some spread-out points of one side, float64; the first few alone are spread out too."""
 
     indices: Tensor  # (s,) int64, which points these are
     table: Tensor  # (s, s) distances among them, symmetric
@@ -63,22 +49,19 @@ class SpreadPoints(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Points as drawn, some of which may be surplus."""
+    """Points as drawn: where others ran out, some have no weight or duplicate others."""
 
     points: SpreadPoints
     counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
 
 
 def column_reader(provider: DistanceProvider) -> ColumnReader:
-    """Find what a provider reads its columns from: a named tuple of tensors, or itself.
-
-    Distances of few points are all computed at once, rather than some columns at a time.
-    """
+    """Find what a provider reads its columns from: a named tuple of tensors, or itself."""
     matrix = provider.matrix()
     if matrix is not None:
         return StoredColumns(matrix)
     factors = provider.factors()
-    # straight ones take less time than a launch
+    # all straight distances of few points take less time than a launch
     few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
     if factors is None and few:
         return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
@@ -110,7 +93,7 @@ def without_surplus(
     size: int,
     counts: tuple[int, int],
 ) -> SpreadPoints:
-    """Leave out points that were drawn for want of others."""
+    """Leave out points without weight and duplicates, drawn where others had run out."""
     used, distinct = counts
     weights = _cut(weights)
     if used <= size:
@@ -126,11 +109,9 @@ def _cut(weights: Tensor) -> Tensor:
 
 
 def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
-    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64.
-
-    Those of few points are the same on every device.
-    """
+    """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
+    # those of few points are the same on every device
     device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
@@ -140,11 +121,7 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
 def draw_points(
     size: int, first: int, provider: ColumnReader, weights: Tensor, uniform: Tensor
 ) -> _Drawn:
-    """Draw spread-out points, beginning with that of number ``first``.
-
-    Each round doubles the points, and reads its columns together. When the points of positive
-    weight that duplicate no other are used up, others follow.
-    """
+    """Draw spread-out points, beginning with that of number ``first``; each round doubles them."""
     weights = _cut(weights)
     positive = weights > 0
     used = positive.sum()
@@ -155,6 +132,7 @@ def draw_points(
     index = (positive & (number == first % used)).byte().argmax()[None]
     columns = [provider.columns(index)]
     closest, distinct = columns[0].amin(1), torch.ones_like(used)
+    # where points of positive weight that duplicate no other are used up, others follow
     for logarithm in uniform.log():
         share = weights * closest.double().clamp_min(0).pow(_SPREAD)
         # approximate distances may keep a point away from itself

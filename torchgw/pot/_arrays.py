@@ -13,8 +13,6 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError
 
-__all__ = ["Array", "Arrays", "Mask", "Places", "is_symmetric", "product", "uniform"]
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Places = NDArray[np.intp]

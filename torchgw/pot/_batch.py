@@ -13,10 +13,8 @@ from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._solve.status import Status
 from torchgw.pot import _mirror
-from torchgw.pot._solve import OTResult
+from torchgw.pot._solve import Found, OTResult, result_of
 from torchgw.pot.gromov._read import needs_gradients, read_problem, read_start, value_of
-
-__all__ = ["solve_gromov_batch"]
 
 # What arguments of ot.gromov are called here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "T_init"}
@@ -139,49 +137,24 @@ def _solve_one(
     attached: bool,
 ) -> OTResult:
     """Solve one problem."""
-    start = given.pop("G0")
+    start, M = given.pop("G0"), given["M"]
+    C1, C2, a, b = (given[name] for name in ("C1", "C2", "p", "q"))
     problem = read_problem(
-        given["C1"],
-        given["C2"],
-        given["p"],
-        given["q"],
-        "square_loss",
-        symmetric,
-        M=given["M"],
-        alpha=alpha,
-        also=(start,),
-        names=_NAMES,
+        C1, C2, a, b, "square_loss", symmetric, M=M, alpha=alpha, also=(start,), names=_NAMES
     )
     max_iter, tol, max_iter_inner, tol_inner = limits
     p, q = problem.p, problem.q
-    found = _mirror.balanced(
-        problem.slope,
-        read_start(problem, start, exact=False),
-        p,
-        q,
-        reg,
-        _mirror.Stop(max_iter, tol * (len(p) * len(q)) ** 0.5),
-        proximal=True,
-        inner_max_iter=max_iter_inner,
-        inner_tol=tol_inner,
-    )
-    linear, quadratic = problem.parts(found.plan)
-    inputs = {**given, "alpha": alpha}
-    if not attached or not needs_gradients(*inputs.values()):
-        value = problem.arrays.give(np.float64(linear + quadratic))
-    else:
-        value = value_of(problem, "square_loss", found.plan, linear + quadratic, inputs)
-    give = problem.arrays.give
-    assert found.potentials is not None
-    return OTResult(
-        plan=give(found.plan),
-        value=value,
-        value_linear=give(linear),
-        value_quad=give(quadratic),
-        potentials=(give(found.potentials[0]), give(found.potentials[1])),
-        status=Status.CONVERGED if found.converged else Status.OUTER_LIMIT,
-        log={"n_iter": len(found.errors)},
-    )
+    first = read_start(problem, start, exact=False)
+    stop = _mirror.Stop(max_iter, tol * (len(p) * len(q)) ** 0.5)
+    inner: Any = {"inner_max_iter": max_iter_inner, "inner_tol": tol_inner}
+    found = _mirror.balanced(problem.slope, first, p, q, reg, stop, proximal=True, **inner)
+    parts, inputs = problem.parts(found.plan), {**given, "alpha": alpha}
+    value = problem.arrays.give(np.float64(sum(parts)))
+    if attached and needs_gradients(*inputs.values()):
+        value = value_of(problem, "square_loss", found.plan, sum(parts), inputs)
+    log = {"n_iter": len(found.errors)}
+    solved = Found(found.plan, *parts, sum(parts), found.potentials, found.converged, log)
+    return result_of(problem.arrays, solved, value)
 
 
 def _stack(parts: Sequence[Any]) -> Any:

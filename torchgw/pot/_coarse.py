@@ -9,8 +9,6 @@ from torchgw.pot._descent import descend
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import PartialTransport
 
-__all__ = ["LARGE", "coarse_start"]
-
 # Points of each side that are enough, and of the smaller side from which they are of use. [L433]
 _POINTS = 60
 LARGE = 150

@@ -11,8 +11,6 @@ from torchgw.pot._arrays import Array
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import LinearSolver
 
-__all__ = ["Descent", "best_step", "descend"]
-
 # Decrease, over the slope, that Armijo's rule asks of a step. [L386]
 _ARMIJO = 1e-4
 

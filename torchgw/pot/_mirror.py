@@ -12,8 +12,6 @@ from scipy.special import logsumexp
 from torchgw.pot._arrays import Array
 from torchgw.pot._scaling import scale, scale_partial
 
-__all__ = ["Mirrored", "Stop", "alternate", "balanced", "partial", "semirelaxed"]
-
 # Error of marginals, over the last change of the plan, to which a linear problem is solved. [L388]
 _INEXACT = 1e-3
 
@@ -133,7 +131,7 @@ def alternate(
 
 
 def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
-    """Repeat a step until the plan stays; it is told the last change, at first zero."""
+    """Repeat a step until the plan stays; a step is told the last change, first zero."""
     errors: list[float] = []
     converged = False
     for turn in range(int(stop.max_iter)):

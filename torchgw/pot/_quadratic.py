@@ -10,8 +10,6 @@ from scipy.sparse import csr_array
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, is_symmetric
 
-__all__ = ["LOSSES", "Quadratic", "Transformed", "quadratic", "table_slopes", "transform"]
-
 LOSSES = ("square_loss", "kl_loss")
 
 # What POT adds below a logarithm, and below that of a derivative by a table. [L389]
@@ -86,7 +84,7 @@ class Quadratic(NamedTuple):
 
 
 def _product(left: Array, plan: Array, right: Array) -> Array:
-    """Multiply; of plans with few entries by these alone, and by the rows that have any."""
+    """Multiply three matrices; of a plan with few entries by these entries alone."""
     result: Array
     entries = np.flatnonzero(plan != 0)
     if len(entries) * _SPARSE > plan.size:
@@ -101,7 +99,7 @@ def _product(left: Array, plan: Array, right: Array) -> Array:
 
 
 def quadratic(C1: Array, C2: Array, loss: str, symmetric: bool | None) -> Quadratic:
-    """Build the quadratic term of two tables; without a word both are tested for symmetry."""
+    """Build the quadratic term of two tables; ``symmetric=None`` tests them."""
     if symmetric is None:
         symmetric = is_symmetric(C1, C2)
     return Quadratic(transform(C1, C2, loss), bool(symmetric))

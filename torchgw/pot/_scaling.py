@@ -9,8 +9,6 @@ from scipy.special import logsumexp
 
 from torchgw.pot._arrays import Array
 
-__all__ = ["Scaled", "scale", "scale_partial"]
-
 # Logarithm of a scaling beyond which it moves into the potentials, so that products of scalings
 # and kernel stay within the range of a float. [L388]
 _LARGEST_LOGARITHM = 100.0
@@ -139,7 +137,7 @@ def _scale_bounds(
     max_iter: int,
     tol: float,
 ) -> Scaled:
-    """Run the same by products with the kernel."""
+    """Run the same iterations by products with the kernel."""
     u, v = (np.exp(potential / epsilon) for potential in potentials)
     level = mass / float(u @ kernel @ v)
     converged = False

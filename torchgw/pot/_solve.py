@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -13,13 +13,12 @@ from scipy.special import xlogy
 
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.status import Status
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._call import LOSSES, Kind, kind_of, refuse
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
 from torchgw.pot.gromov._call import Call
@@ -27,8 +26,10 @@ from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, rea
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
-__all__ = ["OTResult", "solve_gromov"]
+Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
 
+# The losses of solve_gromov, and those of ot.gromov.
+LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
 # What arguments of ot.gromov are called here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
 
@@ -110,7 +111,7 @@ class OTResult(Result):
         return pots_backend(self.plan)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A plan, what it is worth, and how it was found."""
 
     plan: Array
@@ -216,14 +217,14 @@ def solve_gromov(
            [0., 1., 0.],
            [1., 0., 0.]])
     """
-    kind = kind_of(unbalanced, unbalanced_type)
-    refuse(kind, loss, reg, reg_type, n_threads, method)
+    kind = _kind_of(unbalanced, unbalanced_type)
+    _refuse(kind, loss, reg, reg_type, n_threads, method)
     stop = _stop(kind, reg, max_iter, tol, verbose)
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind == "kl" or kind == "l2":
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
-    if _is_one(alpha):
+    if isinstance(alpha, (int, float)) and alpha == 1:
         # M has no weight
         M = given["M"] = None
     if kind == "semirelaxed":
@@ -245,7 +246,62 @@ def solve_gromov(
         found = _exact(problem, kind, unbalanced, plan_init, stop)
     weights = found.potentials if kind == "balanced" else None
     value = value_of(problem, loss_fun, found.plan, found.value, given, weights)
-    return _result(problem.arrays, found, value)
+    return result_of(problem.arrays, found, value)
+
+
+def _kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
+    """Say which marginals a plan must have."""
+    name = str(unbalanced_type).lower()
+    if name == "semirelaxed":
+        return "semirelaxed"
+    if unbalanced is None:
+        if name == "partial":
+            warn_user(
+                "`unbalanced=None` is the balanced problem whatever `unbalanced_type` says; pass "
+                "the mass that is to move.",
+                TorchGWWarning,
+            )
+        return "balanced"
+    if name not in ("kl", "l2", "partial"):
+        raise UnsupportedError(
+            f"`unbalanced_type={unbalanced_type!r}` is not solved here. Use 'KL', 'L2', "
+            "'semirelaxed' or 'partial'."
+        )
+    both = unbalanced if isinstance(unbalanced, (tuple, list)) and name != "partial" else None
+    if not all(isinstance(weight, Real) and float(weight) > 0 for weight in both or (unbalanced,)):
+        raise InvalidInputError(
+            f"`unbalanced` must be a positive number, the weight of a penalty or the mass that a "
+            f"partial plan moves; got {unbalanced!r}."
+        )
+    return name  # type: ignore[return-value]
+
+
+def _refuse(
+    kind: Kind, loss: str, reg: float | None, reg_type: str, n_threads: int, method: str | None
+) -> None:
+    """Refuse arguments that torchgw has no counterpart for, with the reason."""
+    if str(loss).upper() not in LOSSES:
+        known = " or ".join(map(repr, LOSSES))
+        raise UnsupportedError(f"`loss` must be {known}, as in POT; got {loss!r}.")
+    if reg is not None and not (isinstance(reg, Real) and reg >= 0):
+        raise InvalidInputError(f"`reg` must be a number, not negative; got {reg!r}.")
+    if str(reg_type).lower() != "entropy":
+        raise UnsupportedError(f"`reg_type` must be 'entropy'; got {reg_type!r}. Use POT.")
+    if n_threads != 1:
+        raise UnsupportedError(
+            f"`n_threads` must be 1; got {n_threads!r}: the linear solvers have one thread."
+        )
+    if method not in (None, "PGD", "PPA"):
+        raise UnsupportedError(f"`method` must be 'PGD', 'PPA' or None; got {method!r}.")
+    if not reg and method is not None:
+        raise UnsupportedError(
+            f"`method={method!r}` is a choice for regularised problems. Pass `reg`, or drop it."
+        )
+    if kind != "balanced" and method == "PPA":
+        raise UnsupportedError(
+            "method='PPA' keeps to the last plan and so both of its marginals. Drop it, or "
+            "`unbalanced`."
+        )
 
 
 def _stop(
@@ -267,11 +323,7 @@ def _stop(
     )
 
 
-def _is_one(alpha: Any) -> bool:
-    return isinstance(alpha, (int, float)) and alpha == 1
-
-
-def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> _Found:
+def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> Found:
     """Take conditional gradient steps."""
     absolute = 0.0 if kind == "partial" else stop.tol
     found = exact(
@@ -279,7 +331,7 @@ def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirr
         verbose=stop.verbose,
     )  # fmt: skip
     parts, log = problem.parts(found.plan), {"loss": found.losses}
-    return _Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
+    return Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
 
 def _regularised(
@@ -290,7 +342,7 @@ def _regularised(
     mass: Any,
     start: Any,
     stop: _mirror.Stop,
-) -> _Found:
+) -> Found:
     """Take steps with entropy where both weights are positive."""
 
     def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
@@ -308,7 +360,7 @@ def _regularised(
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
     log = {"err": found.errors}
-    return _Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
+    return Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
 
 
 def _penalised(
@@ -359,8 +411,8 @@ def _penalised(
         linear = (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
     converged, log = turns.errors[-1] < stop.tol, {"err": turns.errors}
     parts = linear, alpha * quadratic, alpha * float(whole)
-    found = _Found(turns.samples, *parts, None, converged, log)
-    return _result(problem.arrays, found, alpha * whole)
+    found = Found(turns.samples, *parts, None, converged, log)
+    return result_of(problem.arrays, found, alpha * whole)
 
 
 def _without_structure(
@@ -397,11 +449,12 @@ def _without_structure(
             value += weight * float(((marginal - wanted) ** 2).sum()) / 2
     if reg:
         value += reg * float(xlogy(plan, plan).sum() - plan.sum())
-    found = _Found(plan, linear, 0.0, value, None, True, {})
-    return _result(problem.arrays, found, problem.arrays.give(value))
+    found = Found(plan, linear, 0.0, value, None, True, {})
+    return result_of(problem.arrays, found, problem.arrays.give(value))
 
 
-def _result(arrays: Arrays, found: _Found, value: Any) -> OTResult:
+def result_of(arrays: Arrays, found: Found, value: Any) -> OTResult:
+    """Hand a plan out, with its value, as the kind of arrays that came in."""
     give = arrays.give
     pair = found.potentials
     return OTResult(

@@ -19,25 +19,6 @@ from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, product
 from torchgw.pot._quadratic import Transformed
 
-__all__ = [
-    "Coupling",
-    "Divergence",
-    "Penalties",
-    "Relaxed",
-    "Side",
-    "Unbalanced",
-    "across_spaces",
-    "between_products",
-    "cost_of",
-    "local_cost",
-    "local_parameters",
-    "relative_entropy",
-    "slopes_of",
-    "solve_linear",
-    "to_product",
-    "total_cost",
-]
-
 Divergence = Literal["kl", "l2"]
 Coupling = Literal["joint", "independent"]
 
@@ -46,7 +27,7 @@ _TINY = 1e-16
 
 
 class Side(NamedTuple):
-    """What one of the two plans has: weights, and a linear cost."""
+    """The weights and the linear cost of one of the two plans."""
 
     x: Array  # (n,)
     y: Array  # (m,)
@@ -59,7 +40,7 @@ class Side(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """The weights of everything but the costs."""
+    """The weights of all terms but the costs."""
 
     rho_x: float
     rho_y: float
@@ -381,7 +362,7 @@ def slopes_of(
 ) -> list[Array]:
     """Differentiate the objective with KL penalties by the weights, at fixed plans.
 
-    Those of samples in the source and the target, then those of features.
+    The derivatives are by samples of the source and of the target, then by features of both.
     """
     joint = penalties.coupling == "joint"
     by_weights = []

@@ -12,18 +12,6 @@ import scipy
 from torchgw._sinkhorn.exact import ExactTransport, Vertex
 from torchgw.pot._arrays import Array, Places
 
-__all__ = [
-    "Linear",
-    "LinearSolver",
-    "PartialTransport",
-    "ShortTransport",
-    "in_order",
-    "partial_transport",
-    "semirelaxed",
-    "transport",
-]
-
-
 # Share of the last gain that entries once chosen have to give. [L433]
 _ENOUGH = 0.1
 
@@ -77,8 +65,8 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
 class PartialTransport:
     """The solver where only part of the mass moves.
 
-    A point of no cost on either side takes what stays; what the two sent to each other would move
-    more than the share, so that costs more than anything else.
+    A point without cost on either side takes the mass that stays. Mass between these two points
+    would make others move more, so it costs more than anything else.
     """
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
@@ -94,7 +82,7 @@ class PartialTransport:
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
         """Solve; where a value is reached already, a plan that gains half of the most will do.
 
-        So does one on the entries of the last, while these gain a share of what they gave.
+        So does a plan on the entries of the last one, while these still gain a share of before.
         """
         if self._general.used is not None and reached > -np.inf:
             plan, gain = self._again(cost, *self._general.used, reached)
@@ -124,7 +112,7 @@ class PartialTransport:
 
     @property
     def prices(self) -> tuple[Array, Array]:
-        """Prices of the last solution, and last those of the points that take what stays."""
+        """Prices of the last solution; the last are those of the points that take what stays."""
         assert self._general.last is not None
         return self._general.last.u, self._general.last.v
 
@@ -167,7 +155,7 @@ class ShortTransport:
 
 
 def _with_rest(p: Array, q: Array, mass: float) -> ExactTransport:
-    """Add a point on either side that takes what stays."""
+    """Add a point on either side that takes the mass that stays."""
     return ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
 
 

@@ -16,8 +16,6 @@ from torchgw._errors import InvalidInputError
 from torchgw.metrics import foscttm
 from torchgw.sklearn._estimator import FLOATS, GWEstimator
 
-__all__ = ["GWAligner", "agreement_score"]
-
 # Points whose distances are compared by a score. [L380]
 _SCORED = 1000
 

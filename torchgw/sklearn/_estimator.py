@@ -26,8 +26,6 @@ from torchgw._solve.options import Precision, Regularization, Storage
 from torchgw._tensors.ranks import Distributed
 from torchgw._typing import Iteration, Seed
 
-__all__ = ["FLOATS", "GWEstimator", "keep"]
-
 FLOATS = (np.float64, np.float32)
 
 

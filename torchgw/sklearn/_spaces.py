@@ -15,8 +15,6 @@ from torchgw._errors import InvalidTypeError
 from torchgw._many.pairwise import pairwise
 from torchgw.sklearn._estimator import keep
 
-__all__ = ["GWDistance", "GWKernel"]
-
 
 class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Distances between whole spaces, as ``metric="precomputed"`` takes them.

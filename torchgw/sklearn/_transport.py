@@ -16,8 +16,6 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.sklearn._aligner import agreement_score
 from torchgw.sklearn._estimator import FLOATS, GWEstimator
 
-__all__ = ["GWTransport"]
-
 
 # calls such as transform(Xs=...) would not pass scikit-learn's wrapper for other output types
 class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  # type: ignore[call-arg, misc]

@@ -9,8 +9,6 @@ import scipy
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["symmetrise", "validate_graph"]
-
 # Relative difference of the two weights of an edge that passes for rounding. [L302]
 _SYMMETRY_TOLERANCE = 1e-5
 

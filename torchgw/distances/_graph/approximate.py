@@ -11,8 +11,6 @@ from torch import Tensor
 
 from torchgw._errors import BackendUnavailableError
 
-__all__ = ["nearest_approximate"]
-
 logger = logging.getLogger(__name__)
 
 # Edges of the search graph, and candidates kept while building it and while searching. They find

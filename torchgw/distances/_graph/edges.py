@@ -9,8 +9,6 @@ import scipy
 import torch
 from torch import Tensor
 
-__all__ = ["Edges", "components", "from_csr", "hooked_components", "symmetric_edges", "with_edges"]
-
 # Vertices up to which the import of SciPy's graph routines would take longer than they save. [L603]
 _FEW = 16_384
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves", "box_gaps", "into_leaves", "pair_squares"]
-
 # Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
 # [L151]
 _LEAF_POINTS = 64

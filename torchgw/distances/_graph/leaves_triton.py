@@ -10,8 +10,6 @@ from torch import Tensor
 from torchgw._tensors.launch import launch
 from torchgw.distances._graph.leaves import Leaves
 
-__all__ = ["nearest_in_leaves"]
-
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L538]
 _BOXES = 64
 _WARPS = 8

@@ -20,8 +20,6 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw.distances._graph.approximate import nearest_approximate
 from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
-__all__ = ["Neighbours", "nearest", "nearest_others"]
-
 
 class Neighbours(NamedTuple):
     """The nearest base points of some query points, on their device."""
@@ -64,10 +62,9 @@ _FEW_PAIRS = 2**18
 def nearest(
     base: Tensor, query: Tensor, n_neighbors: int, leaves: Leaves | None = None
 ) -> Neighbours:
-    """Find the nearest of the base points (n, d) for each query point (q, d).
+    """Find the nearest of the base points (n, d), whose leaves may be known, for each of (q, d).
 
-    Distances are computed from differences in float64. Which of several points at one distance is
-    found is not defined. ``leaves`` are those of the base, if they are known.
+    Distances are computed from differences in float64. Of points at one distance any is found.
     """
     if not base.is_cuda:
         pairs, wide = len(base) * len(query), base.shape[1] > _TREE_DIMENSIONS
@@ -104,10 +101,7 @@ def nearest_others(
     search: Literal["exact", "approximate"] = "exact",
     leaves: Leaves | None = None,
 ) -> Neighbours:
-    """Find the nearest neighbours of each point among the others, which may be duplicates.
-
-    ``leaves`` are those of the points, if they are known.
-    """
+    """Find the nearest neighbours of each point, whose leaves may be known, among the others."""
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
     distance, index = nearest(points, points, n_neighbors + 1, leaves)
@@ -237,10 +231,9 @@ def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, ind
 def _select(
     points: Tensor, base: Leaves, leaves: Tensor, n_neighbors: int
 ) -> tuple[Tensor, Tensor]:
-    """Find squared distances and rows of the nearest points in the leaves (g, c) of each group.
+    """Find squared distances and rows of the points in leaves (g, c) nearest to those (g, size, d).
 
-    ``points`` has shape (g, size, d). A leaf of -1 is none; where leaves hold too few points, the
-    square is infinite and the row -1.
+    A leaf of -1 is none. Where leaves hold too few points, the square is infinite and the row -1.
     """
     groups, size, _ = points.shape
     shape = groups, size, n_neighbors

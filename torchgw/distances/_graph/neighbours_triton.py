@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["MOST_KEPT", "nearest_candidates"]
-
 # Candidates that a row's registers can hold. [L304]
 MOST_KEPT = 128
 # Relative error of a product of two vectors rounded to half precision, and of one to which products

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
 
-__all__ = ["Bridges", "shortest_bridges"]
-
 # Points up to which all distances are computed: 0.6 ms for 400 points, by boxes 8 ms. [L162]
 _TABLE_POINTS = 1_024
 # Steps along the spatial order at which points of other components are looked for first. [L305]
@@ -33,8 +31,7 @@ class Bridges(NamedTuple):
 def shortest_bridges(points: Tensor, labels: Tensor, leaves: Leaves | None = None) -> Bridges:
     """Find the minimum spanning tree over components, whose distance is their closest pair's.
 
-    ``labels`` are the components 0, 1, ... of the ``points`` (n, d), ``leaves`` those of the points
-    if they are known.
+    ``labels`` (n,) are the components 0, 1, ... of the points; their leaves may be known.
     """
     # Boruvka's algorithm: in each round every component but the largest takes its shortest edge to
     # another one, and what is joined becomes one component. All these edges are found together by
@@ -201,8 +198,7 @@ class _ShortestEdges:
 def _join(count: int, ends: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Choose the edges that join components, and number the joined components.
 
-    ``ends`` (count, 2) are the components at both ends of each one's edge, and ``square`` (count,)
-    is its squared length, infinite for none.
+    Each has one: the components at its ends, (count, 2), and its squared length, infinite for none.
     """
     parent = list(range(count))
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["close_"]
-
 # Intermediate vertices that one step adds, and the side of the tiles that it updates. [L306]
 _PIVOT = 64
 _TILE = 128

@@ -18,8 +18,6 @@ from torch import Tensor
 from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw.distances._graph.edges import Edges
 
-__all__ = ["EdgeRelaxation"]
-
 # Rounds between two checks of whether anything still changes. [L148]
 _ROUNDS = 16
 # Edges in a row of the table, as a share of the mean degree. A vertex with more has several rows.

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["ROWS", "relax_", "relax_rows_"]
-
 # Vertices in a tile. [L157]
 ROWS = 64
 # Passes over a tile before it is its neighbours' turn. [L157]

@@ -3,6 +3,10 @@
 Small dense problems: plans are stored, and computed in float64 on the CPU. Each function starts
 where POT starts, at the given plan or at the product plan, without a search for better optima;
 :func:`torchgw.solve` has that, points in place of matrices, large problems and GPUs.
+
+A function whose name ends in 2 returns the value of the plan that the one without the 2 finds: a
+number, or a tensor of those inputs that it has gradients to. With ``log=True`` it also returns the
+log of that one, with the plan ``T``, and of a fused problem ``lin_loss`` and ``quad_loss``.
 """
 
 from __future__ import annotations

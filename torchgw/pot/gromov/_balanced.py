@@ -59,14 +59,7 @@ def gromov_wasserstein(call: Call) -> Any:
 
 @takes(_EXACT)
 def gromov_wasserstein2(call: Call) -> Any:
-    """Compute a Gromov-Wasserstein discrepancy, as ``ot.gromov.gromov_wasserstein2``.
-
-    Returns
-    -------
-    gw : float or tensor with gradients to C1, C2, p and q
-    log : dict, only with ``log=True``
-        That of :func:`gromov_wasserstein`, and the plan ``T``.
-    """
+    """Compute the value of :func:`gromov_wasserstein`, with gradients to C1, C2, p and q."""
     return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
@@ -85,13 +78,9 @@ def fused_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_EXACT_FUSED)
 def fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute a fused discrepancy, as ``ot.gromov.fused_gromov_wasserstein2``.
+    """Compute the value of :func:`fused_gromov_wasserstein`.
 
-    Returns
-    -------
-    fgw : float or tensor with gradients to M, C1, C2, p, q and alpha
-    log : dict, only with ``log=True``
-        That of :func:`fused_gromov_wasserstein`, the plan ``T``, ``lin_loss`` and ``quad_loss``.
+    It has gradients to M, C1, C2, p, q and alpha.
     """
     return exact_answer(call, "balanced", "gw_dist", warning=None)
 
@@ -114,14 +103,7 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_ENTROPIC)
 def entropic_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.entropic_gromov_wasserstein2``.
-
-    Returns
-    -------
-    gw : float, without entropy
-    log : dict, only with ``log=True``
-        ``err``, ``gw_dist`` and the plan ``T``.
-    """
+    """Compute the value of :func:`entropic_gromov_wasserstein`, without entropy."""
     return _entropic(call)
 
 
@@ -140,14 +122,7 @@ def entropic_fused_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_ENTROPIC_FUSED)
 def entropic_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.entropic_fused_gromov_wasserstein2``.
-
-    Returns
-    -------
-    fgw : float, without entropy
-    log : dict, only with ``log=True``
-        ``err``, ``fgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
-    """
+    """Compute the value of :func:`entropic_fused_gromov_wasserstein`, without entropy."""
     return _entropic(call)
 
 
@@ -166,14 +141,7 @@ def BAPG_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_SINGLE)
 def BAPG_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.BAPG_gromov_wasserstein2``.
-
-    Returns
-    -------
-    gw : float
-    log : dict, only with ``log=True``
-        That of :func:`BAPG_gromov_wasserstein`, and the plan ``T``.
-    """
+    """Compute the value of :func:`BAPG_gromov_wasserstein`."""
     return _single_loop(call)
 
 
@@ -192,14 +160,7 @@ def BAPG_fused_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_SINGLE_FUSED)
 def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.BAPG_fused_gromov_wasserstein2``.
-
-    Returns
-    -------
-    fgw : float
-    log : dict, only with ``log=True``
-        That of :func:`BAPG_fused_gromov_wasserstein`, ``T``, ``lin_loss`` and ``quad_loss``.
-    """
+    """Compute the value of :func:`BAPG_fused_gromov_wasserstein`."""
     return _single_loop(call)
 
 

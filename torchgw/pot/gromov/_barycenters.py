@@ -227,14 +227,17 @@ def _costs(M: Array | None) -> dict[str, Array]:
     return {} if M is None else {"M": M}
 
 
-def _exact(call: Call, function: Callable[..., Any]) -> _Solve:
-    solve = _solver(call, function, armijo=call.armijo, tol_rel=1e-5, tol_abs=0.0)
+def _held(call: Call, function: Callable[..., Any], **more: Any) -> _Solve:
+    solve = _solver(call, function, **more)
     return lambda C, p, other, q, G0, M: solve(C1=C, C2=other, p=p, q=q, G0=G0, **_costs(M))
+
+
+def _exact(call: Call, function: Callable[..., Any]) -> _Solve:
+    return _held(call, function, armijo=call.armijo, tol_rel=1e-5, tol_abs=0.0)
 
 
 def _entropic(call: Call, function: Callable[..., Any]) -> _Solve:
-    solve = _solver(call, function, epsilon=call.epsilon, tol=1e-4)
-    return lambda C, p, other, q, G0, M: solve(C1=C, C2=other, p=p, q=q, G0=G0, **_costs(M))
+    return _held(call, function, epsilon=call.epsilon, tol=1e-4)
 
 
 def _free(call: Call, function: Callable[..., Any]) -> _Solve:
@@ -274,17 +277,13 @@ def _read(call: Call) -> _Known:
     arrays = Arrays(*Cs, *(Ys or ()), *(ps or ()), p)
     structures = [arrays.table(f"Cs[{k}]", table) for k, table in enumerate(Cs)]
     given = ps if ps is not None else [None] * len(structures)
-    return _Known(
-        arrays,
-        structures,
-        None if Ys is None else [arrays.read("Ys", table) for table in Ys],
-        [
-            arrays.weights(f"ps[{k}]", weight, len(table))
-            for k, (weight, table) in enumerate(zip(given, structures, strict=True))
-        ],
-        arrays.weights("p", p, call.N),
-        _shares(call.lambdas, len(structures)),
-    )
+    weights = [
+        arrays.weights(f"ps[{k}]", weight, len(table))
+        for k, (weight, table) in enumerate(zip(given, structures, strict=True))
+    ]
+    features = None if Ys is None else [arrays.read("Ys", table) for table in Ys]
+    shares = _shares(call.lambdas, len(structures))
+    return _Known(arrays, structures, features, weights, arrays.weights("p", p, call.N), shares)
 
 
 def _shares(lambdas: Any, count: int) -> list[float]:
@@ -398,16 +397,8 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     blank = np.zeros((call.N, call.N))
 
     def start(k: int, C: Array, use_target: bool) -> Array:
-        return semirelaxed_start(
-            known.structures[k],
-            C,
-            known.weights[k],
-            costs[k],
-            alpha,
-            method,
-            random_state,
-            use_target=use_target,
-        )
+        given = known.structures[k], C, known.weights[k], costs[k], alpha, method, random_state
+        return semirelaxed_start(*given, use_target=use_target)
 
     count = range(len(known.structures))
     if given is not None:
@@ -450,7 +441,7 @@ def _turns(
 ) -> Any:
     """Update plans, then structure and features, until these or the loss stay; hand them out.
 
-    Given plans are those of free weights.
+    ``plans`` are given where the weights of the barycenter are free.
     """
     count, warm, free = len(known.structures), call.warmstartT, plans is not None
     starts: list[Any] = list(plans) if plans is not None and warm else [None] * count

@@ -52,8 +52,8 @@ class Call(SimpleNamespace):
     ) -> Any:
         """Hand out the plan, or in functions whose name ends in 2 the value with its derivatives.
 
-        With ``log=True`` also what else is known: the value under its name, that of a fused problem
-        with an f before gw; beside a value the plan and the parts of it.
+        With ``log=True`` also the log, with the value under its name, which has an f before gw in a
+        fused problem; beside a value the log has the plan and the parts of the value.
         """
         fused, valued = problem.M is not None, self.function.endswith("2")
         if not self.log and not valued:

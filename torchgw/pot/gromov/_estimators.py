@@ -148,7 +148,7 @@ class _Spaces(NamedTuple):
     given: Callable[[Any, Any], Any]
 
     def loss(self, x: Array, y: Array) -> Array:
-        """Call the loss with the kind of arrays that the tables were."""
+        """Evaluate the loss on arrays of the kind that the tables were."""
         return np.asarray(self.arrays.read("loss_fun", self.given(*map(self.arrays.give, (x, y)))))
 
 

@@ -109,7 +109,7 @@ def read_problem(
 def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
     """Read a starting plan, the product plan by default.
 
-    One that is moved along lines must have the marginals of the problem to begin with.
+    If ``exact``, a plan that is given must have the marginals of the problem.
     """
     p, q, called = problem.p, problem.q, problem.arrays.called
     if abs(p.sum() - q.sum()) > 1e-6 * p.sum():

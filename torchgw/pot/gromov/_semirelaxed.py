@@ -44,14 +44,7 @@ def semirelaxed_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_EXACT)
 def semirelaxed_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the semi-relaxed value, as ``ot.gromov.semirelaxed_gromov_wasserstein2``.
-
-    Returns
-    -------
-    srgw : float or tensor with gradients to C1 and C2
-    log : dict, only with ``log=True``
-        That of :func:`semirelaxed_gromov_wasserstein`, and the plan ``T``.
-    """
+    """Compute the value of :func:`semirelaxed_gromov_wasserstein`, with gradients to C1, C2."""
     return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
@@ -70,13 +63,9 @@ def semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_EXACT_FUSED)
 def semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the fused value, as ``ot.gromov.semirelaxed_fused_gromov_wasserstein2``.
+    """Compute the value of :func:`semirelaxed_fused_gromov_wasserstein`.
 
-    Returns
-    -------
-    srfgw : float or tensor with gradients to M, C1, C2 and alpha
-    log : dict, only with ``log=True``
-        That of :func:`semirelaxed_fused_gromov_wasserstein`, ``T``, ``lin_loss``, ``quad_loss``.
+    It has gradients to M, C1, C2 and alpha.
     """
     return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
@@ -96,14 +85,7 @@ def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_ENTROPIC + ", **kwargs")
 def entropic_semirelaxed_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.entropic_semirelaxed_gromov_wasserstein2``.
-
-    Returns
-    -------
-    srgw : float
-    log : dict, only with ``log=True``
-        ``err``, ``srgw_dist`` and the plan ``T``.
-    """
+    """Compute the value of :func:`entropic_semirelaxed_gromov_wasserstein`."""
     return _entropic(call)
 
 
@@ -122,14 +104,7 @@ def entropic_semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
 
 @takes(_ENTROPIC_FUSED)
 def entropic_semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value, as ``ot.gromov.entropic_semirelaxed_fused_gromov_wasserstein2``.
-
-    Returns
-    -------
-    srfgw : float
-    log : dict, only with ``log=True``
-        ``err``, ``srfgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
-    """
+    """Compute the value of :func:`entropic_semirelaxed_fused_gromov_wasserstein`."""
     return _entropic(call)
 
 

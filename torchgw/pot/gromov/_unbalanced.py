@@ -70,11 +70,7 @@ def fused_unbalanced_across_spaces_divergence(call: Call) -> Any:
 def unbalanced_co_optimal_transport(call: Call) -> Any:
     """Align samples and features of two tables, as ``ot.gromov.unbalanced_co_optimal_transport``.
 
-    Returns
-    -------
-    pi_samp, pi_feat : arrays of shapes (n, m) and (d, d')
-    log : dict, only with ``log=True``
-        That of :func:`fused_unbalanced_across_spaces_divergence`.
+    It returns what :func:`fused_unbalanced_across_spaces_divergence` does.
     """
     return _across(call)
 
@@ -83,11 +79,7 @@ def unbalanced_co_optimal_transport(call: Call) -> Any:
 def unbalanced_co_optimal_transport2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.unbalanced_co_optimal_transport2``.
 
-    Returns
-    -------
-    ucoot : float, or tensor with gradients to tables and weights with KL penalties
-    log : dict, only with ``log=True``
-        That of :func:`fused_unbalanced_across_spaces_divergence`.
+    It has gradients to tables and weights with KL penalties.
     """
     return _across(call)
 
@@ -109,11 +101,7 @@ def fused_unbalanced_gromov_wasserstein(call: Call) -> Any:
 def fused_unbalanced_gromov_wasserstein2(call: Call) -> Any:
     """Compute the objective there, as ``ot.gromov.fused_unbalanced_gromov_wasserstein2``.
 
-    Returns
-    -------
-    fugw : float, or tensor with gradients to Cx, Cy, M, wx and wy with KL penalties
-    log : dict, only with ``log=True``
-        That of :func:`fused_unbalanced_gromov_wasserstein`.
+    It has gradients to Cx, Cy, M, wx and wy with KL penalties.
     """
     return _fugw(call)
 
