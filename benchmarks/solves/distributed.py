@@ -122,7 +122,7 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
     warnings.simplefilter("ignore")
     x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
     found = torchgw.solve(
-        x, y, epsilon=EPSILON, device=device, random_state=0, resolution=None, distances="landmark"
+        x, y, epsilon=EPSILON, device=device, random_state=0, distances="landmark"
     ).lazy_plan
     cost, place = found.cost.to(torch.float32), found.potentials.f.device
     tiling = Tiling.of((n, n), place, storable=False)

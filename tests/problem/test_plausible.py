@@ -26,6 +26,15 @@ def test_a_row_far_away_is_named():
         )
 
 
+def test_a_row_far_away_of_many_is_named():
+    points = torch.from_numpy(cloud(6000))
+    plausible.warn_of_far_points("X", "a", points, None)
+    points[6] = 1e4
+    plausible.warn_of_far_points("X", "a", points, torch.arange(6000) != 6)
+    with pytest.warns(TorchGWWarning, match="Row 6 of `X`"):
+        plausible.warn_of_far_points("X", "a", points, None)
+
+
 def test_a_row_far_away_of_a_matrix_is_named():
     X, Y = cloud(), cloud(80, seed=1)
     X[37] = 1e6

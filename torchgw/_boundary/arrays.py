@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from numbers import Integral
 from typing import Any
@@ -293,17 +294,18 @@ def check_shape(
 
 def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
     """Refuse NaN and infinity."""
+    if math.isfinite(_largest(tensor)):
+        return
     bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise InvalidInputError(
-            f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "
-            f"all must be finite. {advice}".rstrip()
-        )
+    raise InvalidInputError(
+        f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "
+        f"all must be finite. {advice}".rstrip()
+    )
 
 
 def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_ENTRY) -> float:
     """Refuse numbers whose squares would over- or underflow; return the largest magnitude."""
-    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    largest = _largest(tensor)
     if largest > _LARGEST_ENTRY or 0 < largest < smallest:
         raise InvalidInputError(
             f"The largest entry of `{name}` must be between {smallest:g} and {_LARGEST_ENTRY:g}, "
@@ -311,6 +313,14 @@ def check_magnitude(name: str, tensor: Tensor, smallest: float = 1 / _LARGEST_EN
             "by a constant."
         )
     return largest
+
+
+def _largest(tensor: Tensor) -> float:
+    """Find the largest magnitude, NaN or infinite if an entry is, in one pass."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.stack(torch.aminmax(tensor)).tolist()
+    return float(max(-low, high))
 
 
 def check_list(name: str, value: Any, what: str) -> list[Any]:

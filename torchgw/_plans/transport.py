@@ -11,11 +11,13 @@ from torch import Tensor
 from torchgw._boundary.plans import as_mass, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
+from torchgw._sinkhorn.choose import alone, shared
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._tensors.ranks import join
 from torchgw._typing import Marginals, Potentials
 
 # Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
@@ -120,6 +122,27 @@ class TransportPlan(DualPlan):
         )
         plan._sums = self._sums
         return plan
+
+    def shared(self) -> TransportPlan:
+        """Return the plan whose products and partners all processes compute together.
+
+        For the processes of ``torch.distributed`` after a solve with ``distributed``, a GPU for
+        each. Every process makes the same calls of it, computes some of the rows, and gets the
+        whole; bits do not depend on how many there are.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is no process group.
+        """
+        ranks = join(True, self.device)
+        assert ranks is not None
+        backend = shared(alone(self.backend), ranks)
+        # without sums, which not every process may have asked for
+        plan = TransportPlan(
+            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
+        )
+        return plan.giving(self.in_numpy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave behind what reads have prepared, for pickle and deepcopy."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import GraphWarning
+from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.graph import neighbour_geodesics, neighbourhood
@@ -125,7 +126,7 @@ def _some(points: Tensor, seed: int) -> Tensor:
     """Draw the points of one side that are looked at, on the CPU."""
     if len(points) > _LOOKED_AT:
         generator = torch.Generator().manual_seed(seed)
-        index = torch.randperm(len(points), generator=generator)[:_LOOKED_AT]
+        index = distinct(len(points), _LOOKED_AT, generator)
         points = points[index.sort().values.to(points.device)]
     return points.detach().cpu().double()
 

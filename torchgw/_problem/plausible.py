@@ -20,6 +20,8 @@ _FAR = 100.0
 _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
 _COMPARED = 15
+# Points, of more, that tell whether a box around all is too small for one to be far away. [L701]
+_PROBED = 4096
 # Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
 # of the largest. [L415]
 _MOST_POINTS = 1500
@@ -72,10 +74,16 @@ def warn_of_far_points(
         count = len(rows)
     if count <= 2 * _COMPARED:
         return
-    some = rows[torch.linspace(0, count - 1, _COMPARED, device=given.device).round().long()]
+    some = _spread(rows, _COMPARED)
     if isinstance(given, PrecomputedDistance):
         table = given.columns(some).detach()[rows]
     else:
+        if count > _PROBED:
+            few = torch.cdist(given[_spread(rows, _PROBED)], given[some])
+            typical = float(few.median(1).values.median())
+            low, high = torch.aminmax(given, dim=0)
+            if float((high - low).norm()) <= _FAR / 2 * typical:
+                return
         table = torch.cdist(given[rows], given[some])
     apart = table.median(1).values
     typical = float(apart.median())
@@ -92,6 +100,12 @@ def warn_of_far_points(
         f"and {follows}. If that is an error, drop the row, or give it no weight in `{weight}`.",
         TorchGWWarning,
     )
+
+
+def _spread(rows: Tensor, size: int) -> Tensor:
+    """Choose some of the rows, at equal steps."""
+    steps = torch.linspace(0, len(rows) - 1, size, device=rows.device)
+    return rows[steps.round().long()]
 
 
 def check_tables_fit(

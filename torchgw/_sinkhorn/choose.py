@@ -26,6 +26,7 @@ __all__ = [
     "batch_solver",
     "check_backend",
     "choose_backend",
+    "shared",
     "skips_tiles",
     "unavailable_backends",
 ]
@@ -155,6 +156,16 @@ def alone(backend: Backend) -> Backend:
     if isinstance(backend, TiledBackend):
         return TiledBackend(alone(backend.whole), backend.kind, backend.tiling)
     return backend.alone if isinstance(backend, ShardedBackend) else backend
+
+
+def shared(backend: Backend, ranks: Ranks) -> Backend:
+    """Return a backend that one process uses by itself as one that ranks use together."""
+    if isinstance(backend, TiledBackend):
+        # each may have chosen other tiles meanwhile, and all have to decide alike
+        old, whole = backend.tiling, shared(backend.whole, ranks)
+        tiling = Tiling(old.shape, old.width, storable=old.storable)
+        return TiledBackend(whole, backend.kind, tiling, ranks)
+    return _shared(backend, ranks)
 
 
 def _make(

@@ -6,8 +6,9 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
+from torchgw._gradients.contract import Coupling, Gradient, InFactors, QuadraticValue
 from torchgw._gradients.relaxed import normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
@@ -24,6 +25,7 @@ from torchgw._search.subsample import Coarse, take
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._solve.inner import check_finite
+from torchgw._solve.precision import RESOLVED
 from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
@@ -35,6 +37,7 @@ __all__ = [
     "evaluate_relaxed",
     "judge",
     "misses_a_copy",
+    "weighted_means",
 ]
 
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
@@ -81,7 +84,10 @@ def evaluate(
         float((mass - weight).abs().sum())
         for mass, weight in zip(masses, setting.marginals, strict=True)
     )
-    if solved is not None:
+    factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
+    if plan.dtype == torch.float32 and factors is not None and error <= RESOLVED:
+        quadratic, kl, linear = _without_rounding(setting, plan, factors)
+    elif solved is not None:
         quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
         linear = _factored_linear(plan, linear_cost)
         # <C, P> from the couplings, without a product
@@ -95,6 +101,58 @@ def evaluate(
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
+
+
+def _without_rounding(
+    setting: Setting, plan: TransportPlan, factors: InFactors
+) -> tuple[QuadraticValue, float, float]:
+    """Compute <L(P), P>, KL(P | a x b) and <M, P> of a float32 plan as if its marginals held.
+
+    Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
+    potentials, which are hundreds of times as large as the value. So all comes from one product,
+    whose rows get their weights; what its columns have too much changes the objective as g says.
+    """
+    problem, cost, linear = setting.problem, plan.cost, setting.problem.linear
+    (a, b), (f, g) = plan.weights, (part.double() for part in plan.potentials)
+    source, target = problem.source.factors(), problem.target.factors()
+    assert source is not None
+    assert target is not None
+    costs = [part for part in (cost, linear) if isinstance(part, FactoredCost)]
+    tables = [target.matrix, g[:, None]]
+    tables += [part for one in costs for part in (one.right, one.column[:, None])]
+    widths = [part.shape[1] for part in tables]
+    table = torch.cat([part.to(plan.dtype) for part in tables], dim=1)
+    means = weighted_means(plan, table)[0].split(widths, dim=1)
+    # <C, P> and <M, P>
+    paired = [
+        float(a @ one.row.double() + column.sum(dtype=torch.float64) - _inner(one.left, right))
+        for one, right, column in zip(costs, means[2::2], means[3::2], strict=True)
+    ]
+    columns = float(means[1].sum(dtype=torch.float64))
+    quadratic = setting.gradient.evaluate(
+        plan, plan.weights, setting.generator, factors.encode(source.matrix, means[0])
+    )
+    if problem.alpha > 0:
+        excess = columns - float(b @ g)
+        quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
+    kl = (float(a @ f) + columns - paired[0]) / plan.epsilon
+    return quadratic, kl, paired[1] if linear is not None else 0.0
+
+
+def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off.
+
+    The second tensor, (n,) float64, is what rows are multiplied by for that.
+    """
+    sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
+    # rows without weight have no mass, and rounding may leave others none
+    share = torch.where(sums[:, -1] > 0, plan.weights.a / sums[:, -1], 0.0)
+    return sums[:, :-1] * share[:, None].to(sums.dtype), share
+
+
+def _inner(first: Tensor, second: Tensor) -> Tensor:
+    """Compute the inner product of two tables in float64."""
+    return torch.sum(first.double() * second.double())
 
 
 def evaluate_extended(
@@ -282,7 +340,7 @@ def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals
     """Compute KL(P | a x b) from one product with the plan, and its row and column sums."""
     p, q = masses
     f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
-    cross = torch.sum(cost.left.double() * (plan @ cost.right).double())
+    cross = _inner(cost.left, plan @ cost.right)
     return float((p @ f + q @ g + cross) / plan.epsilon)
 
 

@@ -28,7 +28,7 @@ from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge
+from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, weighted_means
 from torchgw._solve.loop import iterate
 from torchgw._solve.precision import RESOLVED, rounding
 from torchgw._solve.settle import settle
@@ -207,9 +207,9 @@ def _extend(
     assert source is not None
     assert target is not None
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
-    means, rows = _weighted_means(near, y)
-    turned, columns = _weighted_means(far.T, x)
-    few_means, shares = _weighted_means(small, y)
+    means, rows = weighted_means(near, y)
+    turned, columns = weighted_means(far.T, x)
+    few_means, shares = weighted_means(small, y)
     parts = (
         gradient.encode(source.matrix, means),
         gradient.encode(turned, target.matrix),
@@ -263,16 +263,6 @@ def _prepare(
         tiling = tiling.ordered((orders[0], orders[1]))
     backend = strategy.backend(cost.dtype, tiling)
     return backend.prepare(LinearProblem(cost, weights, strategy.epsilon))
-
-
-def _weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off.
-
-    The second tensor, (n,) float64, is what rows are multiplied by for that.
-    """
-    sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-    share = plan.weights.a / sums[:, -1]
-    return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
 def _weighted(masses: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
+from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider, Factors
 
 # Landmarks found as farthest points. [L101] [L539]
@@ -191,7 +192,7 @@ def draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.in
     """Draw distinct numbers below n."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    return torch.randperm(n, generator=generator, device="cpu")[:count].numpy()
+    return distinct(n, count, generator).numpy()
 
 
 def _add_landmarks(

@@ -1,0 +1,23 @@
+"""Draws without replacement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchgw._tensors import draws
+
+
+@pytest.mark.parametrize("count", [1, 40, 99, 100])
+def test_distinct_numbers_are_drawn_alike(monkeypatch, count):
+    monkeypatch.setattr(draws, "_PERMUTED", 10)
+    generator = torch.Generator().manual_seed(0)
+    tally = torch.zeros(2, 100)
+    for _ in range(400):
+        drawn = draws.distinct(100, count, generator)
+        assert len(drawn.unique()) == len(drawn) == count
+        tally[0, drawn] += 1
+        tally[1, drawn[0]] += 1
+    # each number as often as any other, among all and as the first: six standard errors
+    for times, expected in zip(tally, (4 * count, 4), strict=True):
+        assert float((times - expected).abs().max()) <= 6 * expected**0.5
