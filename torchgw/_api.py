@@ -54,7 +54,6 @@ from torchgw._tensors.ranks import Distributed, check_distributed, join, share_i
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.directed import DirectedDistance
 
 
 @reject_unknown
@@ -120,7 +119,7 @@ def solve(
     Parameters
     ----------
     X, Y : array-like of shape (n, d) and (m, d'), or graph, or DistanceProvider
-        Points; or an undirected graph with edge lengths (SciPy sparse, NetworkX, igraph, PyTorch
+        Points; or a graph with edge lengths (SciPy sparse and symmetric, NetworkX, igraph, PyTorch
         Geometric data). The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
@@ -148,7 +147,7 @@ def solve(
         Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
         kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
         Costs that differ with the direction are given as X and Y, each as
-        :class:`torchgw.distances.DirectedDistance`.
+        :class:`torchgw.distances.DirectedDistance`, and gradients by them count as D_X and D_Y.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
@@ -253,7 +252,7 @@ def solve(
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
         problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
         cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
-        unbalanced transport, 2 rho KL(P1 | a).
+        unbalanced transport, 2 rho KL(P1 | a). L2 penalties: :func:`torchgw.pot.solve_gromov`.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
@@ -458,9 +457,6 @@ def solve(
     options.check_combination(
         linear=fused, differentiable=tracked, checkpoint=checkpoint is not None
     )
-    specs = distances if isinstance(distances, (tuple, list)) else (distances,)
-    if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
-        options.check_directed(differentiable=tracked)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     if backend in ("auto", "triton"):

@@ -27,7 +27,7 @@ from benchmarks.quality.instances import (
     permutation_plan,
     rotation,
 )
-from torchgw._problem.problem import costs_of
+from torchgw._problem.problem import stored_matrix
 
 __all__ = ["KEPT_ASIDE", "LOOKED_AT"]
 
@@ -43,7 +43,9 @@ def _from_points(x: Array, y: Array, judge: Any, answer: Array | None = None) ->
         asked = torchgw.solve(x, y, n_init=1, callback=lambda entry: True, random_state=0)
     assert asked.extension is not None
     known = asked.extension.known
-    d_x, d_y = (np.asarray(costs_of(known.distances(side)).double()) for side in (0, 1))
+    d_x, d_y = (
+        np.asarray(stored_matrix(known.distances(side).ways()[0]).double()) for side in (0, 1)
+    )
     return Instance(d_x, d_y, judge, {"X": x, "Y": y}, answer=answer)
 
 

@@ -71,16 +71,8 @@ def test_igraph_is_as_networkx():
 @pytest.mark.parametrize(
     ("graph", "advice"),
     [
-        (
-            Graph(3, [(0, 1), (1, 2)], directed=True),
-            r"Pass graph.as_undirected\(\); .*DirectedDistance.of_graph",
-        ),
         (Graph(3, [(0, 1), (1, 0)]), "parallel ones"),
         (Graph(2, [(0, 1)], weight=["far"]), "numbers as edge attribute 'weight'"),
-        (
-            nx.path_graph(3, create_using=nx.DiGraph),
-            r"to_undirected\(\); .*Distance.of_graph",
-        ),
         (scipy.sparse.csr_array(np.triu(np.ones((4, 4)), 1)), "symmetric|directed"),
     ],
 )
@@ -102,6 +94,18 @@ def test_directed_graphs_of_every_kind_have_the_paths_of_their_matrix():
     in_igraph_too = Graph(4, edges, directed=True, weight=lengths)
     for graph in (digraph, in_igraph_too, data):
         assert torch.equal(DirectedDistance.of_graph(graph).table, expected)
+    # in units of the longest path, as those of graphs without directions are
+    scaled = DirectedDistance(expected / expected.max())
+    for graph in (digraph, in_igraph_too):
+        assert torchgw.solve(graph, scaled, epsilon=0.01).value == pytest.approx(0, abs=1e-8)
+    calls = [
+        (lambda: torchgw.solve_many([digraph], [digraph]), r"to_undirected\(\); .*of_graph"),
+        (lambda: torchgw.solve_many([in_igraph_too], [digraph]), r"as_undirected\(\); .*of_graph"),
+        (lambda: torchgw.barycenter([digraph], 3), "DirectedDistance"),
+    ]
+    for call, advice in calls:
+        with pytest.raises((InvalidInputError, torchgw.UnsupportedError), match=advice):
+            call()
 
 
 @pytest.mark.parametrize("kind", ["networkx", "igraph"])

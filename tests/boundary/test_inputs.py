@@ -589,7 +589,6 @@ def with_weight(weight):
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (networkx.DiGraph(GRAPH), "`X` must be an undirected.*to_undirected"),
         (networkx.MultiGraph(GRAPH), "`X` must have one edge.*networkx.Graph"),
         (with_weight("1"), "`X` must have numbers as edge attribute 'weight'; got '1'"),
         (with_weight(None), "`X` must have numbers as edge attribute"),

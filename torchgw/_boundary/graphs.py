@@ -42,6 +42,11 @@ def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.s
     return _from_igraph(name, value, directed) if _is_igraph(value) else None
 
 
+def has_directions(value: Any) -> bool:
+    """Whether a graph of NetworkX or igraph says that its edges have a direction."""
+    return (_is_networkx(value) or _is_igraph(value)) and bool(value.is_directed())
+
+
 def attribute_names(value: Any) -> list[str]:
     """List the names of the attributes that nodes of a graph have, those of any of them."""
     if _is_igraph(value):

@@ -13,6 +13,7 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import ScaleName
 from torchgw._solve.options import Differentiable, Options
 from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.nystrom import NystromDistance
@@ -20,7 +21,13 @@ from torchgw.distances.points import PointDistance
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
-    """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y."""
+    """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y.
+
+    A provider in place of X or Y that was made from such a tensor counts as D_X or D_Y.
+    """
+    for name in ("X", "Y"):
+        if isinstance(inputs[name], DistanceProvider):
+            inputs[f"D_{name}"] = inputs[name].given
     features = inputs.pop("F", None)
     if features is not None:
         inputs.update(zip(("F_X", "F_Y"), features, strict=True))

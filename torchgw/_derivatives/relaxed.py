@@ -141,9 +141,8 @@ class RelaxedSolve(Solved):
         a, b = self._weights(model, dict(zip(self.names, inputs, strict=True)))
         epsilon = self.epsilon if model.epsilon is None else model.epsilon
         p, q, mass = plan.sum(1), plan.sum(0), plan.sum()
-        crossed = model.target.apply(model.source.apply(plan).T).T
         quadratic = p @ model.source.mean_square(p) + q @ model.target.mean_square(q)
-        total = model.alpha * (quadratic - 2 * (crossed * plan).sum())
+        total = model.alpha * (quadratic - 2 * (model.crossed(plan) * plan).sum())
         if model.linear is not None:
             table = model.linear.to(torch.float64).dense().matrix
             total = total + (1 - model.alpha) * (table * plan).sum()

@@ -69,7 +69,7 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
         measured = model.target.apply(_times(matrix.T, near.matrix @ near.form))
         return torch.sum(measured * _times(other.T, near.matrix))
     one, two = (each.stored().double() for each in (matrix, other))
-    total: Tensor = (model.source.apply(one) * model.target.apply(two.T).T).sum()
+    total: Tensor = (model.crossed(one) * two).sum()
     return total
 
 
@@ -82,7 +82,7 @@ def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
     if far is not None:
         encoded = _times(matrix, far.matrix)
         return model.source.apply(encoded), far.matrix @ far.form
-    return model.target.apply(model.source.apply(matrix.stored().double()).T).T
+    return model.crossed(matrix.stored().double())
 
 
 def paired(cost: Cost | None, matrix: Any) -> Tensor | float:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._problem.problem import stored_matrix
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -37,6 +38,8 @@ def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | N
             points = points - points.mean(1, keepdim=True)
         return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
     if table is not None:
+        if provider.directed:
+            return _ProvidedSide(DirectedDistance.unchecked(table))
         assert isinstance(provider, PrecomputedDistance)
         # a derivative by one entry alone would leave the symmetric matrices
         return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
@@ -61,6 +64,11 @@ class _ProvidedSide:
         factors = self.provider.factors()
         return None if factors is None else Form(factors.matrix, factors.signs.diag())
 
+    def ways(self) -> tuple[TrackedSide, ...]:
+        # costs there and back, of which D is the mean
+        ways = self.provider.ways()
+        return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
+
     def inner(self, table: Tensor) -> Tensor:
         return (stored_matrix(self.provider) * table).sum()
 
@@ -73,6 +81,9 @@ class _FactoredSide:
 
     def form(self) -> Form:
         return self._form
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
 
     def apply(self, values: Tensor) -> Tensor:
         matrix, form = self._form
@@ -104,6 +115,9 @@ class _StreamedSide:
 
     def form(self) -> None:
         return None
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
 
     def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
         """Call a function on blocks of rows of D, which its derivative computes again."""
@@ -141,8 +155,9 @@ class _EuclideanSide(_StreamedSide):
 
 
 # The distances D of one side, differentiable in inputs and arguments: ``form()``, factors if there
-# are any; ``apply(values)``, D @ values; ``mean_square(weights)``, (D * D) @ weights;
-# ``columns(index)``, D[:, index]; ``inner(table)``, <D, table> for a stored table.
+# are any; ``ways()``, itself or costs there and back; ``apply(values)``, D @ values;
+# ``mean_square(weights)``, (D * D) @ weights; ``columns(index)``, D[:, index]; ``inner(table)``,
+# <D, table> for a stored table.
 TrackedSide = _ProvidedSide | _FactoredSide | _StreamedSide
 
 

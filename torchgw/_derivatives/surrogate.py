@@ -15,6 +15,7 @@ from torchgw._derivatives.tracked import Model
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw.distances.base import both_ways
 
 # A matrix over pairs of points, known by its products.
 Map = TransportPlan | Response
@@ -45,7 +46,9 @@ def _pair(
         return (form.matrix * ((reach + back) @ form.form)).sum()
     if far is not None:
         return ((left @ (far.matrix @ far.form)) * side.apply(right @ far.matrix)).sum()
-    return side.inner(left @ other.apply(right.stored().T.double()))
+    ways = both_ways(side, other)
+    table = right.stored().T.double()
+    return torch.stack([near.inner(left @ far.apply(table)) for near, far in ways]).mean()
 
 
 def linear(moving: Model, still: Model, weights: Map) -> Tensor:
@@ -64,10 +67,12 @@ def linear(moving: Model, still: Model, weights: Map) -> Tensor:
 
 def sampled_pairs(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
     """Estimate :func:`pairs` of a plan with itself from pairs of points drawn from the plan."""
-    near, far = still.source.columns(anchors.source), still.target.columns(anchors.target)
+    # both ways are the same
+    (source, target), (moved_source, moved_target) = still.ways[0], moving.ways[0]
+    near, far = source.columns(anchors.source), target.columns(anchors.target)
     total = moving.a.new_zeros(())
     if moving.tracked & {"X", "D_X"}:
-        total = total + (moving.source.columns(anchors.source) * (plan @ far)).sum()
+        total = total + (moved_source.columns(anchors.source) * (plan @ far)).sum()
     if moving.tracked & {"Y", "D_Y"}:
-        total = total + (moving.target.columns(anchors.target) * (plan.T @ near)).sum()
+        total = total + (moved_target.columns(anchors.target) * (plan.T @ near)).sum()
     return total / len(anchors.source)

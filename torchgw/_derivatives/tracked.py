@@ -14,6 +14,7 @@ from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw.distances.base import both_ways
 
 
 class Definition(NamedTuple):
@@ -47,6 +48,16 @@ class Model:
     def target_moves(self) -> bool:
         """Whether alpha D_Y moves."""
         return bool(self.tracked & {"Y", "D_Y", "alpha"})
+
+    @property
+    def ways(self) -> list[tuple[TrackedSide, TrackedSide]]:
+        """Both sides there and back, if costs of either have directions."""
+        return both_ways(self.source, self.target)
+
+    def crossed(self, table: Tensor) -> Tensor:
+        """Compute D_X table D_Y, or the mean of D_X table D_Y' over both ways, (n, m)."""
+        parts = [far.apply(near.apply(table).T).T for near, far in self.ways]
+        return torch.stack(parts).mean(0)
 
     @property
     def linear_moves(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -44,10 +46,18 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     Their derivative is that of these iterations alone: the first terms of the implicit series.
     """
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
-    source, target = (
-        side.apply(torch.eye(size, dtype=torch.float64, device=plan.device))
-        for side, size in zip((model.source, model.target), plan.shape, strict=True)
-    )
+    ways = [
+        [
+            side.apply(torch.eye(size, dtype=torch.float64, device=plan.device))
+            for side, size in zip(way, plan.shape, strict=True)
+        ]
+        for way in model.ways
+    ]
+
+    def crossed(table: Tensor) -> Tensor:
+        """Compute the mean over both ways of D_X table D_Y'."""
+        return torch.stack([near @ table @ far.T for near, far in ways]).mean(0)
+
     log_a, log_b = model.a.log(), model.b.log()
     matrix = plan.stored().detach().double()
     # the terms of rows and columns alone move into the potentials
@@ -56,7 +66,7 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 
     def step(matrix: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Make an outer iteration; return the plan, its potential g, and its log-density."""
-        cost = -4 * model.alpha * (source @ matrix @ target)
+        cost = -4 * model.alpha * crossed(matrix)
         if linear is not None:
             cost = cost + (1 - model.alpha) * linear
         for _ in range(_INNER):
@@ -71,10 +81,10 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
         matrix, g, log_density = step(matrix, g)
     with torch.no_grad():
         moved = float((matrix - start).norm() / start.norm())
-        _warn_of_slow_iterations(start, -4 * model.alpha / epsilon, (source, target), moved)
+        _warn_of_slow_iterations(start, -4 * model.alpha / epsilon, crossed, moved)
     a, b = matrix.sum(1), matrix.sum(0)
-    squares = a @ source.square() @ a + b @ target.square() @ b
-    quadratic = squares - 2 * (source @ matrix @ target * matrix).sum()
+    squares = a @ model.source.mean_square(a) + b @ model.target.mean_square(b)
+    quadratic = squares - 2 * (crossed(matrix) * matrix).sum()
     loss = model.alpha * quadratic + epsilon * (matrix * log_density).sum()
     if linear is not None:
         loss = loss + (1 - model.alpha) * (linear * matrix).sum()
@@ -82,7 +92,7 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 
 
 def _warn_of_slow_iterations(
-    plan: Tensor, factor: float | Tensor, tables: tuple[Tensor, Tensor], moved: float
+    plan: Tensor, factor: float | Tensor, crossed: Callable[[Tensor], Tensor], moved: float
 ) -> None:
     """Follow changes of the cost over epsilon; say what the iterations miss of that of the plan.
 
@@ -102,7 +112,7 @@ def _warn_of_slow_iterations(
         term = plan * ((row - g @ rows.T)[:, :, None] + g[:, None] - cost)
         total += term
         sizes.append(term.flatten(1).norm(dim=1))
-        cost = factor * (tables[0] @ term @ tables[1])
+        cost = factor * crossed(term)
     half = _OUTER // 2
     tiny = torch.finfo(plan.dtype).tiny
     ratio = (sizes[-1] / sizes[-1 - half].clamp_min(tiny)) ** (1 / half)

@@ -46,9 +46,6 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
 
     Refuse "factored" where neither side has factors, and "dense" where it takes too long.
     """
-    if problem.directed:
-        # others read distances without a direction, and are refused before the work
-        return "dense"
     crossed = problem.crossed()
     if crossed is None:
         return _choose_without_products(name, problem)

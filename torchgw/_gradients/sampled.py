@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,12 +30,12 @@ from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import spread_parts
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.sampling import choose_points
 
 __all__ = ["AnchorCoupling", "SampledGradient", "places"]
@@ -155,19 +156,33 @@ class SampledGradient(StrictGradient):
         super().__init__(visible(problem, n_anchors))
         self.n_anchors = n_anchors
         self.redraw = redraw
+        # anchors read directed costs there and back in turn, as two parts of the cross term
+        self._ways = both_ways(problem.source, problem.target)
         self._order = _near_order(problem.source, problem.marginals.a)
-        self._means = mean_columns(self.problem, problem.marginals)
+        self._means = self._mean_columns(problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
         a, b = problem.marginals
         means = self._means
         if self.problem.loss.cross != problem.loss.cross:
             # without the floor of a singular loss
             means = mean_columns(problem, problem.marginals)
-        total = (a @ means[0].double()) @ (b @ means[1].double()) / self.problem.loss.parts
+        total = (a @ means[0].double()) @ (b @ means[1].double()) / means[0].shape[1]
         self.product = product_value(problem, (self.row, self.column), total)
         if problem.loss.cross is None and self._is_summed():
             # means over parts would not be comparable with a value that is exact
             self.product = problem.alpha * self._sum_pairs(torch.outer(a, b), problem.marginals)
+
+    @property
+    def _parts(self) -> int:
+        """Number of products that the cross term is the mean of; those there, then those back."""
+        return self.problem.loss.parts * len(self._ways)
+
+    def _mean_columns(self, masses: Marginals) -> tuple[Tensor, Tensor]:
+        """Compute DX p and DY q as the parts see them, (n, r) and (m, r)."""
+        problem = self.problem
+        ways = (replace(problem, source=one, target=two) for one, two in self._ways)
+        source, target = zip(*(mean_columns(way, masses) for way in ways), strict=True)
+        return torch.cat(source, dim=1), torch.cat(target, dim=1)
 
     def start(self) -> AnchorCoupling:
         """Stand for a x b, which needs no anchors."""
@@ -179,11 +194,11 @@ class SampledGradient(StrictGradient):
     def linearise(self, coupling: AnchorCoupling) -> LinearCost:
         """Compute the factored cost at anchors; at a x b it is known, of a rank of few parts."""
         left, right = self._means
-        left = left / self.problem.loss.parts
+        left = left / self._parts
         if not coupling.empty:
             # any number of pairs in a row, so those of any strata too, spread over the parts
             count = len(coupling.source)
-            parts = spread_parts(count, self.problem.loss.parts, self._order.device)
+            parts = spread_parts(count, self._parts, self._order.device)
             near, far = self._centred_columns(coupling, parts)
             left = torch.cat([near / count, left], dim=1)
             right = torch.cat([far, right], dim=1)
@@ -194,13 +209,19 @@ class SampledGradient(StrictGradient):
         """Compute DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
         loss = self.problem.loss
         near, far = (
-            loss.part(side, provider.columns(index), parts)
-            - (mean if loss.parts == 1 else mean[:, parts])
-            for side, (provider, index, mean) in enumerate(
-                zip((self.problem.source, self.problem.target), anchors, self._means, strict=True)
-            )
+            loss.part(side, self._columns(side, index, parts), parts % loss.parts)
+            - (mean if self._parts == 1 else mean[:, parts])
+            for side, (index, mean) in enumerate(zip(anchors, self._means, strict=True))
         )
         return near, far
+
+    def _columns(self, side: int, index: Tensor, parts: Tensor) -> Tensor:
+        """Read the costs of a side at anchors, each the way of its part."""
+        columns: Tensor = self._ways[0][side].columns(index)
+        for way, pair in enumerate(self._ways[1:], start=1):
+            back = parts // self.problem.loss.parts == way
+            columns = torch.where(back, pair[side].columns(index), columns)
+        return columns
 
     def update(
         self, plan: Plan, previous: AnchorCoupling | None, generator: torch.Generator
@@ -225,7 +246,7 @@ class SampledGradient(StrictGradient):
     def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
         """Draw where the anchors of some slots lie in the mass of the source points."""
         where = places(slots, self.n_anchors, generator)
-        if self.problem.loss.parts > 1:
+        if self._parts > 1:
             # each part has slots of its own: they must not always be those of the same strata
             where += torch.rand((), dtype=where.dtype, device=where.device, generator=generator)
         return where % 1
@@ -238,7 +259,7 @@ class SampledGradient(StrictGradient):
 
         Both are of the part that depends on rows and columns together; the rest moves no plan.
         """
-        whole, known = max(1, self.n_anchors // 2), self.problem.loss.parts
+        whole, known = max(1, self.n_anchors // 2), self._parts
         strata = min(whole, _NOISE_STRATA)
         first = 2 * (torch.arange(strata, device=self._order.device) * whole // strata)
         chosen = torch.stack([first, first + 1], dim=1).flatten().clamp_(max=self.n_anchors - 1)
@@ -271,7 +292,7 @@ class SampledGradient(StrictGradient):
     def centred_by(self, masses: Marginals) -> SampledGradient:
         """Make the gradient for plans of other marginals, whose means anchors are compared with."""
         other = copy.copy(self)
-        other._means = mean_columns(self.problem, masses)
+        other._means = self._mean_columns(masses)
         return other
 
     def pairing(self, cost: Cost, point: AnchorCoupling, coupling: AnchorCoupling) -> Tensor:
@@ -297,8 +318,10 @@ class SampledGradient(StrictGradient):
         if self._is_summed():
             return QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
-        left = self.problem.source.columns(anchors.source).double()
-        right = self.problem.target.columns(anchors.target).double()
+        # pairs of pairs are both (p, q) and (q, p), so one way holds them all
+        left, right = (
+            side.columns(index).double() for side, index in zip(self._ways[0], anchors, strict=True)
+        )
         shared = 0.0
         if loss.cross is None:
             count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
@@ -327,16 +350,15 @@ class SampledGradient(StrictGradient):
 
     def _tables(self) -> tuple[Tensor, Tensor]:
         """Give all distances of both sides."""
-        sides = self.problem.source, self.problem.target
-        left, right = (side.columns(torch.arange(side.n, device=side.device)) for side in sides)
-        return left.double(), right.double()
+        left, right = (stored_matrix(side).double() for side in self._ways[0])
+        return left, right
 
     def _sum(self, plan: TransportPlan, masses: Marginals) -> float:
         """Sum the loss of all pairs of pairs."""
         if self._loss.cross is None:
             return self._sum_pairs(plan.stored().double(), masses)
         left, right = self._tables()
-        moved = plan @ self._loss.cross[1](right)
+        moved = plan @ self._loss.cross[1](right.T)
         cross = (moved * (plan.T @ self._loss.cross[0](left)).T).sum()
         return self._own(left, right, masses) - 2 * float(cross)
 

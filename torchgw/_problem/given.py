@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_distances, check_points
 from torchgw._boundary.checks import listed
-from torchgw._boundary.graphs import as_graph
+from torchgw._boundary.graphs import as_graph, has_directions
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._problem.named import from_graphs
 from torchgw._problem.plausible import warn_of_transposed_points
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -25,6 +26,7 @@ class GivenSpace(NamedTuple):
     points: Tensor | None = None
     graph: Any = None
     provider: DistanceProvider | None = None  # also that of a given matrix
+    computed: bool = False  # whether its distances were computed from a graph
 
     @property
     def n(self) -> int:
@@ -60,13 +62,16 @@ def recognise(name: str, value: Any, table: Any, spec: Any, *, signed: bool = Fa
     if table is not None:
         matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
-    graph = value if isinstance(value, Geodesics) else as_graph(name, value)
+    directed = has_directions(value)
+    graph = value if directed or isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
         if spec not in ("auto", *from_graphs()):
             raise InvalidInputError(
                 f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
                 f"{listed(['auto', *from_graphs()])}."
             )
+        if directed:
+            return GivenSpace(name, provider=DirectedDistance.of_graph(graph), computed=True)
         return GivenSpace(name, graph=graph)
     if callable(value):
         raise InvalidTypeError(

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import UnsupportedError
-from torchgw.distances.base import DistanceProvider, Entrywise, EntrywiseDistance, ScaledDistance
-from torchgw.distances.directed import DirectedDistance
+from torchgw.distances.base import DistanceProvider, Entrywise, ScaledDistance
 from torchgw.distances.nystrom import NystromDistance
 
 LossName = Literal["square", "kl", "absolute"]
@@ -140,11 +139,7 @@ def spread_parts(count: int, parts: int, device: torch.device) -> Tensor:
 
 def transformed(provider: DistanceProvider, function: Entrywise) -> DistanceProvider:
     """Wrap a provider so that it gives a function of its distances."""
-    if function is identity:
-        return provider
-    if isinstance(provider, DirectedDistance):
-        return provider.mapped(function)
-    return EntrywiseDistance(provider, function)
+    return provider if function is identity else provider.mapped(function)
 
 
 def sums(provider: DistanceProvider, function: Entrywise, weights: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductC
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider
-from torchgw.distances.directed import DirectedDistance
+from torchgw.distances.base import DistanceProvider, both_ways
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,21 @@ class Problem:
         return self.loss.crossed(self.source, self.target)
 
     def cross(self) -> Cross:
-        """Make the cross term of stored distances."""
+        """Make the cross term of stored distances, the mean over both ways of directed ones."""
         crossed = self.crossed()
+        made: list[Cross]
         if crossed is None:
-            x, y = map(costs_of, (self.source, self.target))
-            if self.directed:
-                return BothWays(MinimumCross(x, y), MinimumCross(x.T, y.T))
-            return MinimumCross(x, y)
-        if not all(side.directed for side in crossed):
+            made = [
+                MinimumCross(*map(stored_matrix, way))
+                for way in both_ways(self.source, self.target)
+            ]
+        elif all(side.directed for side in crossed):
+            (x, back_x), (y, back_y) = (map(stored_matrix, side.ways()) for side in crossed)
+            made = [ProductCross(x, back_y), ProductCross(back_x, y)]
+        else:
             # a symmetric side sees the mean of the other over both directions
-            return ProductCross(*map(stored_matrix, crossed))
-        x, y = map(costs_of, crossed)
-        return BothWays(ProductCross(x, y.T), ProductCross(x.T, y))
+            made = [ProductCross(*map(stored_matrix, crossed))]
+        return made[0] if len(made) == 1 else BothWays(*made)
 
     @property
     def directed(self) -> bool:
@@ -62,11 +64,6 @@ class Problem:
     def dtype(self) -> torch.dtype:
         """Dtype of the distances."""
         return self.source.dtype
-
-
-def costs_of(provider: DistanceProvider) -> Tensor:
-    """Read the costs of a provider, with their direction if it has one."""
-    return provider.table if isinstance(provider, DirectedDistance) else stored_matrix(provider)
 
 
 def stored_matrix(provider: DistanceProvider) -> Tensor:

@@ -179,7 +179,7 @@ def build_providers(
         (pair[0].given.n, pair[1].given.n),
         (pair[0].name == "precomputed", pair[1].name == "precomputed"),
         device,
-        dense=options.dense or any(provider.directed for provider in ready),
+        dense=options.dense,
     )
     stages = Preparation(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
@@ -210,7 +210,11 @@ def build_providers(
             called = given.name if table is None else f"D_{given.name}"
             warn_of_far_points(called, letter, given.provider, used)
         divided, factor = scaled(
-            provider, given.points, options.scale, mass, computed=given.provider is None
+            provider,
+            given.points,
+            options.scale,
+            mass,
+            computed=given.computed or given.provider is None,
         )
         in_units.append(divided)
         origins.append(_origin(side, options, factor).to(device))

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchgw.distances.base import DistanceProvider, ScaledDistance
-from torchgw.distances.directed import DirectedDistance
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import ANGLES, PointDistance
 
 ScaleName = Literal["auto", "max", "mean"]
@@ -49,14 +48,12 @@ def scaled(
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0
-    if isinstance(provider, DirectedDistance):
-        return provider.mapped(lambda costs: costs / size), 1 / size
     if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
         # Squares of large coordinates would overflow in float32 before a factor is applied.
         unit = size if provider.metric == "euclidean" else math.sqrt(size)
         made = PointDistance((points / unit).to(provider.device), provider.metric)
         return made if weights is None else made.centred_on(weights), 1 / size
-    return ScaledDistance(provider, 1 / size), 1 / size
+    return provider.scaled(1 / size), 1 / size
 
 
 def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:

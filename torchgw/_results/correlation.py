@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
-from torchgw._problem.problem import costs_of
 from torchgw._results.mapping import Extension
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, both_ways
 
 # Squared number of points up to which all distances are read, where they have no factors. [L328]
 _READ_ENTRIES = 25_000_000
@@ -18,7 +17,8 @@ _DRAWN_PAIRS = 1024
 
 def distance_correlation(plan: Plan, extension: Extension) -> float:
     """Compute Pearson's correlation of D_X(i, k) and D_Y(j, l), (i, j) and (k, l) from a plan."""
-    source, target = (extension.known.distances(side) for side in (0, 1))
+    # pairs of pairs are both (p, q) and (q, p), so one way of directed costs holds them all
+    source, target = both_ways(*map(extension.known.distances, (0, 1)))[0]
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
         factored = source.factors() is not None and target.factors() is not None
         few = max(plan.shape) ** 2 <= _READ_ENTRIES
@@ -50,12 +50,9 @@ def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> 
         # D_Y = B diag(s) B', so <D_X P D_Y, P> = sum_r s_r b_r' D_X b_r for the columns of P B
         moved = (plan @ far.matrix.double()) / mass
         cross = ((source.apply(moved) * moved).sum(0) * far.signs).sum()
-    elif source.directed and target.directed:
-        matrix = plan.stored().double() / mass
-        cross = (costs_of(source) @ matrix @ costs_of(target).T * matrix).sum()
     else:
         matrix = plan.stored().double() / mass
-        cross = (source.apply(matrix) * target.apply(matrix.T.contiguous()).T).sum()
+        cross = (target.apply(source.apply(matrix).T.contiguous()).T * matrix).sum()
     moments = [p @ source.apply(p[:, None])[:, 0], q @ target.apply(q[:, None])[:, 0]]
     moments += [p @ source.mean_square(p), q @ target.mean_square(q), cross]
     return _correlation(torch.stack(moments))

@@ -14,14 +14,14 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._problem.losses import LOSSES, Loss
-from torchgw._problem.problem import costs_of, stored_matrix
+from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.permutations import Assignment, improve
 from torchgw._results.rounding import assign, places
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
 
 MatchingKind = Literal["one_to_one", "many_to_one"]
@@ -217,7 +217,8 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
 
 def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> tuple[float, float]:
     """Compute the sum of w_p w_q loss over pairs p and q, exactly or from some p; its error."""
-    near, far = task.near.distances, task.far.distances
+    # all blocks together hold both directions
+    near, far = both_ways(task.near.distances, task.far.distances)[0]
     index, cheap = torch.arange(len(rows), device=rows.device), True
     if not (near.cheap_columns and far.cheap_columns) and len(rows) > _SAMPLED_ROWS:
         generator = torch.Generator().manual_seed(0)
@@ -225,13 +226,8 @@ def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> 
         index, cheap = drawn.to(rows.device), False
     parts = []
     for block in index.split(max(1, _BLOCK_ELEMENTS // max(near.n, far.n))):
-        if near.directed or far.directed:
-            # all blocks together hold both directions
-            x = costs_of(near)[rows][:, rows[block]].double()
-            y = costs_of(far)[partners][:, partners[block]].double()
-        else:
-            x = near.columns(rows[block])[rows].double()
-            y = far.columns(partners[block])[partners].double()
+        x = near.columns(rows[block])[rows].double()
+        y = far.columns(partners[block])[partners].double()
         parts.append(weights @ task.loss(x, y))
     each = torch.cat(parts)
     if cheap:

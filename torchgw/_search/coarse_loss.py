@@ -1,4 +1,4 @@
-"""Coarse problems of other losses than the square one, and the scale of their costs."""
+"""Coarse problems of other losses, those of directed costs, and the scale of their costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchgw._search.coarse import Coarsened, centre
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import SpreadPoints
 
-__all__ = ["coarse_table", "loss_spread", "with_loss"]
+__all__ = ["coarse_table", "directed_points", "loss_spread", "with_loss"]
 
 # Levels of a minimum on a coarse problem. [L278]
 _LEVELS = 16
@@ -23,16 +23,21 @@ _ROUNDING = 1e-9
 
 
 def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
-    """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
-    if problem.loss.is_square:
+    """Return a coarse problem of the square loss with the loss of ``problem`` in its place.
+
+    With S and A the symmetric and antisymmetric parts of directed costs, and T and B those of the
+    other side, the mean over both ways of the cross term is S P T - A P B: twice the parts.
+    """
+    if problem.loss.is_square and not problem.directed:
         return coarse
     square = coarse.problem
-    sides, alpha = (square.source, square.target), square.alpha
+    sides, alpha = directed_points(square[:2], problem), square.alpha
     reach = min(float(side.table.max()) for side in sides)
     loss = SampledLoss.of(problem.loss, levels=Levels(reach, _LEVELS))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
-        _centre(loss, number, side) for number, side in enumerate(sides)
+        _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
     )
+    y = y.mT if problem.directed else y
     base = -4 * alpha * row.T @ column
     if square.linear is not None:
         base = base + (1 - alpha) * square.linear
@@ -53,10 +58,25 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     return coarse._replace(problem=changed, scale=scale or 1.0)
 
 
-def _centre(loss: Loss, number: int, side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def directed_points(
+    sides: tuple[SpreadPoints, SpreadPoints], problem: Problem
+) -> tuple[SpreadPoints, SpreadPoints]:
+    """Give the points of both sides with costs in their direction, where these have one."""
+    source, target = (
+        side._replace(table=provider.ways()[0].columns(side.indices)[side.indices].double())
+        if provider.directed
+        else side
+        for side, provider in zip(sides, (problem.source, problem.target), strict=True)
+    )
+    return source, target
+
+
+def _centre(
+    loss: Loss, number: int, side: SpreadPoints, *, both: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return centred tables (r, s, s), row means and means of the cross term; mean own term.
 
-    Of the source (0) or the target (1).
+    Of the source (0) or the target (1); of ``both`` ways the symmetric parts, then the others.
     """
     weights, table = side.weights, coarse_table(loss, side)
     parts = torch.arange(loss.parts, device=table.device)
@@ -66,8 +86,19 @@ def _centre(loss: Loss, number: int, side: SpreadPoints) -> tuple[Tensor, Tensor
         tables = [each / loss.parts for each in tables]
     centred, rows, means, _ = (
         torch.stack(each)
-        for each in zip(*(centre(side._replace(table=each)) for each in tables), strict=True)
+        for each in zip(
+            *(
+                centre(side._replace(table=(each + each.T) / 2 if both else each))
+                for each in tables
+            ),
+            strict=True,
+        )
     )
+    if both:
+        skew = torch.stack([(each - each.T) / 2 for each in tables])
+        row = skew @ weights
+        centred = torch.cat([centred, skew - row[:, :, None] + row[:, None, :]])
+        rows, means = torch.cat([rows, row]), torch.cat([means, torch.zeros_like(means)])
     own = weights @ loss.own[number](table) @ weights
     return centred, rows, means, own
 

@@ -409,6 +409,7 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf
     nearest = points[others.argmin(1)]
+    columns = torch.cat([way.columns(points).double() for way in provider.ways()], dim=1)
     error = (columns - columns[nearest]).square().mean(1) @ weights
     variance = columns.var().clamp_min(torch.finfo(columns.dtype).tiny)
     return float((error / variance).sqrt())
@@ -433,7 +434,8 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
-    if not problem.loss.is_square or not all(isinstance(side, tuple) for side in readers):
+    plain = problem.loss.is_square and not problem.directed
+    if not plain or not all(isinstance(side, tuple) for side in readers):
         return call_directly
     read = (*readers, problem.linear)
     return way_to_call("search", problem.source.device, backend, read, count)

@@ -74,10 +74,7 @@ def first_guess(
             "one of them."
         )
     if not searchable(problem, init, options):
-        guess = _read_init(init, problem.marginals)
-        # without a search annealing is slow
-        searched_not = init is None and problem.directed and options.rule is None
-        return guess._replace(patient=True) if searched_not else guess, None
+        return _read_init(init, problem.marginals), None
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
@@ -118,7 +115,6 @@ def _is_whole(search: Search, problem: Problem) -> bool:
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
     """Whether the start is to be searched for: there is none, and more than one optimum."""
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
-    trivial |= problem.directed
     return init is None and options.n_init != 1 and not trivial
 
 

@@ -182,25 +182,6 @@ class Options:
             )
         return replace(self, resolution=None)
 
-    def check_directed(self, *, differentiable: bool) -> None:
-        """Refuse what costs with a direction do not combine with."""
-        if self.gradient in ("factored", "sampled"):
-            raise UnsupportedError(
-                f"`gradient={self.gradient!r}` reads distances without a direction, and a "
-                "DirectedDistance has directions. Pass gradient='auto' or 'dense', which reads "
-                "stored tables."
-            )
-        if differentiable:
-            raise UnsupportedError(
-                "`differentiable` knows symmetric distances only, and a DirectedDistance is none. "
-                "torchgw.pot.solve_gromov has gradients of small problems."
-            )
-        if (self.n_init or 1) > 1 or self.search == "thorough":
-            raise UnsupportedError(
-                "A multi-start compares symmetric distances, and a DirectedDistance is none: such "
-                "a solve has a single start. Leave `n_init` and `search` out, or pass `init`."
-            )
-
     @property
     def patience(self) -> int:
         """Checks without progress before a sampled solve stops."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import coarse_table
+from torchgw._search.coarse_loss import coarse_table, directed_points
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima, represent
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost
@@ -24,6 +24,7 @@ from torchgw._solve.settle import settle
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals
+from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
 __all__ = ["search_relaxed"]
@@ -66,13 +67,15 @@ def search_relaxed(
     if represented is None:
         return PRODUCT, Search((), float("nan"))
     coarse = represented.problem
-    sides = coarse.source, coarse.target
+    sides = directed_points(coarse[:2], problem)
+    kind = DirectedDistance if problem.directed else PrecomputedDistance
+    source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
     many = max(len(side.indices) for side in sides) > _MOST_POINTS
     if many and strategy.options.n_init is None:
         return PRODUCT, Search((), float("nan"))
     small = Problem(
-        PrecomputedDistance(coarse_table(problem.loss, coarse.source).cpu()),
-        PrecomputedDistance(coarse_table(problem.loss, coarse.target).cpu()),
+        source,
+        target,
         Marginals(*(side.weights.cpu() for side in sides)),
         problem.alpha,
         None if coarse.linear is None else DenseCost(coarse.linear.cpu()),

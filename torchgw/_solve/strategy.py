@@ -18,7 +18,7 @@ from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import loss_spread
+from torchgw._search.coarse_loss import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
@@ -276,8 +276,8 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
             product = max(product, _OWN_SHARE * sum(spread**2 for spread in spreads))
         scale = 4 * problem.alpha * product
     else:
-        chosen = (choose_points(*side, _SCALE_POINTS) for side in sides)
-        spread = loss_spread(problem.loss, tuple(chosen), weights)
+        near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
+        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear)

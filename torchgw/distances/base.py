@@ -70,6 +70,8 @@ class DistanceProvider(ABC):
         record them in a CUDA graph.
     directed : bool
         Whether the costs differ with the direction; then D is their mean over both.
+    given : Tensor or None
+        The tensor that it was made from, if that requires a gradient and is known.
     """
 
     n: int
@@ -78,6 +80,7 @@ class DistanceProvider(ABC):
     cheap_columns: bool = True
     capturable: bool = False
     directed: bool = False
+    given: Tensor | None = None
 
     @abstractmethod
     def columns(self, index: Tensor) -> Tensor:
@@ -130,6 +133,18 @@ class DistanceProvider(ABC):
         """
         return torch.zeros(self.n, dtype=torch.float64, device=self.device)
 
+    def ways(self) -> tuple[DistanceProvider, ...]:
+        """List the costs there and back, each read in its direction; itself if they are equal."""
+        return (self,)
+
+    def mapped(self, function: Entrywise) -> DistanceProvider:
+        """Make the provider of a function of every distance."""
+        return EntrywiseDistance(self, function)
+
+    def scaled(self, factor: float) -> DistanceProvider:
+        """Make the provider of the distances times a positive number."""
+        return ScaledDistance(self, factor)
+
     def mean(self, weights: Tensor) -> float:
         """Compute weights.T @ D @ weights, the mean distance."""
         return float(weights @ self.apply(weights[:, None])[:, 0])
@@ -138,6 +153,13 @@ class DistanceProvider(ABC):
         width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
         blocks: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
         return blocks
+
+
+def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:
+    """Pair the ways of two sides; one without directions is the same both ways."""
+    one, two = first.ways(), second.ways()
+    count = max(len(one), len(two))
+    return [(one[way % len(one)], two[way % len(two)]) for way in range(count)]
 
 
 def refuse_directed(provider: DistanceProvider, advice: str) -> None:

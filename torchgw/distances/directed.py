@@ -13,21 +13,22 @@ from torchgw._boundary.arrays import check_finite, check_magnitude, to_tensor
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import validate_graph
-from torchgw.distances.base import Entrywise
+from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.precomputed import PrecomputedDistance
 
 
 class DirectedDistance(PrecomputedDistance):
     """A stored table T of costs, (n, n): T_ik is the cost from point i to point k.
 
-    :func:`torchgw.solve` takes it as X or Y and compares costs in both directions, by stored
-    tables (``gradient="dense"``). The methods of a provider answer for D = (T + T') / 2, what is
-    left without directions: a symmetric space beside a directed one is compared with that.
+    :func:`torchgw.solve` takes it as X or Y and compares costs in both directions. The methods of
+    a provider answer for D = (T + T') / 2, what is left without directions; :meth:`ways` for T and
+    T'.
 
     Parameters
     ----------
     table : array-like, shape (n, n), float32/64
-        Finite costs, of any sign.
+        Finite costs, of any sign. A tensor that requires a gradient gets one from
+        ``solve(..., differentiable=...)``.
 
     Raises
     ------
@@ -46,6 +47,8 @@ class DirectedDistance(PrecomputedDistance):
     directed = True
 
     def __init__(self, table: Any) -> None:
+        if isinstance(table, Tensor) and table.requires_grad:
+            self.given = table
         table = to_tensor("table", table)
         if not table.dtype.is_floating_point:
             table = table.double()
@@ -56,6 +59,10 @@ class DirectedDistance(PrecomputedDistance):
         check_finite("table", table, "Give pairs without a path a large finite cost.")
         check_magnitude("table", table)
         self._hold_table(table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies a tensor that may be a step of the caller's graph."""
+        return {name: part for name, part in vars(self).items() if name != "given"}
 
     def _hold_table(self, table: Tensor) -> None:
         self.table = table
@@ -120,9 +127,17 @@ class DirectedDistance(PrecomputedDistance):
             return self
         return DirectedDistance.unchecked(self.table.to(device, dtype))
 
+    def ways(self) -> tuple[DistanceProvider, ...]:
+        """List T and T', each read in its direction."""
+        return _OneWay.unchecked(self.table), _OneWay.unchecked(self.table.T)
+
     def mapped(self, function: Entrywise) -> DirectedDistance:
         """Make the provider of a function of every cost."""
         return DirectedDistance.unchecked(function(self.table))
+
+    def scaled(self, factor: float) -> DirectedDistance:
+        """Make the provider of the costs times a positive number."""
+        return self.mapped(lambda costs: costs * factor)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute the mean of (T * T) @ weights and (T' * T') @ weights."""
@@ -132,3 +147,17 @@ class DirectedDistance(PrecomputedDistance):
     def maximum(self) -> float:
         """Find the largest cost."""
         return float(self.table.max())
+
+
+class _OneWay(PrecomputedDistance):
+    """A stored table that is no mean over directions, so that columns are not rows."""
+
+    directed = True
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Read T[:, index]."""
+        return self._matrix[:, index]
+
+    def mapped(self, function: Entrywise) -> _OneWay:
+        """Make the provider of a function of every cost."""
+        return _OneWay.unchecked(function(self._matrix))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Bytes of the block of rows that checks and squares work on. [L314]
 _BLOCK_BYTES = 64 * 2**20
@@ -59,7 +62,7 @@ class PrecomputedDistance(DistanceProvider):
         self._check()
 
     @classmethod
-    def unchecked(cls, matrix: Tensor) -> PrecomputedDistance:
+    def unchecked(cls, matrix: Tensor) -> Self:
         """Make the provider of a table that needs no check, because it was computed here."""
         provider = cls.__new__(cls)
         provider._hold(matrix)
@@ -77,7 +80,7 @@ class PrecomputedDistance(DistanceProvider):
         """Move the matrix to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
-        return PrecomputedDistance.unchecked(self._matrix.to(device, dtype))
+        return type(self).unchecked(self._matrix.to(device, dtype))
 
     def matrix(self) -> Tensor:
         """Give D itself."""
