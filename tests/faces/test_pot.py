@@ -364,3 +364,32 @@ def test_partial_plans_are_worth_what_pots_are_or_less(seed):
         assert max(plan.sum(1).max(), plan.sum(0).max()) <= 0.01 + 1e-9
     assert searched.value <= found.value + 1e-6
     assert found.value <= value + 1e-9
+
+
+@pytest.mark.filterwarnings("ignore:numItermax reached")
+@pytest.mark.parametrize("loss", ["L2", "KL"])
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize(
+    "call", [{}, {"unbalanced_type": "semirelaxed"}, CALLS["exact, partial"]], ids=str
+)
+def test_where_costs_tie_values_are_those_of_pot(call, directed, loss):
+    """Rounding chooses among the solutions of a linear problem of 0/1 tables, as in POT."""
+    rng = np.random.default_rng(5)
+    for n, m in ((5, 5), (9, 14), (16, 12), (20, 20), (23, 23)):
+        drawn = [np.triu(rng.random((size, size)) < 0.3, 1) for size in (n, m)]
+        Ca, Cb = ((half if directed else half + half.T).astype(float) for half in drawn)
+        # directed ones and KL may take thousands of steps
+        call = {**call, "loss": loss, "max_iter": 300}
+        assert solve_gromov(Ca, Cb, **call).value == pytest.approx(
+            ot.solve_gromov(Ca, Cb, **call).value, abs=1e-9
+        )
+
+
+def test_a_linear_cost_may_tie_too_or_be_negative():
+    rng = np.random.default_rng(2)
+    Ca, Cb = ((table + table.T).astype(float) for table in rng.random((2, 12, 12)) < 0.3)
+    for shift in (0, -3):
+        M = rng.integers(0, 3, (12, 12)) + float(shift)
+        found, expected = (solver(Ca, Cb, M) for solver in (solve_gromov, ot.solve_gromov))
+        np.testing.assert_allclose(found.plan.sum(0), 1 / 12, rtol=1e-12)
+        assert found.value <= expected.value + 1e-9

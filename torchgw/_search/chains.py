@@ -126,6 +126,9 @@ _MEETING = 20
 # Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
 # [L345, L563]
 _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
+# Entries up to which guesses are also looked at as they are, and chains that agree do not end
+# these rounds: it takes little to be surer. [L661]
+_TINY = 2**10
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
@@ -282,8 +285,13 @@ def climb(
             if numbers.stop >= count:
                 break
     found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
+    stayed = [replace(chain) for chain in found if world.tiny]
     # at once they would be far from their marginals, and look worse than they are
     world.descend(found, _REFINE, low)
+    # but what is an optimum at the target may be none on the way there
+    world.settle(stayed, low)
+    for place, chain in enumerate(stayed):
+        found[place] = min(chain, found[place], key=lambda one: one.objective)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
     world.descend(lifted, _QUICK, low)
     found += lifted
@@ -435,7 +443,8 @@ def _again(
     rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
     first = sorted(chains, key=lambda chain: chain.objective)
     groups = [_apart(first, width, left)]
-    if len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME):
+    alike = len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME)
+    if alike and not world.tiny:
         groups = _improved(world, groups, rounds, numbers, left)
         # those that were sent round again come from each other
         if _near(first[_AGREEING - 1], groups[0][0], _SAME):
@@ -571,6 +580,7 @@ class _World:
         self.y = problem.y.float()
         self.column = problem.column.float()
         self.sparse = _Sparse.of(problem)
+        self.tiny = self.base.numel() <= _TINY
 
     @property
     def large(self) -> bool:

@@ -91,8 +91,8 @@ _ISOMETRIC = 1e-3
 _SAME = 1e-6
 # Points of equal weight up to which all matchings are looked at. [L546]
 _ALL_MATCHINGS = 7
-# Points of the larger side from which on chains are of use. [L331]
-_TINY = 12
+# Points of the larger side from which on chains are of use. [L662]
+_TINY = 5
 # Multiplications that chains on all points may take by default, and where a search is thorough.
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
@@ -308,7 +308,8 @@ def search_all_points(
         return first
     if max(n, m) <= _POINTS and n_init is None:
         # starts of another kind, and cheap ones
-        first = find_optima(problem, epsilon, _CHAINS["thorough"])
+        more = find_optima(problem, epsilon, _CHAINS["thorough"])
+        first = min(more, first, key=_least)
     coarse = whole.problem
     guesses = [Guess(one.label, *_among_all(one, coarse)) for one in first.alternatives]
     if (
@@ -340,6 +341,11 @@ def search_all_points(
     certain = found.agreed or ambiguity < STANDS_OUT
     doubt = "" if certain else _WHY_OPEN[how].format(count=len(found.trials))
     return Search(alternatives, ambiguity, found.trials, doubt)
+
+
+def _least(found: Search) -> float:
+    """Return the lowest value that a search has found."""
+    return min((one.value for one in found.alternatives), default=torch.inf)
 
 
 def _tells_all(problem: Problem, first: Search) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchgw.pot._arrays import Array, product
-from torchgw.pot._descent import descend
+from torchgw.pot._descent import Line, descend
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import PartialTransport
 
@@ -35,7 +35,8 @@ def coarse_start(
     of_part = linear[part] if isinstance(linear, np.ndarray) else linear
     inner = PartialTransport(few_p, few_q, mass)
     begin = product(few_p, few_q, mass)
-    found = descend(small, weight, of_part, begin, inner, max_iter=100, tol_rel=1e-7, tol_abs=0.0)
+    line = Line(small, weight, of_part)
+    found = descend(line, begin, inner, max_iter=100, tol_rel=1e-7, tol_abs=0.0)
     plan = np.zeros((len(p), len(q)))
     plan[part] = found.plan
     cost = linear + weight * term.gradient(plan)

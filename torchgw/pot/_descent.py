@@ -25,10 +25,46 @@ class Descent(NamedTuple):
     converged: bool
 
 
+class Line:
+    """The objective <M, T> + weight * quadratic(T) from a plan towards another.
+
+    Its gradient is linear in T, so that of the direction gives the line and the next gradient too.
+    """
+
+    def __init__(self, term: Quadratic, weight: float, linear: Array | float) -> None:
+        self.term, self.weight, self.linear = term, weight, linear
+
+    def begin(self, plan: Array) -> float:
+        """Go to a plan; return its value."""
+        self._slope = self.weight * self.term.gradient(plan)
+        # a quadratic form is half its gradient
+        value = float(np.sum(self.linear * plan)) + 0.5 * float(np.vdot(self._slope, plan))
+        self._slope += self.linear
+        return value
+
+    def slope(self, plan: Array) -> Array:
+        """Compute the gradient at the plan that was reached."""
+        return self._slope
+
+    def look(self, plan: Array, direction: Array) -> tuple[float, float]:
+        """Find bend and slope of the objective, bend s^2 + slope s, along a direction."""
+        self._change = self.term.gradient(direction)
+        self._change *= self.weight
+        bend = 0.5 * float(np.vdot(self._change, direction))
+        return bend, float(np.vdot(self._slope, direction))
+
+    def go(self, plan: Array, direction: Array, end: Array, length: float) -> Array:
+        """Go a share of the way to the end of a direction."""
+        if length == 1:
+            # at the vertex entries are zero as they are there, without rounding
+            self._slope = self._slope + self._change
+            return end
+        self._slope = self._slope + length * self._change
+        return plan + length * direction
+
+
 def descend(
-    term: Quadratic,
-    weight: float,
-    linear: Array | float,
+    line: Line,
     start: Array,
     solver: LinearSolver,
     *,
@@ -39,11 +75,10 @@ def descend(
     limits: tuple[float | None, float | None] = (None, None),
     verbose: bool = False,
 ) -> Descent:
-    """Minimise <M, T> + weight * quadratic(T) by conditional gradient (Frank-Wolfe) [1]_.
+    """Minimise an objective by conditional gradient (Frank-Wolfe) [1]_.
 
     Each step solves the linear problem of the gradient at T, and goes to the least value on the
-    line to its solution, by the exact minimum of a quadratic function or by Armijo's rule. The
-    gradient is linear in T, so that of the direction gives the line and the next gradient too.
+    line to its solution, by the exact minimum of a quadratic function or by Armijo's rule.
 
     References
     ----------
@@ -51,25 +86,18 @@ def descend(
        data with application on graphs. ICML 2019.
     """
     plan = start
-    slope = weight * term.gradient(plan)
-    # a quadratic form is half its gradient
-    value = float(np.sum(linear * plan)) + 0.5 * float(np.vdot(slope, plan))
-    slope += linear
+    value = line.begin(plan)
     losses = [value]
     converged = False
     for step in range(max(int(max_iter), 1)):
+        slope = line.slope(plan)
         found = solver(slope, float(np.vdot(slope, plan)))
         direction = found.plan - plan
-        descent = float(np.vdot(slope, direction))
-        change = term.gradient(direction)
-        change *= weight
-        bend = 0.5 * float(np.vdot(change, direction))
+        bend, descent = line.look(plan, direction)
         length = _armijo(bend, descent) if armijo else best_step(bend, descent)
         if limits != (None, None):
             length = float(np.clip(length, *limits))
-        # at the vertex entries are zero as they are there, without rounding
-        plan = found.plan if length == 1 else plan + length * direction
-        slope = slope + change if length == 1 else slope + length * change
+        plan = line.go(plan, direction, found.plan, length)
         before, value = value, value + bend * length**2 + descent * length
         losses.append(value)
         moved = abs(value - before)

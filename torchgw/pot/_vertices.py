@@ -30,16 +30,24 @@ class LinearSolver(Protocol):
     def __call__(self, cost: Array, reached: float = ...) -> Linear: ...
 
 
-def transport(p: Array, q: Array) -> LinearSolver:
-    """Prepare the solver of transport problems between two weights of equal sum."""
-    equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
-    if equal:
-        return lambda cost, reached=-np.inf: _assign(cost, p[0])
+def transport(p: Array, q: Array, *, as_pot: bool = False) -> LinearSolver:
+    """Prepare the solver of transport problems between two weights of equal sum.
+
+    Of several solutions ``as_pot`` finds POT's.
+    """
     general = ExactTransport(p, q)
+    as_pot &= general.by_pot
+    if not as_pot and len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all():
+        return lambda cost, reached=-np.inf: _assign(cost, p[0])
 
     def solve(cost: Array, reached: float = -np.inf) -> Linear:
-        # gaining on a value is not enough: the steps are POT's
-        plan, u, v = general(cost)
+        if as_pot:
+            general.on(cost)
+        if not as_pot or general.short:
+            # gaining on a value is not enough: the steps are POT's
+            general(cost)
+        assert general.last is not None
+        plan, u, v = general.last
         return Linear(plan, lambda: (u, v))
 
     return solve

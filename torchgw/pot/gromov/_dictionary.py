@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._descent import best_step, descend
+from torchgw.pot._descent import Line, best_step, descend
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
@@ -182,7 +182,7 @@ def _unmix(call: Call, graph: _Graph, atoms: _Graph, symmetric: bool | None) -> 
         linear = (1 - alpha) * cdist(Y, features, "sqeuclidean") if Y.size else 0.0
         term = quadratic(C, mean, "square_loss", symmetric)
         steps: Any = {"max_iter": call.max_iter_inner, "tol_rel": call.tol_inner, "tol_abs": 0.0}
-        found = descend(term, alpha, linear, T, solver, **steps)
+        found = descend(Line(term, alpha, linear), T, solver, **steps)
         T, before = found.plan, loss
         b = alpha * np.tensordot(Cs, T.T @ C @ T, 2) + (1 - alpha) * np.tensordot(Ys, T.T @ Y, 2)
         constant = found.value - reg * float(w @ w) - float(w @ gram @ w - 2 * b @ w)

@@ -12,7 +12,8 @@ from torchgw._errors import InvalidInputError
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
 from torchgw.pot._coarse import LARGE, coarse_start
-from torchgw.pot._descent import Descent, descend
+from torchgw.pot._descent import Descent, Line, descend
+from torchgw.pot._ties import LineOfPot, tied
 from torchgw.pot._vertices import (
     LinearSolver,
     PartialTransport,
@@ -40,22 +41,41 @@ def exact(
 ) -> Descent:
     """Take conditional gradient steps; ``stop`` are the further arguments of :func:`descend`."""
     p, q = problem.p, problem.q
+    line = _line(problem, kind, **stop)
     solver: LinearSolver
     if kind == "partial":
         share = _read_mass(problem, mass)
         solver = partial_transport(p, q, share)
         if isinstance(solver, PartialTransport):
-            return _partial(problem, solver, start, **stop)
+            return _partial(problem, solver, line, start, **stop)
         first = _read_partial_start(problem, start, share)
     elif kind == "semirelaxed":
         first, solver = _read_semirelaxed_start(problem, start, random_state), semirelaxed(p)
     else:
-        first, solver = read_start(problem, start), transport(p, q)
-    return descend(problem.term, problem.alpha, problem.linear, first, solver, **stop)
+        as_pot = isinstance(line, LineOfPot)
+        first, solver = read_start(problem, start), transport(p, q, as_pot=as_pot)
+    return descend(line, first, solver, **stop)
+
+
+def _line(problem: Problem, kind: Marginals, *, armijo: bool = False, **_: Any) -> Line:
+    """Choose how objectives along lines are computed."""
+    pieces = problem.term, problem.alpha, problem.linear
+    costs = problem.C1, problem.C2
+    small = min(len(costs[0]), len(costs[1])) < LARGE
+    if armijo or not small or not tied(*costs) or (problem.M is not None and not tied(problem.M)):
+        return Line(*pieces)
+    p, q = problem.p, problem.q
+    return LineOfPot(*pieces, None if kind == "partial" else p, q if kind == "balanced" else None)
 
 
 def _partial(
-    problem: Problem, solver: PartialTransport, start: Any, *, max_iter: int, **stop: Any
+    problem: Problem,
+    solver: PartialTransport,
+    line: Line,
+    start: Any,
+    *,
+    max_iter: int,
+    **stop: Any,
 ) -> Descent:
     """Go where POT goes, then on from there; large problems begin at a coarse start."""
     pieces = problem.term, problem.alpha, problem.linear
@@ -66,14 +86,14 @@ def _partial(
         if solver.by_pot and min(first.shape) < LARGE:
             # POT ends its linear problems after as many pivots as it may take steps
             short = ShortTransport(solver, problem.linear, max_iter)
-            found = descend(*pieces, first, short, max_iter=max_iter, **stop)
+            found = descend(line, first, short, max_iter=max_iter, **stop)
             if short.solved(found.plan):
                 return found
             reached = short.within(found.plan)
             if reached is not None:
                 first, losses = reached, found.losses[:-1]
                 max_iter -= len(losses)
-    found = descend(*pieces, first, solver, max_iter=max_iter, **stop)
+    found = descend(Line(*pieces), first, solver, max_iter=max_iter, **stop)
     return found._replace(losses=losses + found.losses)
 
 
