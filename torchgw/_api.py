@@ -243,8 +243,9 @@ def solve(
         has converged (its plan has settled); 2e-4 at least in float32.
     objective_tol : float
         Relative decrease of the objective per iteration, a mean over five, below which an exact
-        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
-        switches that off; so does ``differentiable``, as derivatives are those of a settled plan.
+        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink; so do
+        proximal steps that factored distances no longer show. 0 switches that off; so does
+        ``differentiable``, as derivatives are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large for more than a few iterations in
