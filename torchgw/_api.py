@@ -49,6 +49,7 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
+from torchgw._solve.strategy import check_known
 from torchgw._tensors.ahead import compile_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
@@ -460,6 +461,7 @@ def solve(
     options.check_combination(
         linear=fused, differentiable=tracked, checkpoint=checkpoint is not None
     )
+    check_known(options, kind, matrix=M is not None)
     specs = distances if isinstance(distances, (tuple, list)) else (distances,)
     if any(isinstance(one, DirectedDistance) for one in (X, Y, *specs)):
         options.check_directed(differentiable=tracked)

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+# Largest logarithm of a mass, whose square is a number of float64. [L641]
+_LARGEST_LOGARITHM = 350.0
+
+
 @dataclass(frozen=True)
 class MarginalRule:
     """Which marginals a plan must have: strict by default."""
@@ -153,7 +157,7 @@ def best_mass(
     slope += epsilon * (terms.whole - first - second)
     pull = 2 * (source + target + epsilon / 2)
     if linear == 0 or not math.isfinite(slope + linear):
-        return math.exp(-slope / pull)
+        return _exp(-slope / pull)
 
     def rest(logarithm: float) -> float:
         return slope + linear / 2 * math.exp(-logarithm) + pull * logarithm
@@ -171,7 +175,18 @@ def best_mass(
         high += high - low
     from scipy.optimize import brentq  # SciPy takes long to import
 
-    return math.exp(brentq(rest, low, high, xtol=1e-15))
+    return _exp(brentq(rest, low, high, xtol=1e-15))
+
+
+def _exp(logarithm: float) -> float:
+    """Compute a mass by its logarithm; refuse one whose square is no number."""
+    if abs(logarithm) > _LARGEST_LOGARITHM:
+        many = "more and more" if logarithm > 0 else "nothing"
+        raise NumericalError(
+            f"A plan of least objective moves {many} here, as its cost outweighs the penalties: "
+            f"a mass of e^{logarithm:.3g}. Raise `unbalanced`, or bring the costs nearer to zero."
+        )
+    return math.exp(logarithm)
 
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:
