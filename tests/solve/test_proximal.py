@@ -134,6 +134,20 @@ def test_a_coupling_that_sees_nothing_does_not_end_the_steps(alpha, objective_to
     assert result.value_linear == pytest.approx((1 - alpha) * best, rel=1e-3)
 
 
+def test_steps_to_a_copy_end_before_the_limit():
+    """The plan moves on where the value has nothing left to fall by; 500 points met the limit."""
+    x = np.random.default_rng(5).normal(size=(150, 3))
+    options = {"distances": "euclidean", "regularization": "proximal", "random_state": 0}
+    options |= {"max_iter": 180}
+    with pytest.warns(ConvergenceWarning, match="max_iter"):
+        torchgw.solve(x, x[::-1].copy(), objective_tol=0, **options)
+    result = torchgw.solve(x, x[::-1].copy(), **options)
+    assert result.status is Status.FLAT
+    assert result.gradient == "dense"
+    assert result.value < 1e-6
+    assert (np.asarray(result.lazy_plan.argmax()) == np.arange(150)[::-1]).all()
+
+
 def test_the_change_of_a_plan_is_that_of_the_next_step():
     """CONVERGED where the next step moved .3% of the plan: a coupling moves by the square of it."""
     x, y, _ = isometric_copy(40, noise=0.2, seed=1)

@@ -546,7 +546,7 @@ def test_masses_that_are_no_numbers_are_refused(cost, rho, moved):
 
 
 def test_weak_penalties_need_a_large_epsilon():
-    with pytest.raises(torchgw.NumericalError, match="`unbalanced` need a larger epsilon"):
+    with pytest.raises(torchgw.NumericalError, match="`unbalanced` need a larger one"):
         torchgw.solve(**GIVEN, unbalanced=1e-8, epsilon=1e-5)
     assert torchgw.solve(**GIVEN, unbalanced=1e-8, epsilon=0.1).converged
 

@@ -66,8 +66,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     excess = _dual_excess(setting)
     descent = Descent(options.objective_tol, excess)
     # not where another stage goes on from here
-    final = proximal and gradient.lossy and setting.tol <= options.tol
+    final = proximal and not sampled and setting.tol <= options.tol
     drift = Drift(options.objective_tol, gradient.squares()) if final else None
+    positive = setting.problem.linear is None and setting.problem.loss.is_square
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     error, stuck, missed = math.inf, 0, 0
     left = options.max_iter - state.done
@@ -122,8 +123,10 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         ended: Status | None = None
         if settled and inner.error <= reachable:
             ended = Status.CONVERGED
-            if drift is not None:
-                ended = _look(setting, drift, prepared, inner, reachable)
+            if drift is not None and gradient.lossy:
+                ended = drift.update(*_look(setting, prepared, inner), reachable)
+        elif drift is not None and positive and at_target and met and drift.is_due(annealed):
+            ended = Status.FLAT if drift.is_zero(_look(setting, prepared, inner)[1]) else None
         if ended is Status.FLAT:
             return state._replace(status=ended)
         if ended is not None:
@@ -147,16 +150,11 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
 
 
 def _look(
-    setting: Setting,
-    drift: Drift,
-    prepared: PreparedProblem,
-    inner: SinkhornResult,
-    reachable: float,
-) -> Status | None:
-    """Look at a plan itself; return how the loop ends, ``None`` if it goes on."""
+    setting: Setting, prepared: PreparedProblem, inner: SinkhornResult
+) -> tuple[TransportPlan, float]:
+    """Read off a plan and its value."""
     plan = TransportPlan.of(prepared, inner.potentials)
-    found = evaluate(setting, plan, plan.epsilon)
-    return drift.update(plan, found.value(setting.problem.alpha), reachable)
+    return plan, evaluate(setting, plan, plan.epsilon).value(setting.problem.alpha)
 
 
 def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:

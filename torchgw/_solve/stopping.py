@@ -29,6 +29,9 @@ _PRODUCTS = 8
 # Share of the squares that cancel in a value below which its decrease is judged by them: the value
 # of a copy falls to zero by as large a share of itself in each step. [L640]
 _LEAST_SHARE = 0.01
+# Steps after which it is looked whether a value has come to zero: a look costs as much as a step.
+# [L642]
+_EVERY = 10
 
 
 @dataclass
@@ -143,6 +146,14 @@ class Drift:
     def __init__(self, tol: float, squares: float) -> None:
         self._tol, self._least = tol, _LEAST_SHARE * squares
         self._last: tuple[Tensor, float] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to look at a value that may have nothing left to fall by."""
+        return self._tol > 0 and step % _EVERY == 0
+
+    def is_zero(self, value: float) -> bool:
+        """Whether a value that is never negative cannot fall by more than what counts."""
+        return value <= self._tol * self._least
 
     def update(self, plan: Plan, value: float, reachable: float) -> Status | None:
         """Take a plan and its value; return how the loop ends, ``None`` if it goes on."""
