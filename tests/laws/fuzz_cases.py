@@ -496,6 +496,10 @@ def judge_fixed_point(case, result, plan, weights, single):
         if "epsilon" not in arguments:
             return
         epsilon = arguments["epsilon"]
+        # a step may bring back what is too small for a number, of which nothing is known
+        unseen = (plan == 0) & (weights[0][:, None] * weights[1] > 0)
+        if unseen.any() and np.ptp(own_cost(case, result, plan)) > 500 * epsilon:
+            return
     cost = step_cost(case, result, plan, weights, epsilon, proximal)
     after = following(case, result, weights, cost, epsilon)
     if after is None:
