@@ -170,7 +170,7 @@ class Options:
             "proximal steps sharpen the plan of points": self.regularization == "proximal",
             "`polish` makes a plan of points": self.polish,
             "the masses of `unbalanced` and `mass` are not known beforehand": self.rule is not None,
-            f"gradient={self.gradient!r} reads no means of them": (
+            f"gradient={self.gradient!r} reads no means of them as 'factored' does": (
                 self.gradient not in ("auto", "factored")
             ),
         }
