@@ -49,6 +49,7 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.pipeline import solve_problem
 from torchgw._solve.state import Recorder
+from torchgw._solve.strategy import check_known
 from torchgw._tensors.ahead import compile_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
@@ -240,8 +241,9 @@ def solve(
         has converged (its plan has settled); 2e-4 at least in float32.
     objective_tol : float
         Relative decrease of the objective per iteration, a mean over five, below which an exact
-        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
-        switches that off; so does ``differentiable``, as derivatives are those of a settled plan.
+        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink; so do
+        proximal steps that factored distances no longer show. 0 switches that off; so does
+        ``differentiable``, as derivatives are those of a settled plan.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
         5e-7 by default, or 1e-5 where the cost is too large for more than a few iterations in
@@ -457,6 +459,7 @@ def solve(
     options.check_combination(
         linear=fused, differentiable=tracked, checkpoint=checkpoint is not None
     )
+    check_known(options, kind, matrix=M is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     if backend in ("auto", "triton"):

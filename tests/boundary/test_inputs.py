@@ -952,6 +952,12 @@ SIDES = {"X": X[:4], "Y": Y[:4]}
         {"unbalanced": 1.0, "regularization": "proximal"},
         {"unbalanced": 1.0, "M": np.zeros((4, 4)), "checkpoint": "state"},
         {"unbalanced": 1.0, "mass": 0.5},
+        {"skip_tiles": True, "M": np.zeros((4, 4))},
+        {"skip_tiles": True, "gradient": "dense"},
+        {"skip_tiles": True, "storage": "stored"},
+        {"loss": "absolute", "gradient": "factored"},
+        {"resolution": 1e-3, "gradient": "dense"},
+        {"resolution": 1e-3, "mass": 0.5},
         {"search": "thorough", "init": np.full((4, 4), 1 / 16)},
         {"search": "thorough", "loss": "absolute"},
         {"alpha": 0.5},
@@ -967,6 +973,14 @@ def test_options_that_cannot_work_together_are_refused_before_the_work(options, 
     monkeypatch.setattr(torchgw._api, "build_providers", begun)
     with pytest.raises(torchgw.TorchGWError):
         torchgw.solve(**SIDES, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "sampled"}, {"mass": 1e-12}])
+@pytest.mark.parametrize("epsilon", [1e40, 1e300])
+def test_an_epsilon_that_leaves_nothing_of_a_plan_is_refused(options, epsilon):
+    """It overflowed in float32, drew from no plan at all, or was said to be too small."""
+    with pytest.raises(torchgw.InvalidInputError, match=r"`epsilon` leaves nothing .* Lower it"):
+        torchgw.solve(**SIDES, epsilon=epsilon, **options)
 
 
 def test_an_exact_gradient_is_asked_for_before_the_search(monkeypatch):

@@ -118,7 +118,12 @@ def test_moves_that_change_nothing_have_no_curvature():
 def test_what_a_direction_must_be():
     given = inputs_of("sqeuclidean")
     _, result = solved("sqeuclidean", given)
-    for direction in (torch.ones(7, 2), {"Z": torch.ones(1)}, {}, {"X": torch.ones(3, 2)}, None):
+    step = torch.ones(7, 2)
+    for direction in (
+        step, {"Z": torch.ones(1)}, {}, {"X": torch.ones(3, 2)}, None, {"X": None},
+        {"X": step * torch.nan}, {"X": step * torch.inf}, {"X": 1e300 * step.double()},
+        {"X": step.to(torch.complex64)},
+    ):  # fmt: skip
         with pytest.raises(torchgw.InvalidInputError, match="direction"):
             result.hvp(direction)
     plain = torchgw.solve(given["X"], given["Y"], distances="sqeuclidean", epsilon=1.5)

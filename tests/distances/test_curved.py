@@ -258,8 +258,12 @@ def test_what_no_space_is_made_of_is_refused():
         ProductDistance([PointDistance(points), PointDistance(points[:5])])
     with pytest.raises(torchgw.InvalidTypeError, match="parts"):
         ProductDistance([points])
-    with pytest.raises(torchgw.InvalidInputError, match="weights"):
-        ProductDistance([PointDistance(points)], [1.0, 2.0])
+    for parts in (None, [], [None]):
+        with pytest.raises(torchgw.InvalidTypeError, match="`parts`"):
+            ProductDistance(parts)
+    for weights in ([1.0, 2.0], 0.0, [None], "a"):
+        with pytest.raises(torchgw.InvalidInputError, match="`weights`"):
+            ProductDistance([PointDistance(points)], weights)
 
 
 def test_factors_of_curved_distances_have_one_positive_sign_and_say_their_error():

@@ -400,3 +400,26 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
         gromov.quantized_fused_gromov_wasserstein_samples(x, y, 2, 2, alpha=0.5)
     with pytest.raises(InvalidInputError, match="part_method"):
         gromov.get_graph_partition(first, 2, part_method="GW")
+
+
+def test_parts_that_cannot_be_are_refused():
+    """Each of them ended in an error of another package, or in one part in place of none."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 2)), rng.normal(size=(7, 2))
+    for count in (0, 2.5, None, "two"):
+        with pytest.raises(InvalidInputError, match="`npart2` must be an integer"):
+            gromov.quantized_fused_gromov_wasserstein_samples(x, y, 3, count)
+    pairs = np.kron(np.eye(3), [[0, 1], [1, 0]])
+    with pytest.raises(InvalidInputError, match="'fluid' divides connected graphs"):
+        gromov.quantized_fused_gromov_wasserstein(pairs, pairs, 2, 2)
+    with pytest.raises(InvalidInputError, match="`part` must have shape"):
+        gromov.format_partitioned_samples(x, None, np.zeros(3), [0])
+    for places in ([0], [0, 9], [0, 1.5], x):
+        with pytest.raises(InvalidInputError, match="`rep_indices`"):
+            gromov.format_partitioned_samples(x, None, np.arange(9) % 2, places)
+    two, thirds = [np.zeros(2), np.zeros(1)], [np.full(2, 1 / 3), np.full(1, 1 / 3)]
+    table = np.array([[0, 1.0], [1, 0]])
+    with pytest.raises(InvalidInputError, match="`list_R1` and `list_p1`"):
+        gromov.quantized_fused_gromov_wasserstein_partitioned(
+            table, table, [np.zeros(3), np.zeros(1)], two, thirds, thirds
+        )

@@ -469,6 +469,16 @@ def own_objective(case, result, plan, weights, epsilon):
     return weight * (1 - np.exp(-slope / weight))
 
 
+def step_cost(case, result, plan, weights, epsilon, proximal):
+    """C(P), and what keeps a proximal step to the plan."""
+    cost = own_cost(case, result, plan)
+    if not proximal:
+        return cost
+    with np.errstate(divide="ignore"):
+        ratio = np.log(plan / np.maximum(weights[0][:, None] * weights[1], 1e-300))
+    return cost - epsilon * np.maximum(ratio, -600)
+
+
 def judge_fixed_point(case, result, plan, weights, single):
     """What another iteration would change is what the status says that it may."""
     status, arguments = result.status, case.arguments
@@ -481,15 +491,16 @@ def judge_fixed_point(case, result, plan, weights, single):
             # of a plan t P the objective is t^2 times that of P with M / t, except where M is all
             case = replace(case, linear=case.linear / plan.sum())
         plan = plan / plan.sum()
-    cost = own_cost(case, result, plan)
     if proximal:
-        # a step has the weight that was asked for, and keeps to the plan
+        # a step has the weight that was asked for
         if "epsilon" not in arguments:
             return
         epsilon = arguments["epsilon"]
-        with np.errstate(divide="ignore"):
-            ratio = np.log(plan / np.maximum(weights[0][:, None] * weights[1], 1e-300))
-        cost = cost - epsilon * np.maximum(ratio, -600)
+        # a step may bring back what is too small for a number, of which nothing is known
+        unseen = (plan == 0) & (weights[0][:, None] * weights[1] > 0)
+        if unseen.any() and np.ptp(own_cost(case, result, plan)) > 500 * epsilon:
+            return
+    cost = step_cost(case, result, plan, weights, epsilon, proximal)
     after = following(case, result, weights, cost, epsilon)
     if after is None:
         return
@@ -507,21 +518,24 @@ def judge_fixed_point(case, result, plan, weights, single):
         if change > 100 * tol + 1e-3 + 2 * missed:
             yield f"CONVERGED, and its cost leads {change:.3g} away"
         return
-    before = own_objective(case, result, plan, weights, epsilon)
+    entropy = 0.0 if proximal else epsilon
+    before = own_objective(case, result, plan, weights, entropy)
     steps = 5 if status is Status.FLAT else 1
     for _ in range(steps - 1):
         # it may go up and down: what counts is where some iterations lead
         scaled = after if np.isinf(rule(case)[0]).any() else after / after.sum()
-        after = following(case, result, weights, own_cost(case, result, scaled), epsilon)
+        cost = step_cost(case, result, scaled, weights, epsilon, proximal)
+        after = following(case, result, weights, cost, epsilon)
         if after is None:
             return
-    fall = (before - own_objective(case, result, after, weights, epsilon)) / steps
+    fall = (before - own_objective(case, result, after, weights, entropy)) / steps
     squares = own_squares(case, result, plan)
     # the fixed point of a solve in float32 is that of its costs, whatever the plan is kept in
     rough = 4e-4 if single or result.precision == "float32" else 0
     slack = (1e-9 + rough + 8 * result.marginal_error) * squares + rough * epsilon + 1e-14
     if status is Status.FLAT:
-        allowed = 10 * arguments.get("objective_tol", 1e-4) * abs(before)
+        least = 0.01 * squares if proximal else 0
+        allowed = 10 * arguments.get("objective_tol", 1e-4) * max(abs(before), least)
     else:
         noise = np.nan_to_num(result.report.cost_standard_error or 0.0)
         allowed = 0.01 * abs(before) + 3 * noise
@@ -575,7 +589,9 @@ def judge_limit(case, result, plan, single):
     if status is Status.POLISH_LIMIT and not arguments.get("polish"):
         yield "POLISH_LIMIT of no polish"
     if status is Status.PRECISION_LIMIT and result.epsilon > 0:
-        cost = own_cost(case, result, plan)
+        # of a plan of free mass, what is solved for is that of mass one
+        free = not np.isinf(rule(case)[0]).any()
+        cost = own_cost(case, result, plan / plan.sum() if free else plan)
         precise = result.precision == "float64" or result.precision == "mixed"
         # entries that are equal may each be rounded: two points as far from the only other one
         rounding = (

@@ -164,6 +164,7 @@ def run(options, keep):
 
 def grouped(message):
     """Return the first words of a message, without its numbers and the names of parts of files."""
+    message = re.sub(r"^\S+\.npz: ", "", message)
     message = re.sub(r"^`[^`]*`(: `[^`]*`)?", "`...`", re.sub(r"[-+]?\d[\d.,e+-]*", "#", message))
     return " ".join(
         re.sub(r"('#:[^']*'|names '[^']*'|\{.*|; got .*|parts, .*)", "...", message).split()[:14]

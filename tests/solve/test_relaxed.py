@@ -535,6 +535,22 @@ def test_fused_unbalanced_problems_of_other_kinds():
         torchgw.solve(**GIVEN, **options, checkpoint="state")
 
 
+@pytest.mark.parametrize(
+    ("cost", "rho", "moved"), [(-1.0, 1e-8, "more"), (-3.0, 1e-3, "more"), (3.0, 1e-8, "nothing")]
+)
+def test_masses_that_are_no_numbers_are_refused(cost, rho, moved):
+    """They were an OverflowError, or the logarithm of zero."""
+    linear = np.full((30, 28), cost)
+    with pytest.raises(torchgw.NumericalError, match=f"moves {moved}.*Raise `unbalanced`"):
+        torchgw.solve(**GIVEN, M=linear, alpha=0, unbalanced=rho, epsilon=1e-3)
+
+
+def test_weak_penalties_need_a_large_epsilon():
+    with pytest.raises(torchgw.NumericalError, match="`unbalanced` need a larger one"):
+        torchgw.solve(**GIVEN, unbalanced=1e-8, epsilon=1e-5)
+    assert torchgw.solve(**GIVEN, unbalanced=1e-8, epsilon=0.1).converged
+
+
 def test_a_strict_side_needs_weights_of_sum_one():
     free = torchgw.solve(D_X=D_X, D_Y=D_Y, a=A, b=2 * B, unbalanced=(INF, 0.2), epsilon=0.05)
     known = torchgw.solve(**GIVEN, unbalanced=(INF, 0.2), epsilon=0.05)

@@ -152,7 +152,7 @@ def test_seeds_give_the_same_bits(few):
         ({"checkpoint": "state"}, "checkpoint"),
         ({"regularization": "proximal"}, "proximal"),
         ({"polish": True}, "polish"),
-        ({"mass": 0.5}, "relaxed"),
+        ({"mass": 0.5}, "unbalanced"),
         ({"gradient": "dense"}, "factored"),
         ({"gradient": "sampled"}, "factored"),
     ],

@@ -106,11 +106,11 @@ def decode(
     part = node[kind]
     if kind in ("tensor", "array"):
         if not isinstance(part, str) or part not in arrays:
-            raise InvalidInputError(f"`{name}` names {str(part)[:60]!r}, which is no array here.")
+            raise InvalidInputError(f"`{name}` names {str(part)[:60]!r}, no array of the file.")
         if kind == "array":
             return arrays[part]
         if arrays[part].dtype.kind not in "fiub":
-            raise InvalidInputError(f"`{name}` holds no numbers but {arrays[part].dtype}.")
+            raise InvalidInputError(f"`{name}` must hold numbers; got {arrays[part].dtype}.")
         return torch.from_numpy(arrays[part]).to(device)
     if kind == "dict":
         return {key: inner(value, key) for key, value in part.items()}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_finite, check_magnitude
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import HessianProduct
@@ -182,18 +183,18 @@ def hessian_product(
             f"`direction` must be a tensor, or a dictionary of tensors by name, for some of "
             f"{', '.join(names)}."
         )
+    steps = []
     for name, item in zip(names, inputs, strict=True):
-        given = direction.get(name)
-        if given is not None and (not isinstance(given, Tensor) or given.shape != item.shape):
+        step = direction.get(name, torch.zeros_like(item))
+        if not isinstance(step, Tensor) or step.shape != item.shape or step.is_complex():
             raise InvalidInputError(
-                f"`direction` for {name} must be a tensor of shape {tuple(item.shape)}."
+                f"`direction` for {name} must be a real tensor of shape {tuple(item.shape)}."
             )
-    steps = tuple(
-        direction[name] if name in direction else torch.zeros_like(item)
-        for name, item in zip(names, inputs, strict=True)
-    )
+        steps.append(step.to(item))
+        check_finite(f"direction[{name!r}]", step)
+        check_magnitude(f"direction[{name!r}]", steps[-1])
     with torch.no_grad():
-        parts, system = solved.hessian_product(inputs, steps)
+        parts, system = solved.hessian_product(inputs, tuple(steps))
     found = {name: part.detach() for name, part in zip(names, parts, strict=True)}
     return HessianProduct(found, *system)
 

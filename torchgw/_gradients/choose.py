@@ -10,9 +10,10 @@ from torchgw._gradients.contract import CostRows, Gradient, Linearised
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import SampledGradient
+from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem
 
-__all__ = ["GradientName", "choose_gradient", "cost_rows", "make_gradient"]
+__all__ = ["GradientName", "check_products", "choose_gradient", "cost_rows", "make_gradient"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +75,21 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
     return chosen
 
 
+def check_products(name: GradientName, loss: Loss) -> None:
+    """Refuse factors for a loss that has none."""
+    if name == "factored" and loss.cross is None:
+        raise UnsupportedError(
+            f"`gradient='factored'` needs a loss that is made of products, and loss={loss.name!r} "
+            "is not. Pass gradient='auto', 'dense' or 'sampled'."
+        )
+
+
 def _choose_without_products(name: GradientName, problem: Problem) -> GradientName:
     """Choose the gradient for a loss whose cross term is no product, as :func:`choose_gradient`."""
     n, m, kind = problem.source.n, problem.target.n, problem.source.device.type
     loss, size = problem.loss.name, n * m * min(n, m)
     cheap = problem.source.cheap_columns and problem.target.cheap_columns
-    if name == "factored":
-        raise UnsupportedError(
-            f"`gradient='factored'` needs a loss that is made of products, and loss={loss!r} is "
-            "not. Pass gradient='auto', 'dense' or 'sampled'."
-        )
+    check_products(name, problem.loss)
     if name == "dense" and size > _MOST_TRIPLES.get(kind, 0):
         raise UnsupportedError(
             f"`gradient='dense'` with loss={loss!r} reads {size:.2g} distances in every iteration, "

@@ -73,6 +73,7 @@ class FactoredGradient(StrictGradient):
 
     name = "factored"
     exact = True
+    lossy = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -14,6 +14,9 @@ from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
 from torchgw._typing import Marginals
 
+# Largest logarithm of a mass, whose square is a number of float64. [L641]
+_LARGEST_LOGARITHM = 350.0
+
 
 @dataclass(frozen=True)
 class MarginalRule:
@@ -142,7 +145,7 @@ def best_mass(
     slope += epsilon * (terms.whole - first - second)
     pull = 2 * (source + target + epsilon / 2)
     if linear == 0 or not math.isfinite(slope + linear):
-        return math.exp(-slope / pull)
+        return _exp(-slope / pull)
 
     def rest(logarithm: float) -> float:
         return slope + linear / 2 * math.exp(-logarithm) + pull * logarithm
@@ -160,7 +163,18 @@ def best_mass(
         high += high - low
     from scipy.optimize import brentq  # SciPy takes long to import
 
-    return math.exp(brentq(rest, low, high, xtol=1e-15))
+    return _exp(brentq(rest, low, high, xtol=1e-15))
+
+
+def _exp(logarithm: float) -> float:
+    """Compute a mass by its logarithm; refuse one whose square is no number."""
+    if abs(logarithm) > _LARGEST_LOGARITHM:
+        many = "more and more" if logarithm > 0 else "nothing"
+        raise NumericalError(
+            f"A plan of least objective moves {many} here, as its cost outweighs the penalties: "
+            f"a mass of e^{logarithm:.3g}. Raise `unbalanced`, or bring the costs nearer to zero."
+        )
+    return math.exp(logarithm)
 
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:

@@ -152,10 +152,13 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         )
     if not isinstance(tree.get("fields"), dict):
         raise InvalidInputError(f"{path}: `fields` must be a dictionary.")
-    fields = {
-        name: decode(part, arrays, where, _build, name) for name, part in tree["fields"].items()
-    }
-    return built(_build, kind, fields, kind)
+    try:
+        fields = {
+            name: decode(part, arrays, where, _build, name) for name, part in tree["fields"].items()
+        }
+        return built(_build, kind, fields, kind)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from error
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:
@@ -457,7 +460,7 @@ def _check_shapes(kind: str, value: Any) -> None:
         known = [sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False)]
         if len(shape) != len(axes) or known != list(shape):
             raise InvalidInputError(
-                f"`{name}` of a {kind} has the shape {shape}, which the others do not go with."
+                f"`{name}` of {kind} has the shape {shape}, which the others do not go with."
             )
 
 

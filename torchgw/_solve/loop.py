@@ -8,6 +8,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._solve.evaluation import evaluate
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
     check_finite,
@@ -25,7 +26,7 @@ from torchgw._solve.settle import SETTLE_ITERATIONS
 from torchgw._solve.state import LoopState, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.step import Step, choose_step
-from torchgw._solve.stopping import Descent, MovingAverage, Verdict
+from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
 from torchgw._typing import Iteration
 
 __all__ = ["iterate"]
@@ -64,6 +65,10 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     excess = _dual_excess(setting)
     descent = Descent(options.objective_tol, excess)
+    # not where another stage goes on from here
+    final = proximal and not sampled and setting.tol <= options.tol
+    drift = Drift(options.objective_tol, gradient.squares()) if final else None
+    positive = setting.problem.linear is None and setting.problem.loss.is_square
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     error, stuck, missed = math.inf, 0, 0
     left = options.max_iter - state.done
@@ -115,7 +120,16 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         spent = settled and most_inner == options.inner_max_iter and not inner.converged
         stuck = stuck + 1 if spent and inner.error > _STUCK_SHARE * error else 0
         error = inner.error
+        ended: Status | None = None
         if settled and inner.error <= reachable:
+            ended = Status.CONVERGED
+            if drift is not None and gradient.lossy:
+                ended = drift.update(*_look(setting, prepared, inner), reachable)
+        elif drift is not None and positive and at_target and met and drift.is_due(annealed):
+            ended = Status.FLAT if drift.is_zero(_look(setting, prepared, inner)[1]) else None
+        if ended is Status.FLAT:
+            return state._replace(status=ended)
+        if ended is not None:
             solved = None
             # graphs would overwrite the cost
             if not step.overwrites and _is_result(setting, prepared, inner):
@@ -133,6 +147,14 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         # what is prepared may be as large as the factors: it goes before the next cost comes
         del prepared
     return state
+
+
+def _look(
+    setting: Setting, prepared: PreparedProblem, inner: SinkhornResult
+) -> tuple[TransportPlan, float]:
+    """Read off a plan and its value."""
+    plan = TransportPlan.of(prepared, inner.potentials)
+    return plan, evaluate(setting, plan, plan.epsilon).value(setting.problem.alpha)
 
 
 def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:

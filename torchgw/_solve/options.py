@@ -124,8 +124,8 @@ class Options:
         relaxed = "`unbalanced`" if self.rule.mass is None else "`mass`"
         if self.regularization == "proximal":
             raise UnsupportedError(
-                f"regularization='proximal' keeps to the last plan, and {relaxed} would let its "
-                "mass follow the steps. Pass regularization='entropic'."
+                f"regularization='proximal' is for plans of given marginals, and {relaxed} relaxes "
+                "them. Pass regularization='entropic'."
             )
         if self.polish and not self.rule.polyhedral:
             raise UnsupportedError(
@@ -169,16 +169,18 @@ class Options:
             "`checkpoint` keeps where the loop over all points stands": checkpoint,
             "proximal steps sharpen the plan of points": self.regularization == "proximal",
             "`polish` makes a plan of points": self.polish,
-            "relaxed marginals are not known beforehand": self.rule is not None,
-            "only factored distances have means": self.gradient not in ("auto", "factored"),
+            "the masses of `unbalanced` and `mass` are not known beforehand": self.rule is not None,
+            f"gradient={self.gradient!r} reads no means of them as 'factored' does": (
+                self.gradient not in ("auto", "factored")
+            ),
         }
         reasons = [reason for reason, holds in why.items() if holds]
         if not reasons:
             return self
         if self.resolution not in ("auto", None):
             raise UnsupportedError(
-                f"`resolution` solves on cells of near points, and {reasons[0]}. Leave one of them "
-                "out."
+                f"`resolution` solves on cells of near points, and {reasons[0]}. Leave out "
+                "`resolution`, or the other."
             )
         return replace(self, resolution=None)
 

@@ -13,7 +13,8 @@ class Status(Enum):
     The marginals of ``CONVERGED``, ``STATIONARY`` and ``FLAT`` are missed by ten times
     ``inner_tol`` at most, and their value is at most that of the product plan. One more exact
     iteration changes the plan of ``CONVERGED`` by about ``tol``, relative to its norm; five lower
-    the objective of ``FLAT`` by at most ten times ``objective_tol`` of it each, on average; one
+    the objective of ``FLAT`` by at most ten times ``objective_tol`` of it each, on average (after
+    proximal steps, which are iterations here, the value, or 1% of its squared distances); one
     lowers that of ``STATIONARY`` by at most 1% of it and three times
     ``report.cost_standard_error``, which is checked up to 400 points. A polished ``CONVERGED``
     plan has no vertex of lower linearised cost. All this holds up to rounding, see

@@ -1,4 +1,7 @@
-"""When the outer loop stops: a sampled objective by its average, an exact one by its fall."""
+"""When the outer loop stops: a sampled objective by its average, an exact one by its fall.
+
+Proximal steps by what few numbers of a plan do not show.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Descent", "MovingAverage", "Verdict"]
+import torch
+from torch import Tensor
+
+from torchgw._plans.contract import Plan
+from torchgw._solve.status import Status
+
+__all__ = ["Descent", "Drift", "MovingAverage", "Verdict"]
 
 # Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
@@ -15,6 +24,14 @@ _WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
 # smallest one before. [L178]
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
+# Products with a plan that tell its change: a single one may miss it by chance. [L640]
+_PRODUCTS = 8
+# Share of the squares that cancel in a value below which its decrease is judged by them: the value
+# of a copy falls to zero by as large a share of itself in each step. [L640]
+_LEAST_SHARE = 0.01
+# Steps after which it is looked whether a value has come to zero: a look costs as much as a step.
+# [L642]
+_EVERY = 10
 
 
 @dataclass
@@ -113,3 +130,40 @@ class Descent:
         flat = fall <= least and not settling
         self._risen = flat and value > self.values[-2] + least
         return flat and not self._risen
+
+
+class Drift:
+    """How proximal steps end once their coupling, of few numbers, has settled.
+
+    The plan may go on: a coupling does not see which of two equal points has what, nor a linear
+    cost, and a step that changes it by little changes the plan by the root of that. Products with
+    random vectors see all of a plan: the mean of their squares is that of its entries.
+
+    ``tol`` is the relative decrease of the value in a step that counts as falling, 0 for no
+    stopping by it; ``squares`` are what cancels in a value.
+    """
+
+    def __init__(self, tol: float, squares: float) -> None:
+        self._tol, self._least = tol, _LEAST_SHARE * squares
+        self._last: tuple[Tensor, float] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to look at a value that may have nothing left to fall by."""
+        return self._tol > 0 and step % _EVERY == 0
+
+    def is_zero(self, value: float) -> bool:
+        """Whether a value that is never negative cannot fall by more than what counts."""
+        return value <= self._tol * self._least
+
+    def update(self, plan: Plan, value: float, reachable: float) -> Status | None:
+        """Take a plan and its value; return how the loop ends, ``None`` if it goes on."""
+        generator = torch.Generator().manual_seed(0)
+        vectors = torch.randn(plan.shape[1], _PRODUCTS, generator=generator)
+        image = (plan @ vectors.to(plan.device, plan.dtype)).double()
+        last, self._last = self._last, (image, value)
+        if last is None:
+            return None
+        if float((image - last[0]).norm()) <= reachable * float(image.norm()):
+            return Status.CONVERGED
+        flat = self._tol > 0 and last[1] - value <= self._tol * max(abs(value), self._least)
+        return Status.FLAT if flat else None

@@ -10,13 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import choose_gradient, make_gradient
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._gradients.choose import check_products, choose_gradient, make_gradient
 from torchgw._gradients.contract import Gradient
 from torchgw._gradients.half import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
+from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse_loss import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
@@ -37,6 +38,7 @@ __all__ = [
     "COARSE_ENTRIES",
     "Strategy",
     "annealed",
+    "check_known",
     "choose_strategy",
     "choose_tiling",
     "cost_rank",
@@ -46,6 +48,9 @@ __all__ = [
 
 # epsilon="auto" as a share of natural_scale(). [L132]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
+# Times the spread of the cost, or one, that epsilon may be: products with it are in the range of
+# float32. [L641]
+_LARGEST_EPSILON = 1e30
 # Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
 # [L298]
 _HALF_ENTRIES = 2_000_000
@@ -192,6 +197,11 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         relaxed=options.rule is not None,
     )
     epsilon = target_epsilon(options, spread, mass)
+    if epsilon > _LARGEST_EPSILON * max(1.0, spread):
+        raise InvalidInputError(
+            f"`epsilon` leaves nothing but a x b of any plan: it is {epsilon:.3g} where costs vary "
+            f"by {spread:.3g}. Lower it, or pass epsilon='auto'."
+        )
     coarse = spread > 0 and rounding(spread, epsilon, torch.float32) > RESOLVED
     precision, dtypes = choose_precision(
         options.precision, device, n * m, unresolved=coarse and gradient == "factored"
@@ -304,13 +314,26 @@ def choose_tiling(
     ``reason`` says why tiles cannot be skipped; ``storable``, whether the cost may be stored where
     skipping them comes to nothing. What was asked for and cannot be done is refused.
     """
-    if asked is True and reason is not None:
-        raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
+    _refuse_tiles(asked, reason)
     if asked is False or reason is not None:
         return None
     tiling = Tiling.of(shape, device, storable=storable)
     few = min(shape) < _FEWEST_BLOCKS * tiling.width
     return None if few and asked == "auto" else tiling
+
+
+def check_known(options: Options, loss: Loss, *, matrix: bool) -> None:
+    """Refuse what cannot be met for any distances, before they are made; ``matrix`` is M given."""
+    check_products(options.gradient, loss)
+    gradient = "factored" if options.gradient == "auto" else options.gradient
+    stored = options.storage == "stored"
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=stored)
+    _refuse_tiles(options.skip_tiles, reason)
+
+
+def _refuse_tiles(asked: bool | Literal["auto"], reason: str | None) -> None:
+    if asked is True and reason is not None:
+        raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
 
 
 def why_no_tiles(

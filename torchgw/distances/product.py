@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -42,10 +42,12 @@ class ProductDistance(DistanceProvider):
     def __init__(
         self, parts: Sequence[DistanceProvider], weights: Sequence[float] | None = None
     ) -> None:
-        parts = tuple(parts)
-        weights = (1.0,) * len(parts) if weights is None else tuple(weights)
+        parts = tuple(parts) if isinstance(parts, Iterable) else (parts,)
         if not parts or not all(isinstance(part, DistanceProvider) for part in parts):
             raise InvalidTypeError("`parts` must be one or more DistanceProviders.")
+        if weights is None:
+            weights = (1.0,) * len(parts)
+        weights = tuple(weights) if isinstance(weights, Iterable) else (weights,)
         if len(weights) != len(parts):
             raise InvalidInputError(
                 f"`weights` must have one number for each of the {len(parts)} parts; got "

@@ -260,6 +260,11 @@ def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
             ) from None
         graph, community = networkx.from_numpy_array(table), networkx.algorithms.community
         if name == "fluid":
+            if not networkx.is_connected(graph):
+                raise InvalidInputError(
+                    "'fluid' divides connected graphs, and this one is not. Use 'louvain' or "
+                    "'spectral'."
+                )
             parts = community.asyn_fluidc(graph, count, seed=random_state)
         else:
             parts = community.louvain_communities(graph, seed=random_state)

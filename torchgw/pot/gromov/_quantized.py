@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.pot._arrays import Array, Arrays, Places
 from torchgw.pot._vertices import in_order
@@ -62,6 +63,12 @@ def quantized_fused_gromov_wasserstein_partitioned(call: Call) -> Any:
         raise InvalidInputError(f"`alpha` must be above 0 and at most 1; got {alpha}.")
     if alpha < 1 and call.MR is None:
         raise InvalidInputError(_FEATURES)
+    for R, p, side in zip(lists[:2], lists[2:], "12", strict=True):
+        if [len(part) for part in R] != [len(part) for part in p]:
+            raise InvalidInputError(
+                f"`list_R{side}` and `list_p{side}` must have one array for each part, with a "
+                "distance and a weight of each of its points."
+            )
     arrays = Arrays(*tables, *call.list_R1, *call.list_R2)
     R1, R2, p1, p2 = ([arrays.read("list", part).ravel() for part in parts] for parts in lists)
     p, q = (np.array([part.sum() for part in parts]) for parts in (p1, p2))
@@ -247,9 +254,16 @@ def _format(
     if call.alpha != 1 and call.F is None:
         raise InvalidInputError(_FEATURES)
     without_gradients(call.function, call.p, call.F, call.get("C"), call.get("X"), call.get("M"))
-    parts = _members(arrays.read("part", call.part))
-    places, F = np.asarray(call.rep_indices, dtype=int), None
-    p = arrays.weights("p", call.p, sum(map(len, parts)))
+    n = len(call.get("X", call.get("C")))
+    parts = _members(arrays.read("part", call.part, (n,)))
+    places, F = np.asarray(call.rep_indices), None
+    if places.shape != (len(parts),) or not np.isin(places, range(n)).all():
+        raise InvalidInputError(
+            f"`rep_indices` must be a point of each of the {len(parts)} parts, from 0 to {n - 1}; "
+            f"got {call.rep_indices!r}."
+        )
+    places = places.astype(int)
+    p = arrays.weights("p", call.p, n)
     if call.F is not None:
         F = arrays.read("F", call.F)
     gaps = []
@@ -270,6 +284,8 @@ def _whole(
     measure: Callable[[Array], Array],
 ) -> Any:
     """Divide both spaces, match their parts, and put the points back into their order."""
+    check_count("npart1", call.npart1)
+    check_count("npart2", call.npart2)
     features, weights, alpha = (call.F1, call.F2), (call.p, call.q), call.alpha
     fused = alpha != 1 or any(name.endswith("_fused") for name in methods)
     if fused and (call.F1 is None or call.F2 is None):
@@ -299,6 +315,7 @@ def _whole(
 
 def _label(table: Array, count: int, method: str, random_state: Any) -> Places:
     """Label points by their part."""
+    check_count("npart", count)
     n = len(table)
     if not 1 < count < n:
         return np.arange(n) if count >= n else np.zeros(n, dtype=int)
