@@ -24,8 +24,6 @@ from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import ENDS, may_begin, on_chip
 
-__all__ = ["ENDINGS", "Ended", "Rules", "Solved", "run"]
-
 # epsilon="auto" as a share of the natural scale. [L391]
 _AUTO_EPSILON = 0.0025
 

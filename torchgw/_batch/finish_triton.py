@@ -33,8 +33,6 @@ from torchgw._batch.tile_triton import (
 from torchgw._batch.warm import Warm
 from torchgw._tensors.launch import launch
 
-__all__ = ["Finished", "finish"]
-
 # Outer iterations after which the objective is looked at. [L595]
 _QUICK = 5
 # Entries of a matrix for each thread, and its registers. [L532]

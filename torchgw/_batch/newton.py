@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgw._batch.products import products
 
-__all__ = ["LARGEST_STEP", "NEWTON_BELOW", "RIDGE", "NewtonStep", "newton_step"]
-
 # Column error from which on a step may lead near the solution. [L464]
 NEWTON_BELOW = 1e-3
 # Share of the mass of a column that is added to its second derivative, against rounding. [L464]

@@ -17,17 +17,6 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
 
-__all__ = [
-    "LARGEST",
-    "Packed",
-    "Stack",
-    "make_stack",
-    "natural_scale",
-    "pack",
-    "padded_sizes",
-    "repad",
-]
-
 # Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]

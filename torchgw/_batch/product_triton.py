@@ -8,8 +8,6 @@ import triton.language as tl
 
 from torchgw._tensors.launch import launch
 
-__all__ = ["batch_product"]
-
 # Rows of a product that a program computes, and what of the inner dimension is read at once.
 # Choices. [L535]
 _ROWS, _CHUNK = 32, 32

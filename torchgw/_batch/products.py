@@ -7,8 +7,6 @@ from torch import Tensor
 
 from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 
-__all__ = ["products"]
-
 
 def products(left: Tensor, right: Tensor) -> Tensor:
     """Compute left (k, n, l) times right (k, l, m), float64; one pair alone is taken twice."""

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Relaxed", "Settled"]
-
 # What exponents of potentials alone are kept within. [L690]
 _LARGEST = 300.0
 

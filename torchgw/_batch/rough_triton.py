@@ -26,8 +26,6 @@ from torchgw._batch.tile_triton import (
 from torchgw._batch.warm import Warm
 from torchgw._tensors.launch import launch
 
-__all__ = ["CHUNK", "ENTRIES", "FAR", "MET", "REGISTERS", "falls", "rough", "scaled"]
-
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
 # [L532]
 _ROUGH_TOLERANCE = 5e-4

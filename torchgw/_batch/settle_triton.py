@@ -26,8 +26,6 @@ from torchgw._batch.tile_triton import (
 from torchgw._batch.warm import Warm
 from torchgw._tensors.launch import launch
 
-__all__ = ["settle"]
-
 # Iterations of one linear problem at most; its column error as a share of the last change, and what
 # float32 does not go below: Newton steps remove it afterwards. [L534]
 _INNER_ITERATIONS = 48

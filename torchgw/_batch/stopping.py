@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Descent"]
-
 # Iterations over which the decrease of the objective is averaged, and over which the changes of a
 # settling plan have halved. [L173, L178, L391]
 _WINDOW = 5

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
 
-__all__ = ["LARGEST_EXPONENT", "TICK", "Sweep", "exact_rows", "next_relaxation", "sweep"]
-
 # Full iterations of a sweep; three square roots take its root. [L391]
 TICK = 8
 # What exponents are kept within: no row or column of a kernel is empty, and those of weight zero,

@@ -15,8 +15,6 @@ import triton.language as tl
 from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._tensors.launch import launch
 
-__all__ = ["Scaling", "next_relaxation", "relaxed", "scale"]
-
 # Entries of a plan for each warp, and columns of a block: eight threads by two. [L402]
 _ENTRIES_PER_WARP = 256
 _WIDTH = 16

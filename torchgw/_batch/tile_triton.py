@@ -17,24 +17,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = [
-    "Tile",
-    "by_columns",
-    "by_rows",
-    "cross",
-    "line",
-    "own",
-    "padded",
-    "problem",
-    "read",
-    "sums_of_columns",
-    "sums_of_rows",
-    "tile_of",
-    "total",
-    "write",
-    "write_row",
-]
-
 
 class Tile(NamedTuple):
     """The rectangle of a thread, and how many threads there are."""

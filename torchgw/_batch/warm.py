@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torchgw._sinkhorn.choose import unavailable_backends
 
-__all__ = ["ENDS", "LARGEST_ON_CHIP", "LARGEST_ROUGH", "Warm", "has_triton", "may_begin", "on_chip"]
-
 # Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
 # program of its own. [L397] [L402]
 LARGEST_ROUGH = 128

@@ -14,8 +14,6 @@ import triton.language as tl
 from torchgw._batch.tile_triton import cross, own, problem
 from torchgw._tensors.launch import launch
 
-__all__ = ["Worth", "worth"]
-
 # Rows that are read at once, and columns for each warp. Choices. [L535]
 _ROWS, _COLUMNS = 16, 16
 

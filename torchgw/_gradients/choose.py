@@ -13,8 +13,6 @@ from torchgw._gradients.sampled import SampledGradient
 from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem
 
-__all__ = ["GradientName", "check_products", "choose_gradient", "cost_rows", "make_gradient"]
-
 logger = logging.getLogger(__name__)
 
 

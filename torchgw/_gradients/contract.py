@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.means import MeanDistances
-from torchgw._plans.contract import Plan
+from torchgw._plans.contract import Plan as Plan
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
@@ -41,24 +41,6 @@ from torchgw.distances.base import DistanceProvider
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "CostNoise",
-    "CostRows",
-    "Coupling",
-    "ExactCoupling",
-    "Gradient",
-    "InFactors",
-    "LinearCost",
-    "Linearised",
-    "Plan",
-    "QuadraticValue",
-    "StrictGradient",
-    "add_linear",
-    "exact_own_terms",
-    "own_value",
-    "product_value",
-]
 
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
 # look alike is a saddle point that exact arithmetic would never leave. [L292]

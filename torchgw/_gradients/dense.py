@@ -29,8 +29,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["DenseGradient", "PlanMatrix"]
-
 
 def _total(matrix: Tensor) -> Tensor:
     """Sum a matrix in float64, without a float64 copy of it."""

@@ -29,8 +29,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
 
-__all__ = ["Encoding", "FactoredGradient"]
-
 
 class _Side(NamedTuple):
     """One factor of DX P DY: D = decode(metric . encode), with or without factors of D."""

@@ -8,8 +8,6 @@ from torch import Tensor
 from torchgw._gradients.dense import DenseGradient
 from torchgw._problem.problem import Problem, stored_matrix
 
-__all__ = ["HalfGradient"]
-
 # What the largest entry of a factor is scaled to: below the largest half-precision number, and far
 # from the smallest. [L270]
 _LARGEST = 2.0**13

@@ -17,17 +17,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
-__all__ = [
-    "Levels",
-    "MeanDistances",
-    "SampledLoss",
-    "distance_spread",
-    "mean_columns",
-    "own_terms",
-    "part_means",
-    "visible",
-]
-
 # Columns of the quadrature of a sum over all points where each column is a shortest-path run.
 # [L111]
 _QUADRATURE_COLUMNS = 96

@@ -29,8 +29,6 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["RelaxedCoupling", "RelaxedGradient", "normalise"]
-
 Kind = TypeVar("Kind", bound=DualPlan)
 
 

@@ -38,8 +38,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.sampling import choose_points
 
-__all__ = ["AnchorCoupling", "SampledGradient", "places"]
-
 # Spread-out points whose distances are the coordinates that the source points are ordered by.
 # [L119]
 _COORDINATES = 16

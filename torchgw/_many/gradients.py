@@ -11,8 +11,6 @@ from torchgw._errors import UnsupportedError
 from torchgw._many.solver import Kept, Questions
 from torchgw._many.spaces import Listed
 
-__all__ = ["attach_losses"]
-
 
 def attach_losses(
     asked: Questions,

@@ -30,8 +30,6 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
 
-__all__ = ["Output", "pairwise"]
-
 Output = Literal["value", "value_quad", "value_linear", "objective"]
 
 # Seconds of a chunk, and problems of the first one and of any. What is solved in a chunk is lost

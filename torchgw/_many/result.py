@@ -19,8 +19,6 @@ from torchgw._results.result import GWResult
 from torchgw._solve.status import Status
 from torchgw._typing import Array
 
-__all__ = ["BatchResult"]
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BatchResult(Result):

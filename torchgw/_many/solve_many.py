@@ -56,16 +56,6 @@ from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
 
-__all__ = [
-    "check_rules",
-    "read_relaxed",
-    "solve_batch",
-    "solve_many",
-    "warn_of_failures",
-    "weights_of_terms",
-]
-
-
 # Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
 # [L391]
 _SYMMETRY, _MASS = 1e-5, 1e-4

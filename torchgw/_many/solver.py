@@ -23,8 +23,6 @@ from torchgw._search.starts import GUESS_EPSILON, distance_quantiles
 from torchgw._solve.status import Status
 from torchgw._tensors.threads import small_on_one_thread
 
-__all__ = ["Kept", "Numbers", "Questions", "Relaxations", "Shelves", "STATUSES", "solve_questions"]
-
 # What a code of ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
 _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]

@@ -20,16 +20,6 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
 from torchgw.distances.base import DistanceProvider
 
-__all__ = [
-    "Listed",
-    "Measure",
-    "Space",
-    "check_columns",
-    "listed_spaces",
-    "per_problem",
-    "read_spaces",
-]
-
 
 @dataclass(frozen=True)
 class Measure:

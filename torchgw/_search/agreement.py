@@ -24,8 +24,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints
 
-__all__ = ["agreement"]
-
 # Points per side, outer iterations and epsilon as a share of the natural scale: with its number of
 # starts those of a multi-start, which need not make the same search again. [L356, L610]
 _POINTS = 96

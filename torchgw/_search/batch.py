@@ -19,17 +19,6 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, tensors_of
 from torchgw._typing import Marginals
 
-__all__ = [
-    "Batch",
-    "Judged",
-    "Searched",
-    "among_these",
-    "carry_over",
-    "judge",
-    "search_all",
-    "way_to_call",
-]
-
 # Sinkhorn iterations of one outer iteration. Plans far from their marginals have no value to
 # compare, and where masses differ it takes many iterations to meet them. [L222]
 _INNER = {"search": 10, "compare": 60}

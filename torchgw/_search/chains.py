@@ -29,8 +29,6 @@ from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
 
-__all__ = ["Climbed", "Guess", "STANDS_OUT", "Trial", "chains_within", "climb"]
-
 logger = logging.getLogger(__name__)
 
 # Epsilons of this file are shares of the natural scale.

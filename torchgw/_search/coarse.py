@@ -26,8 +26,6 @@ from torchgw.distances.sampling import (
     without_surplus,
 )
 
-__all__ = ["CoarseProblem", "Coarsened", "centre", "coarsen", "cross_terms", "side_by_side"]
-
 
 class CoarseProblem(NamedTuple):
     """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38).

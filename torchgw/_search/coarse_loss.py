@@ -12,8 +12,6 @@ from torchgw._search.coarse import Coarsened, centre
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import SpreadPoints
 
-__all__ = ["coarse_table", "directed_points", "loss_spread", "with_loss"]
-
 # Levels of a minimum on a coarse problem. [L278]
 _LEVELS = 16
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]

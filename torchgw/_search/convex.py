@@ -12,8 +12,6 @@ from torchgw._search.coarse import CoarseProblem
 from torchgw._search.graphs import Graphs, density
 from torchgw._typing import Marginals
 
-__all__ = ["convex_path", "is_graph"]
-
 # Share of entries that are not zero up to which two tables are taken for graphs. [L337]
 _DENSITY = 0.2
 # Steps on the convex objective, stages of the path to the other one, and steps of each. [L337]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem
 
-__all__ = ["Graphs", "density", "least_value"]
-
 
 def density(problem: CoarseProblem) -> float:
     """Share of entries that are not zero, of the fuller table; 1 for losses that transform them."""

@@ -8,8 +8,6 @@ from torch import Tensor
 from torchgw._search.coarse import CoarseProblem
 from torchgw.distances.sampling import SpreadPoints
 
-__all__ = ["heat_costs"]
-
 # Times of the heat kernel, and its largest entries of a row that are compared. [L618]
 _TIMES = (1.0, 2.0, 4.0, 8.0)
 _LARGEST = 32

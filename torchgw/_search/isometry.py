@@ -18,8 +18,6 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, moments
 
-__all__ = ["Isometry", "find_isometry", "rounding_advice"]
-
 # Root mean square difference of the distances of a match, beside that of all distances, up to which
 # they are the same; the same of the distances of one point, and difference of what may be sums over
 # the same distances. [L589]

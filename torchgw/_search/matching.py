@@ -11,8 +11,6 @@ from torchgw._problem.problem import Problem
 from torchgw._search.starts import distance_quantiles
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["match_points"]
-
 # Squared number of points of the larger side up to which all distances are read. [L279]
 _MOST_ENTRIES = 9_000_000
 # Share of the partners that is looked at: those that stand out most from the second nearest, as

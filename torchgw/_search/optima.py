@@ -36,18 +36,6 @@ from torchgw._tensors.cuda_graphs import Call, call_directly, clone
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import choose_points, column_reader
 
-__all__ = [
-    "Alternative",
-    "DEFAULT_STARTS",
-    "Search",
-    "SearchName",
-    "WHY_SUBSAMPLE",
-    "find_optima",
-    "is_structured",
-    "represent",
-    "search_all_points",
-]
-
 SearchName = Literal["auto", "fast", "thorough"]
 
 # Starts by default: all that make_starts() has, and four random rotations. [L116]

@@ -11,8 +11,6 @@ from torch import Tensor
 from torchgw._search.optima import Alternative
 from torchgw.distances.base import DistanceProvider
 
-__all__ = ["related"]
-
 # Coordinates that matches are compared in, and the extent of one, relative to the largest, below
 # which the target has none that way. [L374]
 _AXES = 3

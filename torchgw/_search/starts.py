@@ -18,15 +18,6 @@ from torchgw._search.coarse import CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw.distances.sampling import SpreadPoints
 
-__all__ = [
-    "GUESS_EPSILON",
-    "Starts",
-    "distance_quantiles",
-    "leading_axes",
-    "make_starts",
-    "start_costs",
-]
-
 # Leading axes of each side whose signs are tried in all combinations. [L224]
 _AXES = 3
 # Points up to which all axes are computed: some at each end of the spectrum take two calls. [L84]

@@ -24,8 +24,6 @@ from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 
-__all__ = ["Cells", "Coarse", "Drawn", "Part", "draw_subsample", "extend", "make_cells", "take"]
-
 
 class Part(Protocol):
     """How the coarse points of one side come from its points."""

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Anderson"]
-
 # Iterates combined at most: enough for a few slow modes, and the least-squares problem stays tiny.
 # [L8]
 _DEPTH = 6

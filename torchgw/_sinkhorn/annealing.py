@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Annealing"]
-
 # Annealing that is the only search for an optimum: quick down to this share of the start, where
 # plans are still close to the product plan, and slow from there on. [L177]
 _PATIENT_FROM = 0.02

@@ -11,16 +11,6 @@ from torch import Tensor
 
 from torchgw._typing import Marginals
 
-__all__ = [
-    "BatchPlans",
-    "BatchSolver",
-    "LARGEST",
-    "LEAST_EXPONENT",
-    "RELAXED_FACTOR",
-    "SMALLEST",
-    "solve_batch",
-]
-
 # Factor of a scaling up to which over-relaxation is applied. [L107]
 RELAXED_FACTOR = 2.0
 # What scalings and their sums are kept within, so that float32 neither over- nor underflows. [L283]

@@ -20,17 +20,6 @@ from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._tensors.ranks import Ranks
 
-__all__ = [
-    "BackendName",
-    "alone",
-    "batch_solver",
-    "check_backend",
-    "choose_backend",
-    "shared",
-    "skips_tiles",
-    "unavailable_backends",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals
 
-__all__ = ["CompiledBackend"]
-
 
 def _reduce_columns(matrix: Tensor, weighted: Tensor, scale: Tensor) -> Tensor:
     return torch.logsumexp((weighted - matrix) * scale, dim=1)

@@ -19,16 +19,6 @@ from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
 
-__all__ = [
-    "Backend",
-    "Kernel",
-    "PreparedProblem",
-    "SoftminSweeper",
-    "Sweep",
-    "Sweeper",
-    "softmin_sweep",
-]
-
 
 class Backend(Protocol):
     """A way of computing."""

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Cost", "DenseCost", "FactoredCost", "added", "exp_"]
-
 # Exponents below which exp() is as good as zero. Results near the smallest number of a dtype take a
 # CPU ten times as long. [L13]
 _LEAST_EXPONENT = {torch.float32: -70.0, torch.float64: -600.0}

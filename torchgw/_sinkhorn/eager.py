@@ -17,15 +17,6 @@ from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.softmin import checked, row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = [
-    "EagerBackend",
-    "EagerProblem",
-    "StoredSweeper",
-    "entries_of",
-    "sparse_sweeper",
-    "usable_sums",
-]
-
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
 # [L284]
 _SMALLEST_SUM = 1e-25

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from torchgw._errors import NumericalError
 
-__all__ = ["ExactTransport", "Vertex"]
-
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 

@@ -24,8 +24,6 @@ from torchgw._sinkhorn.newton import (
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
-__all__ = ["SinkhornResult", "sinkhorn"]
-
 # Increases of the error after which what is left of it is taken to be rounding. [L15]
 _MOST_RESTARTS = 5
 # Errors above which it is not: the error of a plan that has yet to change partners may stay the

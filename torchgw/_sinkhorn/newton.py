@@ -13,15 +13,6 @@ from torchgw._sinkhorn.eager import entries_of
 from torchgw._sinkhorn.problem import STRICT
 from torchgw._typing import Potentials
 
-__all__ = [
-    "NEWTON_AFTER",
-    "NEWTON_BELOW",
-    "is_small",
-    "may_be_sharp",
-    "newton_on_entries",
-    "newton_step",
-]
-
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
 NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3

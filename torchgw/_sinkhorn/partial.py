@@ -18,8 +18,6 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["level", "partial_sinkhorn"]
-
 # Largest log-scaling of a stored kernel, as for strict marginals. [L236]
 _LARGEST_SCALING = 20.0
 # Iterations between two looks at the error. [L289]

@@ -12,8 +12,6 @@ from torchgw._sinkhorn.cost import Cost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["EntropicPlan", "LinearProblem", "STRICT"]
-
 # Factors of the half-steps of f and g under strict marginals.
 STRICT = (1.0, 1.0)
 

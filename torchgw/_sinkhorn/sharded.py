@@ -20,8 +20,6 @@ from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
-__all__ = ["ShardedBackend"]
-
 # What a rank computes of one of its pieces.
 Compute = Callable[[PreparedProblem, slice], Tensor]
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgw._sinkhorn.cost import Cost, exp_
 
-__all__ = ["checked", "row_blocks", "softmin"]
-
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
 _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}

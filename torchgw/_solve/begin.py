@@ -35,8 +35,6 @@ from torchgw._solve.options import Options
 from torchgw._solve.state import LoopState, Setting
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Guess", "PRODUCT", "first_guess", "from_alternative", "searchable", "starting_point"]
-
 
 class Guess(NamedTuple):
     """Where a solve begins."""

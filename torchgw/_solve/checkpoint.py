@@ -22,8 +22,6 @@ from torchgw._solve.strategy import Strategy
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Checkpoint", "Saved"]
-
 # Seconds between two writes: what a restart loses at most, beside one iteration. A choice. [L418]
 EVERY = 60.0
 

@@ -10,8 +10,6 @@ from torchgw._solve.options import Storage
 from torchgw._solve.precision import Dtypes
 from torchgw._tensors.memory import free_memory
 
-__all__ = ["cost_fits", "problem_seconds", "store_cost", "tiled_seconds"]
-
 
 class _Rates(NamedTuple):
     """Picoseconds of one linear problem, fitted to the tables in OPTIMIZATION_LOG.md."""

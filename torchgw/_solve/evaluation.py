@@ -30,16 +30,6 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-__all__ = [
-    "Evaluation",
-    "evaluate",
-    "evaluate_extended",
-    "evaluate_relaxed",
-    "judge",
-    "misses_a_copy",
-    "weighted_means",
-]
-
 # What rounding and a small marginal error may add to a value, as shares of its two squared terms.
 # [L293]
 _VALUE_ROUNDING = 1e-6

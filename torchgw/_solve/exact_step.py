@@ -15,8 +15,6 @@ from torchgw._solve.inner import inner_tolerance, prepare, solve_linear
 from torchgw._solve.precision import RESOLVED
 from torchgw._solve.state import Setting
 
-__all__ = ["falls_further"]
-
 # Multiplications of an exact cost up to which it is computed, and minima of a loss that is no
 # product, which take a thousand times as long. [L545]
 _PRODUCTS, _MINIMA = 2**26, 2**20

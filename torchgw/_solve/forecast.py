@@ -9,8 +9,6 @@ from torchgw._solve.cost_model import problem_seconds, tiled_seconds
 from torchgw._solve.strategy import Strategy, cost_rank
 from torchgw.distances.points import PointDistance
 
-__all__ = ["forecast", "seconds_per_iteration"]
-
 logger = logging.getLogger(__name__)
 
 # Outer iterations of most solves: the least and the most. [L375]

@@ -17,19 +17,6 @@ from torchgw._solve.precision import RESOLVED, settles_precisely
 from torchgw._solve.state import Setting
 from torchgw._typing import Potentials
 
-__all__ = [
-    "ANNEALING_TOLERANCE",
-    "check_finite",
-    "inner_tolerance",
-    "is_behind",
-    "look_ahead",
-    "loop_tolerance",
-    "next_budget",
-    "prepare",
-    "promised_error",
-    "solve_linear",
-]
-
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2

@@ -29,8 +29,6 @@ from torchgw._solve.step import Step, choose_step
 from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
 from torchgw._typing import Iteration
 
-__all__ = ["iterate"]
-
 # Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
 _MET = 3e-3
 # Iterations in a row that may miss it before their linear problems get more time: objectives are

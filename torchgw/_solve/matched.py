@@ -16,8 +16,6 @@ from torchgw._solve.precision import Dtypes
 from torchgw._solve.strategy import Strategy, target_epsilon
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Matched", "keep_match"]
-
 
 class Matched(NamedTuple):
     """A match as the plan of a solve, and what is known of it."""

@@ -12,8 +12,6 @@ from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._typing import Marginals
 
-__all__ = ["Nesterov", "NextPoint"]
-
 
 class NextPoint:
     """Choose the next point, after one and the plan that it led to.

@@ -18,8 +18,6 @@ from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import check_backend
 from torchgw._tensors.ranks import Ranks
 
-__all__ = ["Differentiable", "Options", "Precision", "Regularization", "Storage", "merge_precision"]
-
 Precision = Literal["auto", "mixed", "float64", "float32"]
 Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]

@@ -49,8 +49,6 @@ from torchgw._solve.status import Status
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
 from torchgw._typing import Potentials
 
-__all__ = ["Ending", "Outcome", "solve_problem"]
-
 logger = logging.getLogger(__name__)
 
 # Points per side of a subsample: as many as give the coupling to a few percent within a second.

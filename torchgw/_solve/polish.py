@@ -23,8 +23,6 @@ from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.exact import ExactTransport
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Polished", "check_polish", "polish"]
-
 # Steps at most. [L347]
 _STEPS = 100
 # Relative decrease that the linearised objective must promise for another step. [L295]

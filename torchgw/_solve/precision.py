@@ -8,8 +8,6 @@ import torch
 
 from torchgw._solve.options import Precision
 
-__all__ = ["RESOLVED", "Dtypes", "choose_precision", "rounding", "settles_precisely"]
-
 # Rounding of the exponents up to which a solve may count as converged, and the marginal error and
 # the change of the plan that it may then have in float32. [L350] [L478]
 RESOLVED = 2e-4

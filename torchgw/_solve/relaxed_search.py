@@ -27,8 +27,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-__all__ = ["search_relaxed"]
-
 # Points per side above which starts are compared only when asked for by number: each takes as long
 # as the whole solve (500 x 480 in 10 dimensions: 85 s for 1% of the objective). [L240]
 _MOST_POINTS = 96

@@ -39,8 +39,6 @@ from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["Resolution", "Resolved", "choose_resolution", "solve_on_cells"]
-
 logger = logging.getLogger(__name__)
 
 # Marginal error that cells may leave by default; entries (n * m) from which on there are cells: on

@@ -19,8 +19,6 @@ from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
 from torchgw._typing import Potentials
 
-__all__ = ["SETTLE_ITERATIONS", "leaves", "settle"]
-
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
 # few, single columns would be left behind. [L189]
 SETTLE_ITERATIONS = 3

@@ -23,8 +23,6 @@ from torchgw._solve.status import Status
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials
 
-__all__ = ["LoopState", "Recorder", "Setting", "Solved"]
-
 
 @dataclass
 class Recorder:

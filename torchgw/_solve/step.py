@@ -23,8 +23,6 @@ from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["CapturedStep", "Step", "Updated", "choose_step"]
-
 logger = logging.getLogger(__name__)
 
 # Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as

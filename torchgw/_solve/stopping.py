@@ -15,8 +15,6 @@ from torch import Tensor
 from torchgw._plans.contract import Plan
 from torchgw._solve.status import Status
 
-__all__ = ["Descent", "Drift", "MovingAverage", "Verdict"]
-
 # Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
 # Iterations over which the decrease of the objective is averaged. [L173, L178]

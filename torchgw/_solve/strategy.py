@@ -34,18 +34,6 @@ from torchgw._solve.state import Recorder, Setting
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
 
-__all__ = [
-    "COARSE_ENTRIES",
-    "Strategy",
-    "annealed",
-    "check_known",
-    "choose_strategy",
-    "choose_tiling",
-    "cost_rank",
-    "target_epsilon",
-    "why_no_tiles",
-]
-
 # epsilon="auto" as a share of natural_scale(). [L132]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Times the spread of the cost, or one, that epsilon may be: products with it are in the range of

@@ -24,8 +24,6 @@ import torch
 
 from torchgw._tensors.threads import processors
 
-__all__ = ["LIST", "Variant", "compile_beside", "ready", "variants"]
-
 logger = logging.getLogger(__name__)
 
 # What solves of some sizes launched: one variant of a kernel a line, written by

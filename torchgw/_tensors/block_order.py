@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Order", "block_order"]
-
 # Steps of power iteration towards the direction in which a segment is widest. [L299]
 _POWER_STEPS = 3
 

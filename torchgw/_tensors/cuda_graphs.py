@@ -16,20 +16,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Call",
-    "Captured",
-    "GraphMemory",
-    "Idle",
-    "Replayer",
-    "borrow_memory",
-    "call_directly",
-    "capture",
-    "clone",
-    "tensors_of",
-    "to_device",
-]
-
 T = TypeVar("T")
 
 # PyTorch can capture one graph at a time.

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["accumulate", "categories_at", "distinct", "sample_categories", "systematic_categories"]
-
 # torch.multinomial refuses more categories than this. [L300]
 _MULTINOMIAL_LIMIT = 2**24
 # Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]

@@ -10,8 +10,6 @@ import torch
 
 from torchgw._tensors.ahead import ready
 
-__all__ = ["launch"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ import torch
 
 from torchgw._errors import PlanTooLargeError
 
-__all__ = ["check_fits", "free_memory"]
-
 # Where Linux tells of memory: for the machine; and for a container, its limit, its use and the
 # prefix of its totals, in both versions of control groups.
 _MACHINE = Path("/proc/meminfo")

@@ -24,16 +24,6 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, RankError, UnsupportedError, warn_user
 
-__all__ = [
-    "Distributed",
-    "Ranks",
-    "check_distributed",
-    "join",
-    "pieces",
-    "share_inputs",
-    "together",
-]
-
 Distributed = bool | Literal["auto"]
 
 # Pieces that the rows of a problem are cut into, and rows of a piece at least. A choice: up to 256

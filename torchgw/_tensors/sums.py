@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["inner_products"]
-
 # Rows that are converted at once: 34 MB of 64 columns. [L423]
 _ROWS = 2**16
 

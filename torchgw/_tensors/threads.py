@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["host_threads", "processors", "small_on_one_thread"]
-
 # Entries of a plan up to which one thread computes, on a CPU. [L349, L497, L602]
 _SMALL = 2**21
 

@@ -8,9 +8,6 @@ from torchgw.pot._arrays import Array
 from torchgw.pot._descent import Line
 from torchgw.pot._quadratic import Quadratic
 
-__all__ = ["LineOfPot", "tied"]
-
-
 # Rows that tell, and how often an entry of them is repeated. [L660]
 _ROWS, _TIMES = 8, 4
 

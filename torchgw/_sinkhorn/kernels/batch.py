@@ -20,8 +20,6 @@ from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
 from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals
 
-__all__ = ["solve_batch"]
-
 # Points per side up to which a problem is solved by one program. [L613]
 _MOST_POINTS = 256
 # Entries of a block for each thread, and warps. [L613]

@@ -13,8 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["exponents", "load_left", "logsumexp_step", "walk_column", "walk_range"]
-
 
 @triton.jit
 def logsumexp_step(

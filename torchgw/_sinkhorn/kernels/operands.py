@@ -19,24 +19,6 @@ from torch import Tensor
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
 
-__all__ = [
-    "Blocks",
-    "KernelPlan",
-    "Operands",
-    "ProductPrecision",
-    "Walk",
-    "cache_folder",
-    "interpreted",
-    "launch_options",
-    "multiprocessors",
-    "operands",
-    "padded",
-    "padded_size",
-    "scale_of",
-    "split_columns",
-    "whole",
-]
-
 ProductPrecision = Literal["fp16x3", "float32", "float64"]
 # Column vectors are padded to a multiple of the widest tile. [L286]
 _PADDING = 1024

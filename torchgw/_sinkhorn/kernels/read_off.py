@@ -24,8 +24,6 @@ from torchgw._sinkhorn.kernels.operands import (
 )
 from torchgw._tensors.launch import launch
 
-__all__ = ["MOST_PASSES", "apply", "dense", "sample", "topk"]
-
 # Passes over a plan, one for each of the k largest, that take less time than sorting its rows once.
 # [L65]
 MOST_PASSES = 16

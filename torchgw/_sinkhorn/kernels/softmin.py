@@ -35,18 +35,6 @@ from torchgw._sinkhorn.kernels.operands import (
 )
 from torchgw._tensors.launch import launch
 
-__all__ = [
-    "Groups",
-    "Rule",
-    "KernelSide",
-    "half_step_",
-    "log_sum_exp",
-    "rescaled",
-    "softmin_blocks",
-    "update",
-    "usable",
-]
-
 
 class Rule(NamedTuple):
     """How a row sum s_i of E diag(b 2^v) changes its log-scaling.

@@ -22,8 +22,6 @@ from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiproc
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
 from torchgw._tensors.launch import launch
 
-__all__ = ["StoredKernel", "SweepShape", "fits", "sweep_shape"]
-
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
 # cost are faster. [L54, L55]
 _WIDEST = {torch.float32: 32768, torch.float64: 16384}

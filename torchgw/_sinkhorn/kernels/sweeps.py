@@ -19,8 +19,6 @@ from torchgw._sinkhorn.problem import STRICT, EntropicPlan
 from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
 from torchgw._typing import Potentials
 
-__all__ = ["TritonSweeper", "Workspace", "dense_sweeper", "factored_sweeper"]
-
 # Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
 Iteration = Callable[[KernelSide, KernelSide, tuple[Rule, Rule], Tensor, int], None]
 

@@ -20,8 +20,6 @@ from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
 from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["BLOCK", "Vectors", "begin_", "finish_", "prepare_", "probe"]
-
 # Entries of a block; sides are padded to a multiple of it. [L287]
 BLOCK = 1024
 

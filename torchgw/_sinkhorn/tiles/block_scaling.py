@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["block_scaling", "grouped"]
-
 # Blocks of a side above which neighbours are taken together: a step solves as many equations.
 # [L290]
 _MOST_BLOCKS = 512

@@ -28,17 +28,6 @@ from torchgw._tensors.block_order import Order, block_order
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = [
-    "TileSide",
-    "TileLists",
-    "TileProblem",
-    "block_orders",
-    "potential_bound",
-    "skipped_share",
-    "tile_bounds",
-    "tile_problem",
-]
-
 # Skipped share of a row or column, in units of the rounding of the dtype: far less than what
 # rounding of the exponents makes of a sum. [L201]
 _DELTA = 16

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from torchgw._tensors.ranks import Ranks, pieces
 
-__all__ = ["Cut"]
-
 
 class Cut:
     """The rows that are this rank's, of about as many tiles as those of the others.

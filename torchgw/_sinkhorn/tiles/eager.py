@@ -25,8 +25,6 @@ from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
-__all__ = ["TiledEagerProblem"]
-
 # A block of rows, its kept blocks of columns, and the sums over the rows, (columns, width).
 Part = tuple[int, Tensor, Tensor]
 

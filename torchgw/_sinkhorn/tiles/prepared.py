@@ -15,8 +15,6 @@ from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
-__all__ = ["TiledBackend", "TiledProblem"]
-
 
 class TiledBackend:
     """A backend that skips tiles of costs that a tiling fits, and leaves others to ``whole``."""

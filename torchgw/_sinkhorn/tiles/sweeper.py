@@ -21,8 +21,6 @@ from torchgw._sinkhorn.softmin import checked
 from torchgw._sinkhorn.tiles.block_scaling import block_scaling
 from torchgw._typing import Potentials
 
-__all__ = ["Engine", "TwoLevelSweeper"]
-
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
 # [L208]
 _LINEAR = 2.0

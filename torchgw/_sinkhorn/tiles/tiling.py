@@ -21,8 +21,6 @@ from torchgw._sinkhorn.tiles.bounds import (
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.ranks import Ranks
 
-__all__ = ["SLACK", "TileReport", "Tiling"]
-
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
 # are chosen anew. Three units keep 6% more tiles. [L192]
 SLACK = 3.0

@@ -31,8 +31,6 @@ from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
-__all__ = ["TiledTritonProblem"]
-
 _LOG2E = math.log2(math.e)
 # Bytes of the sums that are kept apart by groups of blocks, and groups at most: a small problem
 # has one equation for each. [L209]
