@@ -214,7 +214,8 @@ def solve(
         all points if there are at most 512 per side, and then those of ``search``. Relaxed problems
         (``unbalanced``, ``mass``) start the coarse relaxed problem from the optima found and from
         a x b, and go on from the plan of lowest objective; where few points do not represent the
-        spaces they have a single start unless ``n_init`` is given.
+        spaces they have a single start unless ``n_init`` is given. With at most 4,096 pairs of
+        points and strict marginals the single start is solved as well, and the lower one returned.
     search : {"auto", "fast", "thorough"}
         How far to search where few points do not represent the spaces. ``"auto"`` makes up to 16
         starts near a x b on all points, follows each from a large epsilon down to the final one (a

@@ -229,7 +229,7 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
     skip_unless_kernels_run(device)
-    generator = torch.Generator().manual_seed(10)
+    generator = torch.Generator().manual_seed(1)
     draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
     edges = (draws < 0.25).double().triu(1)
     tables = list((edges + edges.mT).to(device))

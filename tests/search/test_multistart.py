@@ -588,3 +588,22 @@ def test_a_plan_that_misses_a_copy_says_so(monkeypatch):
         doubted.append("the same distances in another order" in result.doubt)
         assert doubted[-1] == (result.value > 0.01 * 2 * table.var())
     assert any(doubted)
+
+
+@pytest.mark.parametrize(("seed", "epsilon"), [(7, "auto"), (8, 0.01), (5, 0.003), (1, 0.01)])
+def test_a_search_ends_no_higher_than_its_single_start(seed, epsilon):
+    rng = np.random.default_rng(seed)
+    tables = [
+        scipy.spatial.distance.cdist(points, points)
+        for points in (rng.normal(size=(n, 3)) for n in (9, 11))
+    ]
+    options = {"D_X": tables[0], "D_Y": tables[1], "epsilon": epsilon}
+    single = torchgw.solve(**options, n_init=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        searched = torchgw.solve(**options)
+    assert searched.report.objective <= single.report.objective * (1 + 1e-6)
+    first = searched.alternatives[0]
+    plan = np.zeros((9, 11))
+    plan[np.ix_(first.source, first.target)] = first.plan
+    assert np.abs(plan - searched.plan).sum() < 0.5

@@ -228,7 +228,7 @@ def _rough_kernel(
             end = tl.where(change == change, tl.where(arrived & (change <= tol), 0, end), 3)
             going = tl.where((end == 2) & (done < most), 1, 0)
             factor = tl.where(arrived, 1.0 + 0.9 * (factor - 1.0), 1.0)
-            epsilon = tl.maximum(0.6 * epsilon, last)
+            epsilon = tl.maximum(0.85 * epsilon, last)
     tl.store(done_out + number, done)
     tl.store(ended + number, end)
     # that of the plan before, where this one has settled

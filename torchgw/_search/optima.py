@@ -331,6 +331,21 @@ def search_all_points(
     return Search(alternatives, ambiguity, found.trials, doubt)
 
 
+def led_by(search: Search, problem: Problem, plan: Tensor, value: float) -> Search:
+    """Put the plan (n, m) of a solve first among the optima of a search on the same points."""
+    first = search.alternatives[0]
+    plan = plan[first.source[:, None], first.target].to(first.plan)
+    mine = replace(first, value=value, label="product", plan=plan, epsilon=0.0)
+    whole = _coarsen(problem, max(problem.source.n, problem.target.n), call_directly)
+    both = mine, *search.alternatives
+    apart = whole.problem.distances(
+        torch.stack([_among_all(one, whole.problem)[0] for one in both])
+    )
+    alternatives = tuple(both[i] for i in _first_of_each(range(len(both)), apart.tolist()))
+    ambiguity = _ambiguity(whole, alternatives)
+    return search._replace(alternatives=alternatives, ambiguity=ambiguity)
+
+
 def _least(found: Search) -> float:
     """Return the lowest value that a search has found."""
     return min((one.value for one in found.alternatives), default=torch.inf)

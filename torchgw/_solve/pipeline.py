@@ -19,7 +19,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
 from torchgw._search.isometry import Isometry, find_isometry
-from torchgw._search.optima import Search
+from torchgw._search.optima import Search, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
@@ -70,6 +70,10 @@ _POLISH_TOLERANCE = 3e-3
 # over `tol`, where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
+# Entries of a plan up to which a search is followed by a solve from a x b alone: the few points of
+# such a problem have other optima with entropy than without. [L634]
+# What is rounding of an objective, over the natural scale of the cost.
+_SMALLEST, _NOTHING = 2**12, 1e-9
 # What is said of a plan that is no optimum.
 _WHY_NOT_A_COPY = (
     "Both spaces seem to have the same distances in another order, and this plan does not keep "
@@ -120,7 +124,11 @@ def solve_problem(
     """
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
-        return solve_once(problem, options, init, generator, recorder, checkpoint, made)
+        outcome = solve_once(problem, options, init, generator, recorder, checkpoint, made)
+        small = problem.source.n * problem.target.n <= _SMALLEST
+        if small and rule is None and checkpoint is None and options.ranks is None:
+            return no_higher_than_single(outcome, problem, options, generator)
+        return outcome
     tried: list[tuple[float, float]] = []
     mass = 1.0
     while True:
@@ -138,6 +146,36 @@ def solve_problem(
         ending = outcome.ending._replace(status=Status.OUTER_LIMIT)
         outcome = outcome._replace(ending=ending)
     return outcome
+
+
+def no_higher_than_single(
+    searched: Outcome, problem: Problem, options: Options, generator: torch.Generator
+) -> Outcome:
+    """Solve from a x b alone as well, if there was a search, and return what is lower."""
+    search, recorder = searched.search, searched.recorder
+    if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
+        return searched
+    nothing = _NOTHING * searched.strategy.scale
+    if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
+        # nothing is better than a match that keeps all distances
+        return searched
+    clock = perf_counter()
+    aside = Recorder()
+    single = solve_once(problem, replace(options, n_init=1), None, generator, aside)
+    recorder.time("multistart", clock)
+    before, now = (
+        one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
+        for one in (searched, single)
+    )
+    if not single.ending.status.converged or now >= before - nothing:
+        return searched
+    value = single.ending.evaluation.value(problem.alpha)
+    search = led_by(search, problem, torch.as_tensor(single.ending.plan.to_dense()), value)
+    if single.search is not None:
+        # what is said of the plan itself
+        search = search._replace(doubt=single.search.doubt)
+    aside.timings = recorder.timings
+    return single._replace(search=search, recorder=aside)
 
 
 def _next(tried: list[tuple[float, float]]) -> float:
