@@ -245,7 +245,7 @@ def test_copies_of_a_differentiable_result_leave_its_graph_behind(mode):
         assert again.loss == result.loss
         assert not again.loss.requires_grad
         assert not again.plan.requires_grad
-        torch.testing.assert_close(again.plan, result.plan.detach(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(again.plan, result.plan.detach(), rtol=1e-6, atol=1e-7)
     shared = copy.copy(result)
     assert shared.loss is result.loss
     assert copy.copy(result.lazy_plan).T.to_dense().requires_grad == (mode != "value")

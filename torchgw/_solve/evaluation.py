@@ -75,8 +75,12 @@ def evaluate(
         for mass, weight in zip(masses, setting.marginals, strict=True)
     )
     factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
-    if plan.dtype == torch.float32 and factors is not None and error <= RESOLVED:
-        quadratic, kl, linear = _without_rounding(setting, plan, factors)
+    # beside a linear cost it is not known which of the two terms rounding has moved
+    plain = factors is not None and linear_cost is None and error <= RESOLVED
+    if plan.dtype == torch.float32 and plain:
+        assert factors is not None
+        quadratic, kl = _without_rounding(setting, plan, factors)
+        linear = 0.0
     elif solved is not None:
         quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
         linear = _factored_linear(plan, linear_cost)
@@ -95,38 +99,33 @@ def evaluate(
 
 def _without_rounding(
     setting: Setting, plan: TransportPlan, factors: InFactors
-) -> tuple[QuadraticValue, float, float]:
-    """Compute <L(P), P>, KL(P | a x b) and <M, P> of a float32 plan as if its marginals held.
+) -> tuple[QuadraticValue, float]:
+    """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held.
 
     Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
     potentials, which are hundreds of times as large as the value. So all comes from one product,
     whose rows get their weights; what its columns have too much changes the objective as g says.
     """
-    problem, cost, linear = setting.problem, plan.cost, setting.problem.linear
+    problem, cost = setting.problem, plan.cost
     (a, b), (f, g) = plan.weights, (part.double() for part in plan.potentials)
     source, target = problem.source.factors(), problem.target.factors()
+    assert isinstance(cost, FactoredCost)
     assert source is not None
     assert target is not None
-    costs = [part for part in (cost, linear) if isinstance(part, FactoredCost)]
-    tables = [target.matrix, g[:, None]]
-    tables += [part for one in costs for part in (one.right, one.column[:, None])]
-    widths = [part.shape[1] for part in tables]
+    tables = [target.matrix, g[:, None], cost.right, cost.column[:, None]]
     table = torch.cat([part.to(plan.dtype) for part in tables], dim=1)
-    means = weighted_means(plan, table)[0].split(widths, dim=1)
-    # <C, P> and <M, P>
-    paired = [
-        float(a @ one.row.double() + column.sum(dtype=torch.float64) - _inner(one.left, right))
-        for one, right, column in zip(costs, means[2::2], means[3::2], strict=True)
-    ]
-    columns = float(means[1].sum(dtype=torch.float64))
+    means = weighted_means(plan, table)[0].split([part.shape[1] for part in tables], dim=1)
+    images, potential, right, column = means
+    columns = float(potential.sum(dtype=torch.float64))
     quadratic = setting.gradient.evaluate(
-        plan, plan.weights, setting.generator, factors.encode(source.matrix, means[0])
+        plan, plan.weights, setting.generator, factors.encode(source.matrix, images)
     )
     if problem.alpha > 0:
         excess = columns - float(b @ g)
         quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
-    kl = (float(a @ f) + columns - paired[0]) / plan.epsilon
-    return quadratic, kl, paired[1] if linear is not None else 0.0
+    fixed = float(a @ cost.row.double() + column.sum(dtype=torch.float64))
+    kl = (float(a @ f) + columns - fixed + float(_inner(cost.left, right))) / plan.epsilon
+    return quadratic, kl
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
