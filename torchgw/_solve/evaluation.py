@@ -120,12 +120,17 @@ def _without_rounding(
     quadratic = setting.gradient.evaluate(
         plan, plan.weights, setting.generator, factors.encode(source.matrix, images)
     )
-    if problem.alpha > 0:
-        excess = columns - float(b @ g)
-        quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
+    quadratic = _without_excess(quadratic, columns - float(b @ g), problem.alpha)
     fixed = float(a @ cost.row.double() + column.sum(dtype=torch.float64))
     kl = (float(a @ f) + columns - fixed + float(_inner(cost.left, right))) / plan.epsilon
     return quadratic, kl
+
+
+def _without_excess(quadratic: QuadraticValue, excess: float, alpha: float) -> QuadraticValue:
+    """Take off what masses have too much or too little, summed as potentials weigh it."""
+    if alpha == 0:
+        return quadratic
+    return quadratic._replace(value=quadratic.value - excess / alpha)
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,11 +170,9 @@ def evaluate_extended(
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
     quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
-    # what cells have too much or too little changes the objective as their potentials say
     f, g = (part.double() for part in small.potentials)
     excess = float((masses.a - few.a) @ f + (masses.b - few.b) @ g)
-    if problem.alpha > 0:
-        quadratic = quadratic._replace(value=quadratic.value - excess / problem.alpha)
+    quadratic = _without_excess(quadratic, excess, problem.alpha)
     moved = 0.0
     if problem.linear is not None:
         assert isinstance(problem.linear, FactoredCost)
