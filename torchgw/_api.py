@@ -464,7 +464,8 @@ def solve(
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     if backend in ("auto", "triton"):
-        compile_beside(where, X, Y, D_X, D_Y)
+        specs = distances if isinstance(distances, (tuple, list)) else (distances,)
+        compile_beside(where, specs, X, Y, D_X, D_Y)
     generator, seed = make_generator(random_state, where)
     ranks = join(distributed, where)
     if ranks is not None:

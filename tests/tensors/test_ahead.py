@@ -95,7 +95,7 @@ def test_every_entry_is_a_kernel_of_the_package():
 
 
 def test_a_launch_waits_for_its_kernel_and_for_no_other(kernel):
-    compile_beside(GPU, torch.zeros(400, 2))
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
     assert kernel.begun.wait(20)
     assert not launched(kernel, {"BLOCK": 16, "num_warps": 4}).is_alive()
     assert not launched(kernel, {"BLOCK": 8, "num_warps": 8}).is_alive()
@@ -113,7 +113,7 @@ def test_a_launch_waits_for_its_kernel_and_for_no_other(kernel):
 def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
     later = VARIANT._replace(constants={"BLOCK": 32})
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, later))
-    compile_beside(GPU, torch.zeros(400, 2))
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
     assert kernel.begun.wait(20)
     assert not launched(kernel, {"BLOCK": 32, "num_warps": 4}).is_alive()
     kernel.go.set()
@@ -125,19 +125,30 @@ def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
 def test_each_class_of_sizes_is_asked_for_once(kernel):
     kernel.go.set()
     for n in (400, 300, 7):
-        compile_beside(GPU, torch.zeros(n, 2), None)
-    compile_beside(GPU, None, "no shape")
-    compile_beside(torch.device("cpu"), torch.zeros(400, 2))
+        compile_beside(GPU, ("auto",), torch.zeros(n, 2), None)
+    compile_beside(GPU, ("auto",), None, "no shape")
+    compile_beside(torch.device("cpu"), ("auto",), torch.zeros(400, 2))
     while ahead._waiting or ahead._begun:
         pass
     assert len(kernel.given) == 1
+
+
+def test_kernels_of_some_distances_are_theirs_alone(kernel, monkeypatch):
+    kernel.go.set()
+    curved = VARIANT._replace(constants={"BLOCK": 32}, distances=("poincare", "lorentz"))
+    monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, curved))
+    for name in ("auto", torch.zeros(2), "lorentz", "poincare"):
+        compile_beside(GPU, (name, "auto"), torch.zeros(90_000, 2))
+        while ahead._waiting or ahead._begun:
+            pass
+    assert [given["BLOCK"] for given in kernel.given] == [8, 32]
 
 
 def test_a_failure_is_left_to_the_launch(kernel, caplog):
     kernel.fails = True
     kernel.go.set()
     with caplog.at_level(logging.INFO, logger="torchgw"):
-        compile_beside(GPU, torch.zeros(400, 2))
+        compile_beside(GPU, ("auto",), torch.zeros(400, 2))
         while ahead._waiting or ahead._begun:
             pass
     assert "could not be compiled ahead: no such type" in caplog.text

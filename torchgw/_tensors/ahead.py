@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 # What solves of some sizes launched: one variant of a kernel a line, written by
 # ``python -m benchmarks coldstart --record``.
 LIST = Path(__file__).with_name("kernels.jsonl")
-# Modules whose kernels a solve launches before those of others.
-_FIRST = "torchgw.distances."
 # Threads that compile; as many cores are left for the solve. [L461]
 _THREADS = 8
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -54,7 +52,8 @@ class Variant(NamedTuple):
     arguments: Mapping[str, str]  # type of each; ":16" behind it where it is a multiple of 16
     constants: Mapping[str, Any]  # by name
     options: Mapping[str, Any]  # of the launch, such as num_warps
-    sizes: tuple[int, ...]  # points of the larger side of solves that launched it
+    sizes: Sequence[int]  # points of the larger side of solves that launched it
+    distances: Sequence[str] = ()  # names of the distances that need it; none if all do
 
     def compile(self) -> None:
         """Compile it, and load it on the current device."""
@@ -110,20 +109,18 @@ class _Task:
 _lock, _beginning = threading.Lock(), threading.Lock()
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
-_asked: set[tuple[torch.device, int]] = set()
+_asked: set[tuple[torch.device, int]] = set()  # by place in the list
 
 
 @cache
 def variants() -> tuple[Variant, ...]:
     """Read the list."""
     lines = LIST.read_text(encoding="utf-8").splitlines()
-    return tuple(
-        Variant(**{**entry, "sizes": tuple(entry["sizes"])}) for entry in map(json.loads, lines)
-    )
+    return tuple(Variant(**json.loads(line)) for line in lines)
 
 
-def compile_beside(device: torch.device, *given: Any) -> None:
-    """Begin to compile what a solve of these inputs launches on a GPU, once for each size class."""
+def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) -> None:
+    """Begin to compile, once, what a solve launches on a GPU by these distances and inputs."""
     threads = min(_THREADS, processors() // 2)
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
@@ -135,14 +132,18 @@ def compile_beside(device: torch.device, *given: Any) -> None:
         return
     # the smallest recorded solve that is at least half as large, else the largest
     size = next((one for one in recorded if most <= 2 * one), recorded[-1])
+    names = {name for name in distances if isinstance(name, str)}
+    wanted = {
+        place: variant
+        for place, variant in enumerate(variants())
+        if size in variant.sizes
+        and (not variant.distances or not names.isdisjoint(variant.distances))
+    }
     with _lock:
-        if (device, size) in _asked:
-            return
-        _asked.add((device, size))
-        known = [task.variant for task in (*_waiting, *_begun)]
-        new = [one for one in variants() if size in one.sizes and one not in known]
+        new = [variant for place, variant in wanted.items() if (device, place) not in _asked]
+        _asked.update((device, place) for place in wanted)
         # distances come first in every solve
-        new.sort(key=lambda one: not one.kernel.startswith(_FIRST))
+        new.sort(key=lambda one: not one.distances)
         _waiting.extend(map(_Task, new))
     for _ in range(min(threads, len(new))):
         threading.Thread(target=_work, args=(device,), name="torchgw-compile").start()

@@ -19,42 +19,41 @@ _WARPS = 4
 
 @triton.jit
 def _half_distance(
-    table,  # [n, WIDTH]
+    table,  # [n, dimensions + 3]
     rows,
     columns,
     inside,
     there,
-    DIMENSIONS: tl.constexpr,
+    dimensions,
 ):
     """Compute half the distances of some points to some others."""
-    WIDTH: tl.constexpr = DIMENSIONS + 3
-    x = table + rows.to(tl.int64) * WIDTH
-    y = table + columns.to(tl.int64) * WIDTH
+    x = table + rows.to(tl.int64) * (dimensions + 3)
+    y = table + columns.to(tl.int64) * (dimensions + 3)
     square = tl.zeros((rows.shape[0], columns.shape[0]), tl.float64)
-    for k in tl.static_range(DIMENSIONS):
+    for k in range(dimensions):
         left = tl.load(x + k, mask=inside, other=0.0)
         right = tl.load(y + k, mask=there, other=0.0)
         apart = left[:, None] - right[None, :]
         square += apart * apart
-    across = tl.load(x + DIMENSIONS + 1, mask=inside, other=0.0)[:, None]
-    across *= tl.load(y + DIMENSIONS + 1, mask=there, other=0.0)[None, :]
-    along = tl.load(x + DIMENSIONS, mask=inside, other=0.0)[:, None]
-    along -= tl.load(y + DIMENSIONS, mask=there, other=0.0)[None, :]
-    along *= tl.load(x + DIMENSIONS + 2, mask=inside, other=0.0)[:, None]
-    along *= tl.load(y + DIMENSIONS + 2, mask=there, other=0.0)[None, :]
+    across = tl.load(x + dimensions + 1, mask=inside, other=0.0)[:, None]
+    across *= tl.load(y + dimensions + 1, mask=there, other=0.0)[None, :]
+    along = tl.load(x + dimensions, mask=inside, other=0.0)[:, None]
+    along -= tl.load(y + dimensions, mask=there, other=0.0)[None, :]
+    along *= tl.load(x + dimensions + 2, mask=inside, other=0.0)[:, None]
+    along *= tl.load(y + dimensions + 2, mask=there, other=0.0)[None, :]
     square = square * (across * across) + along * along
     return tl.log(tl.sqrt(square) + tl.sqrt(square + 1.0))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "dimensions", "decay"])
 def _functions_kernel(
-    table,  # [n, DIMENSIONS + 3]
+    table,  # [n, dimensions + 3]
     weights,  # [n]
     sums,  # [n, 2] out
     rate,  # [1] of the decay
     n,
-    DIMENSIONS: tl.constexpr,
-    DECAY: tl.constexpr,
+    dimensions,
+    decay,  # 1 for the functions of the rate, 0 for powers
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -68,29 +67,28 @@ def _functions_kernel(
         columns = start + tl.arange(0, COLUMNS)
         there = columns < n
         weight = tl.load(weights + columns, mask=there, other=0.0)[None, :]
-        value = 2.0 * _half_distance(table, rows, columns, inside, there, DIMENSIONS)
-        if DECAY:
+        value = 2.0 * _half_distance(table, rows, columns, inside, there, dimensions)
+        if decay:
             value = tl.exp(-falling * value)
-            square = value * value
+        square = value * value
+        if decay:
             square = square * square
-        else:
-            square = value * value
         first += tl.sum(value * weight, axis=1)
         second += tl.sum(square * weight, axis=1)
     tl.store(sums + 2 * rows, first, mask=inside)
     tl.store(sums + 2 * rows + 1, second, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "dimensions", "far_dimensions"])
 def _differences_kernel(
-    source,  # [n, DIMENSIONS + 3]
-    target,  # [n, FAR + 3]
+    source,  # [n, dimensions + 3]
+    target,  # [n, far_dimensions + 3]
     weights,  # [n]
     sums,  # [n] out
     scales,  # [2] of both distances
     n,
-    DIMENSIONS: tl.constexpr,
-    FAR: tl.constexpr,
+    dimensions,
+    far_dimensions,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -103,8 +101,8 @@ def _differences_kernel(
         columns = start + tl.arange(0, COLUMNS)
         there = columns < n
         weight = tl.load(weights + columns, mask=there, other=0.0)[None, :]
-        near = near_scale * _half_distance(source, rows, columns, inside, there, DIMENSIONS)
-        far = far_scale * _half_distance(target, rows, columns, inside, there, FAR)
+        near = near_scale * _half_distance(source, rows, columns, inside, there, dimensions)
+        far = far_scale * _half_distance(target, rows, columns, inside, there, far_dimensions)
         total += tl.sum((near - far) * (near - far) * weight, axis=1)
     tl.store(sums + rows, total, mask=inside)
 
@@ -116,8 +114,7 @@ def sum_functions(table: Tensor, weights: Tensor, rate: float | None) -> Tensor:
     launch(
         _functions_kernel, (triton.cdiv(n, _ROWS),),
         table, weights, sums, table.new_tensor([rate or 0.0]), n,
-        DIMENSIONS=table.shape[1] - 3, DECAY=rate is not None,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
+        table.shape[1] - 3, int(rate is not None), ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
     )  # fmt: skip
     return sums
 
@@ -131,7 +128,6 @@ def sum_differences(
     launch(
         _differences_kernel, (triton.cdiv(n, _ROWS),),
         source, target, weights, sums, source.new_tensor(scales), n,
-        DIMENSIONS=source.shape[1] - 3, FAR=target.shape[1] - 3,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
+        source.shape[1] - 3, target.shape[1] - 3, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
     )  # fmt: skip
     return sums

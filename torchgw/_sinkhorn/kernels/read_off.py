@@ -214,8 +214,9 @@ def apply(
     cost = plan.cost
     (n, m), c = cost.shape, values.shape[1]
     own, bias = plan.row_potential(), plan.column_bias()
-    widest = 64 if cost.dtype == torch.float64 else 128
-    block_c = 1 if c == 1 else min(widest, max(16, triton.next_power_of_2(c)))
+    exact = cost.dtype == torch.float64
+    # few widths, each of which is compiled
+    block_c = 1 if c == 1 and not exact else 32 if c <= 32 else 64 if exact or c <= 64 else 128
     channels = triton.cdiv(c, block_c)
     walk = walk or whole(own.device)
     blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))

@@ -115,9 +115,9 @@ def _softmin_kernel(
     partial,  # [splits, n] log-sum, or sum if STABLE, of each share of the columns
     start_of,  # [row blocks + 1] lists of a walk, read if WALK
     tiles,  # [kept]
-    groups,  # [groups, group_pitch] sums over groups of the columns' blocks, written if GROUP
+    groups,  # [groups, group_pitch] sums over groups of the columns' blocks, if STABLE
     group_pitch,
-    group_width,  # points of a group
+    group_width,  # points of a group; 0 if sums by group are not wanted
     n,
     m,
     width,  # columns of one split, a multiple of BLOCK_M
@@ -132,7 +132,6 @@ def _softmin_kernel(
     STABLE: tl.constexpr,
     SPLITS: tl.constexpr,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
-    GROUP: tl.constexpr,  # whether sums by group are wanted
     STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -148,9 +147,8 @@ def _softmin_kernel(
         own = tl.load(start + rows, mask=rows < n, other=0.0)
     best = tl.full((BLOCK_N,), -float("inf"), kind)
     total = tl.zeros((BLOCK_N,), kind)
-    if GROUP:
-        part = tl.zeros((BLOCK_N,), kind)
-        last = tl.cast(-1, tl.int32)
+    part = tl.zeros((BLOCK_N,), kind)
+    last = tl.cast(-1, tl.int32)
     for position in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
         column = walk_column(tiles, position, WALK)
         columns = column + tl.arange(0, BLOCK_M)
@@ -162,7 +160,7 @@ def _softmin_kernel(
             scaled = tl.exp2(x + own[:, None]) * tl.load(feed + columns)[None, :]
             added = tl.sum(scaled, 1)
             total += added
-            if GROUP:
+            if group_width > 0:
                 group = column // group_width
                 part = tl.where(group == last, part, 0.0) + added
                 last = group
@@ -218,9 +216,9 @@ def log_sum_exp(
     launch(
         _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
-        walk.start, walk.tiles, bias, 0, 1, n, m, width, *cost.strides, **cost.constants(),
-        STABLE=False, SPLITS=1, WALK=walk.width, GROUP=False, STAGES=blocks.stages,
-        BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
+        walk.start, walk.tiles, bias, 0, 0, n, m, width, *cost.strides, **cost.constants(),
+        STABLE=False, SPLITS=1, WALK=walk.width, STAGES=blocks.stages, BLOCK_N=blocks.n,
+        BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits == 1:
         return partial[0]
@@ -256,8 +254,7 @@ def half_step_(
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
         walk.start, walk.tiles, groups.sums, groups.sums.stride(0), groups.width, n, m, width,
         *cost.strides, **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
-        GROUP=groups.width > 0, STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m,
-        **launch_options(blocks),
+        STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
     if splits > 1:
         launch(

@@ -254,12 +254,10 @@ class StoredKernel:
             AHEAD=min(shape.ahead, tiles), HELD=shape.held,
             **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
-        rows = min(512, triton.next_power_of_2(shape.programs))
-        block = 16 if rows > 256 else 32
         launch(
-            _columns_kernel, (triton.cdiv(m, block),),
+            _columns_kernel, (triton.cdiv(m, 16),),
             self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, shape.programs, m, pitch,
-            ROWS=rows, BLOCK=block, **launch_options(Blocks(rows, block, 8, 1)),
+            ROWS=512, BLOCK=16, **launch_options(Blocks(512, 16, 8, 1)),
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Vectors(NamedTuple):
 
 
 @triton.jit(
-    do_not_specialize=["n", "m"],
+    do_not_specialize=["n", "m", "rest"],
     do_not_specialize_on_alignment=["f", "g", "a", "b", "row", "column"],
 )
 def _prepare_kernel(
@@ -49,7 +49,7 @@ def _prepare_kernel(
     g,  # [m]
     a,  # [n] weights
     b,  # [m]
-    row,  # [n] part of the cost outside the products, read if REST
+    row,  # [n] part of the cost outside the products, read if there is any
     column,  # [m]
     scale,  # [1]
     given,  # [length] these four are written
@@ -59,30 +59,28 @@ def _prepare_kernel(
     n,
     m,
     split,  # where the target side begins, a multiple of BLOCK
-    REST: tl.constexpr,
+    rest,  # 1 if the cost has such a part, or 0
     BLOCK: tl.constexpr,
 ):
     """Read both sides, and round the kernel's own potentials as the kernel will."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rest = tl.zeros((BLOCK,), tl.float64)
     if tl.program_id(0) * BLOCK < split:
         inside = at < n
         potential = tl.load(f + at, mask=inside, other=0.0).to(tl.float64)
         mass = tl.load(a + at, mask=inside, other=0.0).to(tl.float64)
-        if REST:
-            rest = tl.load(row + at, mask=inside, other=0.0).to(tl.float64)
+        part = tl.load(row + at, mask=at < tl.where(rest > 0, n, 0), other=0.0).to(tl.float64)
     else:
         inside = at - split < m
         potential = tl.load(g + at - split, mask=inside, other=0.0).to(tl.float64)
         mass = tl.load(b + at - split, mask=inside, other=0.0).to(tl.float64)
-        if REST:
-            rest = tl.load(column + at - split, mask=inside, other=0.0).to(tl.float64)
+        read = at - split < tl.where(rest > 0, m, 0)
+        part = tl.load(column + at - split, mask=read, other=0.0).to(tl.float64)
     unit = tl.load(scale)
-    exponent = ((potential - rest) * unit).to(start.dtype.element_ty)
+    exponent = ((potential - part) * unit).to(start.dtype.element_ty)
     kept = mass.to(weight.dtype.element_ty)
     tl.store(given + at, potential)
     # from the rounded exponent, as its rounding is part of the kernel
-    tl.store(origin + at, exponent.to(tl.float64) / unit + rest)
+    tl.store(origin + at, exponent.to(tl.float64) / unit + part)
     # no sum meets the exponential of a point without mass, which nothing bounds
     tl.store(start + at, tl.where(kept > 0, exponent, -float("inf")))
     tl.store(weight + at, kept)
@@ -161,12 +159,13 @@ def prepare_(
     vectors: Vectors, marginals: Marginals, start: Potentials, rest: tuple[Tensor, Tensor] | None
 ) -> None:
     """Read the weights and the potentials where the kernel is made."""
-    row, column = rest or start
+    # of one dtype with the vectors, read or not: each kernel is compiled for few
+    row, column = rest or (vectors.start, vectors.start)
     launch(
         _prepare_kernel, (len(vectors.partial),),
         *start, *marginals, row, column, vectors.scale, vectors.given, vectors.origin,
         vectors.start, vectors.weight, len(start.f), len(start.g), vectors.split,
-        REST=rest is not None, BLOCK=BLOCK, **_OPTIONS,
+        int(rest is not None), BLOCK=BLOCK, **_OPTIONS,
     )  # fmt: skip
 
 

@@ -47,6 +47,8 @@ _LEAF_SECONDS = (1.2e-11, 2.4e-11)
 _PRODUCT_SECONDS = (1.0e-12, 1.5e-12)
 # Pairs up to which tiles need fewer launches than anything else. [L303]
 _SMALL_PAIRS = 2**24
+# Dimensions that one product on matrix units has at least: three cost as little. [L682]
+_NARROW = 16
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
 _PROBES = 256
@@ -269,7 +271,9 @@ def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neigh
         small, looking = base - centre, query - centre
         unit = max(float(small.norm(dim=1).max()), float(looking.norm(dim=1).max())) or 1.0
         small, looking = small / unit, looking / unit
-        for products in (1, 3) if keep <= MOST_KEPT else ():
+        # in few dimensions a product costs less than the selection
+        stages = (3,) if base.shape[1] <= _NARROW else (1, 3)
+        for products in stages if keep <= MOST_KEPT else ():
             candidates, bound = nearest_candidates(small, looking[left], keep, products)
             length, found = _measure(base, query[left], candidates, n_neighbors)
             sure = (length[:, -1] / unit).square() / 2 <= bound
