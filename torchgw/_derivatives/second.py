@@ -1,4 +1,4 @@
-"""Products of a direction with the Hessian of the objective of a finished solve.
+"""The scalar that a finished solve is differentiated by, and what products with the Hessian need.
 
 With T(theta, P, f, g) the objective as equation 20 of docs/algorithm.md differentiates it, whose
 derivative by theta at a fixed plan and fixed potentials is the gradient, the derivative of the
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.implicit import Response
+from torchgw._derivatives.density import Response
 from torchgw._derivatives.tracked import Model
+from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Potentials
@@ -59,7 +60,8 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     """Compute <D_X matrix D_Y, other>, for constant maps over pairs."""
     near, far = model.source.form(), model.target.form()
     if near is not None and far is not None:
-        one, two = (near.matrix.T @ _times(each, far.matrix) for each in (matrix, other))
+        one = near.matrix.T @ _times(matrix, far.matrix)
+        two = one if other is matrix else near.matrix.T @ _times(other, far.matrix)
         both: Tensor = ((near.form @ one @ far.form) * two).sum()
         return both
     if far is not None:
@@ -71,6 +73,16 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     one, two = (each.stored().double() for each in (matrix, other))
     total: Tensor = (model.crossed(one) * two).sum()
     return total
+
+
+def _sampled_cross(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
+    """Estimate a scalar that changes like :func:`cross` of a plan with itself, from drawn pairs."""
+    # both ways are the same
+    (source, target), (moved_source, moved_target) = still.ways[0], moving.ways[0]
+    near, far = source.columns(anchors.source), target.columns(anchors.target)
+    ahead = (moved_source.columns(anchors.source) * (plan @ far)).sum()
+    back = (moved_target.columns(anchors.target) * (plan.T @ near)).sum()
+    return torch.add(ahead, back) / len(anchors.source)
 
 
 def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
@@ -114,8 +126,12 @@ def scalar(
     plan: TransportPlan,
     potentials: Potentials,
     change: Change | None = None,
+    anchors: Anchors | None = None,
 ) -> Tensor:
-    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
+    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model.
+
+    ``anchors`` are those of a sampled solve, which stand for exact products.
+    """
     a, b = still.a, still.b
     f, g, factor = potentials.f, potentials.g, 1.0
     other: TransportPlan | Response = plan
@@ -128,7 +144,11 @@ def scalar(
     if moving.target_moves:
         total = total + factor * moving.alpha * (b @ moving.target.mean_square(still.b))
     if moving.source_moves or moving.target_moves:
-        total = total - 2 * factor * moving.alpha * cross(moving, plan, other)
+        if anchors is None:
+            products = cross(moving, plan, other)
+        else:
+            products = _sampled_cross(moving, still, plan, anchors)
+        total = total - 2 * factor * moving.alpha * products
     if moving.linear_moves:
         total = total + (1 - moving.alpha) * paired(moving.linear, other)
     if moving.epsilon is not None and change is not None:
