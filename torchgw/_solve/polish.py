@@ -195,8 +195,13 @@ def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
     """Refuse a general linear problem without POT."""
     free = rule is not None and rule.mass is None
     bounds = rule is not None and rule.mass is not None
-    if bounds or not (free or _is_assignment(marginals)):
-        _need_pot()
+    exact = bounds or not (free or _is_assignment(marginals))
+    # SciPy's solver would take minutes
+    if exact and importlib.util.find_spec("ot") is None:
+        raise UnsupportedError(
+            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
+            "POT's exact solver, which is not installed: pip install pot. Or pass polish=False."
+        )
 
 
 def _is_assignment(marginals: Marginals) -> bool:
@@ -247,13 +252,3 @@ def _partial_vertices(marginals: Marginals, mass: float) -> Callable[[Tensor], T
         return torch.from_numpy(plan / plan.sum()).to(cost)
 
     return vertex
-
-
-def _need_pot() -> None:
-    """Refuse where POT's exact solver is not installed: SciPy's would take minutes."""
-    if importlib.util.find_spec("ot") is None:
-        raise UnsupportedError(
-            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
-            "POT's exact solver, which is not installed: pip install pot. Or pass "
-            "polish=False."
-        )
