@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import TransportPlan, times
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.cost import Cost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
@@ -123,7 +123,9 @@ class Response:
             yield rows, change.mul_(block).mul_(density.a[rows, None]).mul_(density.b)
 
     def __matmul__(self, values: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
+        """Multiply by values of shape (m, c), differentiable in these."""
+        if values.requires_grad and torch.is_grad_enabled():
+            return times(self, values)
         table = values.to(self.v.dtype)
         if self.transposed:
             result = table.new_zeros(len(self.v), *table.shape[1:])

@@ -36,40 +36,20 @@ class Change(NamedTuple):
     g: Tensor  # (m,)
 
 
-class _Products(torch.autograd.Function):
-    """A constant map over pairs times values, differentiable in these any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        result: Tensor = matrix @ values
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return None, _times(ctx.matrix.T, upstream[0])
-
-
-def _times(matrix: Any, values: Tensor) -> Tensor:
-    """Multiply a constant map over pairs by values, (m, c)."""
-    result: Tensor = _Products.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return result
-
-
 def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     """Compute <D_X matrix D_Y, other>, for constant maps over pairs."""
     near, far = model.source.form(), model.target.form()
     if near is not None and far is not None:
-        one = near.matrix.T @ _times(matrix, far.matrix)
-        two = one if other is matrix else near.matrix.T @ _times(other, far.matrix)
+        one = near.matrix.T @ (matrix @ far.matrix)
+        two = one if other is matrix else near.matrix.T @ (other @ far.matrix)
         both: Tensor = ((near.form @ one @ far.form) * two).sum()
         return both
     if far is not None:
-        measured = model.source.apply(_times(matrix, far.matrix @ far.form))
-        return torch.sum(measured * _times(other, far.matrix))
+        measured = model.source.apply(matrix @ (far.matrix @ far.form))
+        return torch.sum(measured * (other @ far.matrix))
     if near is not None:
-        measured = model.target.apply(_times(matrix.T, near.matrix @ near.form))
-        return torch.sum(measured * _times(other.T, near.matrix))
+        measured = model.target.apply(matrix.T @ (near.matrix @ near.form))
+        return torch.sum(measured * (other.T @ near.matrix))
     one, two = (each.stored().double() for each in (matrix, other))
     total: Tensor = (model.crossed(one) * two).sum()
     return total
@@ -89,10 +69,10 @@ def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
     """Compute D_X matrix D_Y, (n, m), as left @ right.T where a side has factors."""
     near, far = model.source.form(), model.target.form()
     if near is not None:
-        encoded = _times(matrix.T, near.matrix)
+        encoded = matrix.T @ near.matrix
         return near.matrix @ near.form, model.target.apply(encoded)
     if far is not None:
-        encoded = _times(matrix, far.matrix)
+        encoded = matrix @ far.matrix
         return model.source.apply(encoded), far.matrix @ far.form
     return model.crossed(matrix.stored().double())
 
@@ -107,7 +87,7 @@ def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
     assert isinstance(cost, FactoredCost)
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
-    products = (cost.left * _times(matrix, cost.right)).sum()
+    products = (cost.left * (matrix @ cost.right)).sum()
     total: Tensor = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
     return total
 
@@ -186,30 +166,27 @@ def change_of_cost(
     def step(value: Tensor) -> Tensor:
         return along(value, inputs, direction).detach()
 
+    def factors(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the change of left @ right.T as such a product."""
+        changed, kept = step(left), right.detach()
+        return torch.cat([changed, left.detach()], 1), torch.cat([kept, step(right)], 1)
+
     parts: list[Cost] = []
     if model.source_moves or model.target_moves:
         found = _cross_factors(model, plan)
         if isinstance(found, Tensor):
             parts.append(DenseCost(step(-4 * model.alpha * found)))
         else:
-            left, right = 4 * model.alpha * found[0], found[1]
-            parts.append(
-                FactoredCost.of_products(
-                    torch.cat([step(left), left.detach()], 1),
-                    torch.cat([right.detach(), step(right)], 1),
-                )
-            )
+            moved = factors(4 * model.alpha * found[0], found[1])
+            parts.append(FactoredCost.of_products(*moved))
     cost, share = model.linear, 1 - model.alpha
     if cost is not None and model.linear_moves:
         cost = cost.to(torch.float64)
         if isinstance(cost, DenseCost):
             parts.append(DenseCost(step(share * cost.matrix)))
         else:
-            near = share * cost.left
-            left = torch.cat([step(near), near.detach()], 1)
-            right = torch.cat([cost.right.detach(), step(cost.right)], 1)
-            row, column = (step(share * part) for part in (cost.row, cost.column))
-            parts.append(FactoredCost(left, right, row, column))
+            own = (step(share * part) for part in (cost.row, cost.column))
+            parts.append(FactoredCost(*factors(share * cost.left, cost.right), *own))
     if model.epsilon is not None:
         rate = step(model.epsilon) / plan.epsilon
         parts.append(plan.cost.to(torch.float64).scaled(-rate))
