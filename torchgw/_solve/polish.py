@@ -103,7 +103,12 @@ def polish(
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
         # entropy that is too weak to be seen left a vertex with dust
         matrix = vertex
-    return _as_plan(matrix, plan), Polished(step, stationary, max(gap, 0.0))
+    # as an operator: its cost is -log P / (a x b), its epsilon is one
+    product = torch.outer(*marginals)
+    density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
+    zero = Potentials(*map(torch.zeros_like, marginals))
+    found = TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0)
+    return found, Polished(step, stationary, max(gap, 0.0))
 
 
 class _Mean:
@@ -180,15 +185,6 @@ def _pairings(cost: Tensor, parts: list[tuple[Tensor, Tensor]]) -> NDArray[np.fl
     """Compute <cost, part> of each part."""
     flat = cost.flatten()
     return torch.stack([flat[index] @ mass for index, mass in parts]).cpu().numpy()
-
-
-def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
-    """Write a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
-    product = torch.outer(*like.weights)
-    density = torch.where(product > 0, matrix / product, 1.0)
-    cost = DenseCost(-density.clamp_min(_SMALLEST_DENSITY).log())
-    zero = Potentials(*map(torch.zeros_like, like.weights))
-    return TransportPlan(cost, zero, like.weights, 1.0)
 
 
 def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
