@@ -104,15 +104,12 @@ def nearest_others(
     """Find the nearest neighbours of each point, whose leaves may be known, among the others."""
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
-    found = nearest(points, points, n_neighbors + 1, leaves)
-    return _without(torch.arange(len(points), device=points.device), found)
-
-
-def _without(itself: Tensor, found: Neighbours) -> Neighbours:
-    """Drop each point from its neighbours; where duplicates hid it the last one goes."""
-    keep = found.indices != itself[:, None]
+    distance, index = nearest(points, points, n_neighbors + 1, leaves)
+    keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
+    # a point with many duplicates need not find itself: its last neighbour goes instead
     keep[:, -1] &= ~keep.all(dim=1)
-    return Neighbours(*(part[keep].reshape(len(itself), -1) for part in found))
+    shape = points.shape[0], n_neighbors
+    return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
 
 
 def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
@@ -123,7 +120,12 @@ def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
     distance, index = _measure(points, points, candidates, n_neighbors)
     few = distance[:, -1].isinf().nonzero()[:, 0]
     if len(few):
-        distance[few], index[few] = _without(few, nearest(points, points[few], n_neighbors + 1))
+        found, rows = nearest(points, points[few], n_neighbors + 1)
+        other = rows != few[:, None]
+        other[:, -1] &= ~other.all(dim=1)
+        distance[few], index[few] = (
+            part[other].reshape(len(few), n_neighbors) for part in (found, rows)
+        )
     return Neighbours(distance, index)
 
 
