@@ -129,11 +129,10 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
         outcome = solve_once(asked, recorder)
-        small = problem.source.n * problem.target.n <= _SMALLEST
-        alone = asked.checkpoint is None and options.ranks is None
-        return (
-            no_higher_than_single(outcome, asked) if small and rule is None and alone else outcome
-        )
+        small = rule is None and problem.source.n * problem.target.n <= _SMALLEST
+        if small and asked.checkpoint is None and options.ranks is None:
+            return no_higher_than_single(outcome, asked)
+        return outcome
     tried: list[tuple[float, float]] = []
     mass, asked = 1.0, asked._replace(checkpoint=None, made=())
     while True:
