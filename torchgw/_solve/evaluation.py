@@ -301,10 +301,7 @@ def _entropy_and_linear(
     block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     """
     if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
-        cost, (p, q) = plan.cost, masses
-        f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
-        whole = p @ f + q @ g + _inner(cost.left, plan @ cost.right)
-        return float(whole / plan.epsilon), _factored_linear(plan, linear_cost)
+        return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     a, b = plan.weights
     kl = linear = 0.0
@@ -319,6 +316,14 @@ def _entropy_and_linear(
     if isinstance(linear_cost, FactoredCost):
         linear = _factored_linear(plan, linear_cost)
     return kl, linear
+
+
+def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals) -> float:
+    """Compute KL(P | a x b) from one product with the plan, and its row and column sums."""
+    p, q = masses
+    f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
+    cross = _inner(cost.left, plan @ cost.right)
+    return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
 def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
