@@ -47,7 +47,7 @@ from torchgw._solve.options import (
     Storage,
     merge_precision,
 )
-from torchgw._solve.pipeline import solve_problem
+from torchgw._solve.pipeline import Asked, solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known
 from torchgw._tensors.ahead import compile_beside
@@ -506,7 +506,8 @@ def solve(
             check_tracked(inputs, problem, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = solve_problem(problem, options, init, generator, recorder, keeper, made)
+            asked = Asked(problem, options, init, generator, keeper, made)
+            outcome = solve_problem(asked, recorder)
             if pair is not None:
                 sides = sides.featured(pair, feature_metric)
             result = make_result(outcome, problem, sides, seed)

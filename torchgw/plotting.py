@@ -171,7 +171,14 @@ def plot_match(
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
     shades = _source_shades(result, colour)
     if ax is None:
-        ax = _new_pair(len(source), len(target))
+        from matplotlib import pyplot
+
+        figure = pyplot.figure(figsize=(9.0, 4.2), layout="constrained")
+        first, second = (
+            figure.add_subplot(1, 2, place, projection=_projection_of(len(side)))
+            for place, side in ((1, source), (2, target))
+        )
+        ax = first, second
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
@@ -584,17 +591,6 @@ def _new_axes(dimensions: int, width: float = 6.4) -> Axes:
     figure = pyplot.figure(figsize=(width, 4.8), layout="constrained")
     axes: Axes = figure.add_subplot(projection=_projection_of(dimensions))
     return axes
-
-
-def _new_pair(source: int, target: int) -> tuple[Axes, Axes]:
-    """Make the axes of two clouds in a new figure."""
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(9.0, 4.2), layout="constrained")
-    return (
-        figure.add_subplot(1, 2, 1, projection=_projection_of(source)),
-        figure.add_subplot(1, 2, 2, projection=_projection_of(target)),
-    )
 
 
 def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -155,7 +155,7 @@ def test_moments_of_a_plan_solve_the_same_system(case, monkeypatch):
     _, result = solved(case, given)
     steps = direction_of(given)
     found = result.hvp(steps)
-    monkeypatch.setattr("torchgw._derivatives.implicit.MOST_NUMBERS", 0)
+    monkeypatch.setattr("torchgw._derivatives.encoded.MOST_NUMBERS", 0)
     whole = result.hvp(steps)
     assert whole.converged
     assert whole.iterations != found.iterations

@@ -131,7 +131,8 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
     """Yield a callback that shows each iteration, as a bar of tqdm where one can move."""
     if not verbose or sys.stderr is None:
         yield None
-    elif find_spec("tqdm") is None or not (sys.stderr.isatty() or _in_notebook()):
+    # in a notebook standard error is no terminal, and bars move nonetheless
+    elif find_spec("tqdm") is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         with _search_shown():
             yield _write_line
     else:
@@ -180,11 +181,6 @@ def _write_line(entry: Iteration) -> None:
         f"{entry.dual:.6e}  marginal error {entry.marginal_error:.1e}  change "
         f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
     )
-
-
-def _in_notebook() -> bool:
-    """Tell whether the code runs in a Jupyter kernel, whose standard error is no terminal."""
-    return "ipykernel" in sys.modules
 
 
 @contextmanager

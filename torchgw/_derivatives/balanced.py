@@ -7,12 +7,13 @@ equations 20 to 26 and 42).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.implicit import Response, respond
+from torchgw._derivatives.density import Response
+from torchgw._derivatives.implicit import WORRYING, respond
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.second import (
     Change,
@@ -23,8 +24,7 @@ from torchgw._derivatives.second import (
     paired,
     scalar,
 )
-from torchgw._derivatives.surrogate import linear, pairs, sampled_pairs
-from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.tracked import Definition
 from torchgw._errors import UnsupportedError
 from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
@@ -53,27 +53,15 @@ class BalancedSolve(Solved):
     # derivatives by numbers: <L(P), P> - <M, P> by alpha, KL(P | a x b) by epsilon
     slopes: Mapping[str, float]
 
-    def model(self, inputs: tuple[Tensor, ...]) -> Model:
-        """Write the problem as a function of the inputs named."""
-        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
-
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """Differentiate the objective at a fixed plan, equation 20."""
-        plan, alpha = self.plan, self.definition.problem.alpha
         with torch.enable_grad():
             copies = tuple(part.detach().requires_grad_() for part in inputs)
             still, moving = self.model(tuple(part.detach() for part in inputs)), self.model(copies)
-            total = self.potentials.f @ moving.a + self.potentials.g @ moving.b
-            if moving.tracked & {"X", "D_X"}:
-                total = total + alpha * (still.a @ moving.source.mean_square(still.a))
-            if moving.tracked & {"Y", "D_Y"}:
-                total = total + alpha * (still.b @ moving.target.mean_square(still.b))
-            if self.anchors is None:
-                products = pairs(moving, still, plan, plan)
-            else:
-                products = sampled_pairs(moving, still, plan, self.anchors)
-            total = total - 2 * alpha * products
-            total = total + (1 - alpha) * linear(moving, still, plan)
+            # its derivative by alpha is known
+            alpha, tracked = self.definition.problem.alpha, moving.tracked - {"alpha"}
+            moving = replace(moving, alpha=alpha, tracked=tracked)
+            total = scalar(moving, still, self.plan, self.potentials, anchors=self.anchors)
             for name, copy in zip(self.names, copies, strict=True):
                 if name in self.slopes:
                     total = total + self.slopes[name] * copy
@@ -97,7 +85,7 @@ class BalancedSolve(Solved):
                 if part is not None and part.requires_grad:
                     total = total + (part * step).sum()
             made = change.plan
-            system = System(made.residual, made.iterations, made.converged)
+            system = System(made.residual, made.iterations, made.residual <= WORRYING)
             return derivatives(total, copies), system
 
     def plan_gradient(
@@ -106,16 +94,14 @@ class BalancedSolve(Solved):
         """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
         left, right = (part.to(self.plan.dtype) for part in (left, right))
         response = self.respond(FactoredCost.of_products(-left, right))
-        still, alpha = self.model(inputs), self.definition.problem.alpha
         with torch.enable_grad():
             copies = tuple(part.detach().requires_grad_() for part in inputs)
             moving = self.model(copies)
             total = response.u.double() @ moving.a + response.v.double() @ moving.b
-            total = total - 4 * alpha * pairs(moving, still, response, self.plan)
-            total = total + (1 - alpha) * linear(moving, still, response)
-            if isinstance(moving.alpha, Tensor):
-                twice = 4 * cross(still, response, self.plan)
-                total = total - moving.alpha * (twice + paired(still.linear, response))
+            if moving.source_moves or moving.target_moves:
+                total = total - 4 * moving.alpha * cross(moving, response, self.plan)
+            if moving.linear_moves:
+                total = total + (1 - moving.alpha) * paired(moving.linear, response)
             if moving.epsilon is not None:
                 share = paired(self.plan.cost, response) / self.plan.epsilon
                 total = total - moving.epsilon * share

@@ -1,15 +1,18 @@
-"""The density of a plan by the product of its weights, in blocks of rows."""
+"""The density of a plan by the product of its weights, and its responses, in blocks of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.cost import exp_
+from torchgw._plans.transport import TransportPlan, times
+from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.cost import Cost, exp_
 from torchgw._sinkhorn.softmin import row_blocks
 from torchgw._typing import Marginals
 
@@ -69,6 +72,15 @@ class Density:
     def _turned(self) -> TransportPlan:
         return self.plan.T
 
+    def what_moves(self, column: Tensor, masses: Tensor) -> Tensor:
+        """Compute what a change of v_j alone does to its column once u follows, (m,).
+
+        That is its sum less :meth:`squares`. Where a plan is nearly a matching it is far less than
+        the sum; rounding leaves some of it.
+        """
+        least = torch.finfo(column.dtype).eps ** 0.75 * column
+        return torch.maximum(column - self.squares(masses), least)
+
     def squares(self, masses: Tensor) -> Tensor:
         """Compute sum_i P_ij^2 / masses_i over rows that have a mass, (m,)."""
         masses = torch.where(masses > 0, masses, 1.0)
@@ -83,3 +95,57 @@ class Density:
         weights = self.a.square() / masses
         found = sum(weights[rows] @ block.square() for rows, block in self._kept)
         return self.b.square() * found
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """Z = P o (u + v - cost) / epsilon, shape (n, m), read block by block."""
+
+    density: Density
+    u: Tensor  # (n,), derivatives by the weights
+    v: Tensor  # (m,)
+    cost: Cost
+    residual: float = 0.0  # of its linear system, relative
+    iterations: int = 0  # products with the matrix of that system
+    growth: float = 1.0  # size of the solution over that of the right side
+    transposed: bool = False
+
+    @property
+    def T(self) -> Response:  # noqa: N802 - the name of every array library
+        """The response from target to source."""
+        return replace(self, transposed=not self.transposed)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield Z by blocks of rows."""
+        density = self.density
+        for rows, block in density.blocks():
+            change = self.cost.rows(rows).exponent(self.u[rows], self.v, density.plan.epsilon)
+            yield rows, change.mul_(block).mul_(density.a[rows, None]).mul_(density.b)
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        """Multiply by values of shape (m, c), differentiable in these."""
+        if values.requires_grad and torch.is_grad_enabled():
+            return times(self, values)
+        table = values.to(self.v.dtype)
+        if self.transposed:
+            result = table.new_zeros(len(self.v), *table.shape[1:])
+            for rows, block in self.blocks():
+                result += block.T @ table[rows]
+            return result.to(values.dtype)
+        return torch.cat([block @ table for _, block in self.blocks()]).to(values.dtype)
+
+    def stored(self) -> Tensor:
+        """Build the matrix."""
+        matrix = torch.cat([block for _, block in self.blocks()])
+        return matrix.T if self.transposed else matrix
+
+
+class Equation(NamedTuple):
+    """The linear system of a response, docs/algorithm.md, equation 24, and when it is solved."""
+
+    density: Density
+    problem: Problem  # without its linear cost
+    upstream: Cost  # W
+    forced: tuple[Tensor, Tensor]  # sums of rows and columns over weights, times epsilon
+    tol: float  # relative residual
+    max_iter: int  # products with the matrix

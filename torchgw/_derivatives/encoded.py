@@ -9,14 +9,14 @@ the plan with a vector, and nothing of size (n, m) is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.krylov import gmres
-from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._derivatives.density import Density, Equation, Response
+from torchgw._derivatives.krylov import gmres, growth, unit_of
+from torchgw._sinkhorn.cost import Cost, FactoredCost, added
 from torchgw.distances.base import Factors
 
 # Numbers of a coupling up to which its moments, as many squared, are made. [L524]
@@ -24,67 +24,73 @@ MOST_NUMBERS = 4_356
 # Columns of a product of the plan with many. [L524]
 _COLUMNS = 256
 
-# A product of the plan, or of the plan transposed, with values of shape (m, c) or (n, c).
-Times = Callable[[Tensor], Tensor]
 
-
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """Sums and coupling of P o C for some cost C."""
 
     row: Tensor  # (n,)
     column: Tensor  # (m,)
-    coupling: Tensor  # (r_x, r_y), A' (P o C) B with the factors of `Encoded`
+    coupling: Tensor  # (r_x, r_y), A' (P o C) B with the factors of `_Encoded`
 
 
-class Solution(NamedTuple):
-    """The response P o (u + v - C - C') / epsilon to a cost C, with C' the ``curve``."""
+def by_moments(equation: Equation) -> Response | None:
+    """Solve for the response between spaces with factors of small ranks; ``None`` for others."""
+    density, problem, upstream, forced, tol, max_iter = equation
+    one, two, epsilon = problem.source.factors(), problem.target.factors(), density.plan.epsilon
+    if one is None or two is None or one.signs.numel() * two.signs.numel() > MOST_NUMBERS:
+        return None
+    system = _Encoded(density, (one, two), problem.alpha)
+    sums = forced[0] * density.a, forced[1] * density.b
+    upstream = added(upstream, system.forced(sums[0] / epsilon, sums[1] / epsilon))
+    moved = system.moved(upstream)
+    given = _Moved(moved.row + sums[0], moved.column + sums[1], moved.coupling)
+    m, shape = len(system.q), given.coupling.shape
 
-    u: Tensor  # (n,)
-    v: Tensor  # (m,)
-    curve: FactoredCost
-    growth: float  # size of the solution over that of the right side
-    residual: float  # relative
-    products: int  # with the matrix of the linear system
+    def ahead(w: Tensor, curve: _Moved) -> Tensor:
+        """Compute v from its scaled unknown, which is small where columns follow the curve."""
+        follow = curve.column - system.far((curve.row / system.p)[:, None])[:, 0]
+        return (w + follow / system.root) / system.root
+
+    def operator(x: Tensor) -> Tensor:
+        coupling = x[m:].view(shape) / unit
+        curve = system.bent(system.inner(coupling))
+        error, answer = system.errors(ahead(x[:m], curve), curve)
+        return torch.cat([error, (unit * (coupling - answer / epsilon)).flatten()])
+
+    error, answer = system.errors(torch.zeros_like(system.q), given)
+    unit = unit_of(error, answer / epsilon)
+    right = torch.cat([-error, (answer * (unit / epsilon)).flatten()])
+    x, residual, products = gmres(operator, right, tol=tol, max_iter=max_iter)
+    inner = system.inner(x[m:].view(shape) / unit)
+    curve = system.bent(inner)
+    v = ahead(x[:m], curve)
+    u = (given.row + curve.row - system.near(v[:, None])[:, 0]) / system.p
+    # the terms of rows and columns alone that the centred factors leave out
+    near, far = system.means
+    u = u + system.A @ (inner @ far) + near @ inner @ far
+    v = v + system.B @ (inner.T @ near)
+    cost = added(upstream, system.cost(inner))
+    return Response(density, u, v, cost, residual, products, growth(x, right))
 
 
-def what_moves(column: Tensor, squares: Tensor) -> Tensor:
-    """Compute what a change of v_j alone does to its column once u follows, q_j - squares_j, (m,).
+class _Encoded:
+    """What is made of a plan for the linear system of a response."""
 
-    Where a plan is nearly a matching that is far less than q_j; rounding leaves some of it.
-    """
-    return torch.maximum(column - squares, torch.finfo(column.dtype).eps ** 0.75 * column)
-
-
-class Encoded:
-    """The linear system of a response, and what is made of a plan for it.
-
-    ``near`` and ``far`` are the plan times values and the plan transposed times values; ``squares``
-    (m,) are sum_i P_ij^2 / p_i with p the row sums of P.
-    """
-
-    def __init__(
-        self,
-        factors: tuple[Factors, Factors],
-        products: tuple[Times, Times],
-        squares: Callable[[Tensor], Tensor],
-        alpha: float,
-        epsilon: float,
-    ) -> None:
-        self._alpha, self._epsilon = alpha, epsilon
-        self._full = tuple(item.matrix for item in factors)
-        self._signs = tuple(item.signs for item in factors)
-        self._near, self._far = products
-        one, two = self._full
+    def __init__(self, density: Density, factors: tuple[Factors, Factors], alpha: float) -> None:
+        self.density, self.alpha = density, alpha
+        self.near, self.far = density.times, density.times_transposed
+        self.full, self.signs = zip(*factors, strict=True)
+        one, two = self.full
         # terms of rows or columns alone belong to u and v
-        self._means = one.mean(0), two.mean(0)
-        self.A, self.B = one - self._means[0], two - self._means[1]
-        ahead = self._near(torch.cat([torch.ones_like(two[:, :1]), self.B], 1))
-        back = self._far(torch.cat([torch.ones_like(one[:, :1]), self.A], 1))
-        self.p, self._PB = ahead[:, 0].contiguous(), ahead[:, 1:]
-        self.q, self._PA = back[:, 0].contiguous(), back[:, 1:]
-        root = what_moves(self.q, squares(self.p)).sqrt()
-        self._root, self._null = root, root / root.norm()
-        self._moments = self._make_moments()
+        self.means = one.mean(0), two.mean(0)
+        self.A, self.B = one - self.means[0], two - self.means[1]
+        ahead = self.near(torch.cat([torch.ones_like(two[:, :1]), self.B], 1))
+        back = self.far(torch.cat([torch.ones_like(one[:, :1]), self.A], 1))
+        self.p, self.PB = ahead[:, 0].contiguous(), ahead[:, 1:]
+        self.q, self.PA = back[:, 0].contiguous(), back[:, 1:]
+        self.root = density.what_moves(self.q, self.p).sqrt()
+        self.null = self.root / self.root.norm()
+        self.moments = self._make_moments()
 
     def _make_moments(self) -> Tensor:
         """Make A' (P o (A_k B_l')) B for all k and l, (r_x r_y, r_x r_y)."""
@@ -93,79 +99,50 @@ class Encoded:
         table = self.A.new_empty(s, s, r, r)
         for part in torch.arange(len(first), device=first.device).split(_COLUMNS):
             k, l = first[part], second[part]  # noqa: E741
-            sums = self._near(self.B[:, k] * self.B[:, l])
+            sums = self.near(self.B[:, k] * self.B[:, l])
             found = torch.stack([self.A.T @ (self.A * column[:, None]) for column in sums.T])
             table[k, l] = table[l, k] = found
         return table.permute(2, 0, 3, 1).reshape(r * s, r * s)
 
-    def _inner(self, coupling: Tensor) -> Tensor:
+    def inner(self, coupling: Tensor) -> Tensor:
         """Make N of the coupling A' Z B."""
-        return -4 * self._alpha * self._signs[0][:, None] * coupling * self._signs[1]
+        return -4 * self.alpha * self.signs[0][:, None] * coupling * self.signs[1]
 
-    def _cost(self, inner: Tensor) -> FactoredCost:
-        one, two = self._full
+    def cost(self, inner: Tensor) -> FactoredCost:
+        """Make the change of the cost, A N B' with factors that are not centred."""
+        one, two = self.full
         return FactoredCost.of_products(-(one @ inner), two).centred()
 
     def forced(self, row: Tensor, column: Tensor) -> FactoredCost:
         """Compute how the cost changes with a Z of which only the row and column sums are known."""
-        (one, two), total = self._means, row.sum()
+        (one, two), total = self.means, row.sum()
         coupling = torch.outer(self.A.T @ row + one * total, two)
-        return self._cost(self._inner(coupling + torch.outer(one, self.B.T @ column)))
+        return self.cost(self.inner(coupling + torch.outer(one, self.B.T @ column)))
 
-    def solve(
-        self, moved: Moved, sums: tuple[Tensor, Tensor], *, tol: float, max_iter: int
-    ) -> Solution:
-        """Find the response to a cost of which ``moved`` is known, with given sums times epsilon.
+    def moved(self, cost: Cost) -> _Moved:
+        """Read off what a cost does, in one pass over the plan."""
+        a, b = self.density.a, self.density.b
+        columns = torch.cat([torch.ones_like(self.B[:, :1]), self.B], 1) * b[:, None]
+        means, column = [], torch.zeros_like(b)
+        for rows, block in self.density.blocks():
+            change = block * cost.rows(rows).dense().matrix
+            means.append(change @ columns)
+            column += a[rows] @ change
+        table = torch.cat(means) * a[:, None]
+        return _Moved(table[:, 0], column * b, self.A.T @ table[:, 1:])
 
-        The change of the cost with those sums themselves, :meth:`forced`, is part of that cost.
-        """
-        row, column = moved.row + sums[0], moved.column + sums[1]
-        m, shape = len(self.q), moved.coupling.shape
+    def bent(self, inner: Tensor) -> _Moved:
+        """Compute what A N B' does, by the moments."""
+        return _Moved(
+            ((self.A @ inner) * self.PB).sum(1),
+            ((self.B @ inner.T) * self.PA).sum(1),
+            (self.moments @ inner.flatten()).view(inner.shape),
+        )
 
-        def errors(v: Tensor, given: Moved) -> tuple[Tensor, Tensor]:
-            """Compute the errors of the columns, with u made from v, and of the coupling."""
-            u = (given.row - self._near(v[:, None])[:, 0]) / self.p
-            error = self._far(u[:, None])[:, 0] + self.q * v - given.column
-            coupling = self.A.T @ (u[:, None] * self._PB) + (self._PA * v[:, None]).T @ self.B
-            error = error / self._root
-            return error - self._null * (self._null @ error), coupling - given.coupling
-
-        def bent(inner: Tensor) -> Moved:
-            return Moved(
-                ((self.A @ inner) * self._PB).sum(1),
-                ((self.B @ inner.T) * self._PA).sum(1),
-                (self._moments @ inner.flatten()).view(shape),
-            )
-
-        def ahead(w: Tensor, curve: Moved) -> Tensor:
-            """Compute v from its scaled unknown, which is small where columns follow the curve."""
-            follow = curve.column - self._far((curve.row / self.p)[:, None])[:, 0]
-            return (w + follow / self._root) / self._root
-
-        products = 0
-
-        def operator(x: Tensor) -> Tensor:
-            nonlocal products
-            products += 1
-            coupling = x[m:].view(shape) / unit
-            curve = bent(self._inner(coupling))
-            error, answer = errors(ahead(x[:m], curve), curve)
-            return torch.cat([error, (unit * (coupling - answer / self._epsilon)).flatten()])
-
-        given = Moved(row, column, moved.coupling)
-        error, answer = errors(torch.zeros_like(self.q), given)
-        sizes = float(error.norm()), float(answer.norm()) / self._epsilon
-        # both parts count alike, whatever their units
-        unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
-        right = torch.cat([-error, (answer * (unit / self._epsilon)).flatten()])
-        x, residual = gmres(operator, right, tol=tol, max_iter=max_iter)
-        inner = self._inner(x[m:].view(shape) / unit)
-        curve = bent(inner)
-        v = ahead(x[:m], curve)
-        u = (row + curve.row - self._near(v[:, None])[:, 0]) / self.p
-        # the terms of rows and columns alone that the centred factors leave out
-        one, two = self._means
-        u = u + self.A @ (inner @ two) + one @ inner @ two
-        v = v + self.B @ (inner.T @ one)
-        growth = float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny)
-        return Solution(u, v, self._cost(inner), growth, residual, products)
+    def errors(self, v: Tensor, given: _Moved) -> tuple[Tensor, Tensor]:
+        """Compute the errors of the columns, with u made from v, and of the coupling."""
+        u = (given.row - self.near(v[:, None])[:, 0]) / self.p
+        error = self.far(u[:, None])[:, 0] + self.q * v - given.column
+        coupling = self.A.T @ (u[:, None] * self.PB) + (self.PA * v[:, None]).T @ self.B
+        error = error / self.root
+        return error - self.null * (self.null @ error), coupling - given.coupling

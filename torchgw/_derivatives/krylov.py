@@ -20,8 +20,8 @@ _NUMBERS = 2**25
 
 def gmres(
     operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int
-) -> tuple[Tensor, float]:
-    """Solve operator(x) = right, vectors of shape (n,); return x and its relative residual.
+) -> tuple[Tensor, float, int]:
+    """Solve operator(x) = right, shape (n,); return x, its relative residual and the products.
 
     The operator is linear, and may be singular if ``right`` is in its range. It is called at most
     ``max_iter`` times, until the relative residual is ``tol``.
@@ -29,7 +29,7 @@ def gmres(
     size = float(right.norm())
     x = torch.zeros_like(right)
     if size == 0:
-        return x, 0.0
+        return x, 0.0, 0
     done, residual, error = 0, right, 1.0
     kept = max(_RESTART, min(_MOST, _NUMBERS // len(right)))
     while done < max_iter and error > tol:
@@ -41,7 +41,18 @@ def gmres(
         error = float(residual.norm()) / size
         if error > 0.99 * before:
             break
-    return x, error
+    return x, error, done
+
+
+def growth(x: Tensor, right: Tensor) -> float:
+    """Divide the size of a solution by that of its right side."""
+    return float(x.norm()) / max(float(right.norm()), torch.finfo(right.dtype).tiny)
+
+
+def unit_of(one: Tensor, other: Tensor) -> float:
+    """Find by what the second part of a right side is multiplied, so that both count alike."""
+    sizes = float(one.norm()), float(other.norm())
+    return sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
 
 
 def _cycle(

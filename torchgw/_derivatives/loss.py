@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_finite, check_magnitude
+from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._typing import HessianProduct
@@ -33,9 +34,14 @@ class System(NamedTuple):
 class Solved(ABC):
     """A finished solve whose objective can be differentiated, with marginals held or relaxed."""
 
+    definition: Definition
     plan: TransportPlan
     objective: Tensor  # (), float64
     names: tuple[str, ...]  # of the inputs
+
+    def model(self, inputs: tuple[Tensor, ...]) -> Model:
+        """Write the problem as a function of the inputs; weights have sum one."""
+        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     @abstractmethod
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:

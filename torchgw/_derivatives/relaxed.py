@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.checks import check_stored_plan
+from torchgw._derivatives.implicit import WORRYING
 from torchgw._derivatives.krylov import gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Definition, Model
@@ -25,9 +26,8 @@ from torchgw._typing import Marginals
 
 # Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
 _MOST_ENTRIES = 2_000_000
-# Relative residual of the linear system, and the one that is worth a warning. [L492]
+# Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
-_WORRYING = 1e-4
 _MAX_ITER = 1000
 # Entries of less are zero to every sum, but would divide by zero. [L492]
 _LEAST = 1e-200
@@ -119,10 +119,6 @@ class RelaxedSolve(Solved):
                 for part, rho in zip((f, g), self.rule.rho, strict=True)
             ]
         return torch.cat([*held, torch.full_like(held[0][:1], self.rule.mass is not None)])
-
-    def model(self, inputs: tuple[Tensor, ...]) -> Model:
-        """Write the problem as a function of the inputs; weights of strict sides have sum one."""
-        return Model.of(self.definition, dict(zip(self.names, inputs, strict=True)))
 
     def _weights(self, model: Model, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Give the weights as a penalty sees them, of the sum that they were given with."""
@@ -237,11 +233,8 @@ class RelaxedSolve(Solved):
         with torch.enable_grad():
             total = self.lagrangian(still, plan, multipliers.detach())
             (slope,) = torch.autograd.grad(total, plan, create_graph=True)
-        count = 0
 
         def bend(change: Tensor) -> Tensor:
-            nonlocal count
-            count += 1
             (found,) = torch.autograd.grad(slope, plan, change, retain_graph=True)
             return found
 
@@ -257,9 +250,9 @@ class RelaxedSolve(Solved):
         def operator(x: Tensor) -> Tensor:
             return within(near.respond(bend(root * x.view(shape))))
 
-        x, residual = gmres(operator, within(right), tol=_TOLERANCE, max_iter=_MAX_ITER)
+        x, residual, count = gmres(operator, within(right), tol=_TOLERANCE, max_iter=_MAX_ITER)
         change = start + root * x.view(shape)
-        if residual > _WORRYING:
+        if residual > WORRYING:
             warn_user(
                 f"The derivative of the relaxed plan has a relative residual of {residual:.1e}. "
                 "Raise `epsilon`, or lower `tol` and `inner_tol`.",
@@ -268,7 +261,7 @@ class RelaxedSolve(Solved):
         return (
             change,
             self._multipliers(force - bend(change)),
-            System(residual, count, residual <= _WORRYING),
+            System(residual, count, residual <= WORRYING),
         )
 
 

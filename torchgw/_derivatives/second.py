@@ -1,4 +1,4 @@
-"""Products of a direction with the Hessian of the objective of a finished solve.
+"""The scalar that a finished solve is differentiated by, and what products with the Hessian need.
 
 With T(theta, P, f, g) the objective as equation 20 of docs/algorithm.md differentiates it, whose
 derivative by theta at a fixed plan and fixed potentials is the gradient, the derivative of the
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.implicit import Response
+from torchgw._derivatives.density import Response
 from torchgw._derivatives.tracked import Model
+from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Potentials
@@ -35,52 +36,43 @@ class Change(NamedTuple):
     g: Tensor  # (m,)
 
 
-class _Products(torch.autograd.Function):
-    """A constant map over pairs times values, differentiable in these any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        result: Tensor = matrix @ values
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return None, _times(ctx.matrix.T, upstream[0])
-
-
-def _times(matrix: Any, values: Tensor) -> Tensor:
-    """Multiply a constant map over pairs by values, (m, c)."""
-    result: Tensor = _Products.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return result
-
-
 def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     """Compute <D_X matrix D_Y, other>, for constant maps over pairs."""
     near, far = model.source.form(), model.target.form()
     if near is not None and far is not None:
-        one, two = (near.matrix.T @ _times(each, far.matrix) for each in (matrix, other))
+        one = near.matrix.T @ (matrix @ far.matrix)
+        two = one if other is matrix else near.matrix.T @ (other @ far.matrix)
         both: Tensor = ((near.form @ one @ far.form) * two).sum()
         return both
     if far is not None:
-        measured = model.source.apply(_times(matrix, far.matrix @ far.form))
-        return torch.sum(measured * _times(other, far.matrix))
+        measured = model.source.apply(matrix @ (far.matrix @ far.form))
+        return torch.sum(measured * (other @ far.matrix))
     if near is not None:
-        measured = model.target.apply(_times(matrix.T, near.matrix @ near.form))
-        return torch.sum(measured * _times(other.T, near.matrix))
+        measured = model.target.apply(matrix.T @ (near.matrix @ near.form))
+        return torch.sum(measured * (other.T @ near.matrix))
     one, two = (each.stored().double() for each in (matrix, other))
     total: Tensor = (model.crossed(one) * two).sum()
     return total
+
+
+def _sampled_cross(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
+    """Estimate a scalar that changes like :func:`cross` of a plan with itself, from drawn pairs."""
+    # both ways are the same
+    (source, target), (moved_source, moved_target) = still.ways[0], moving.ways[0]
+    near, far = source.columns(anchors.source), target.columns(anchors.target)
+    ahead = (moved_source.columns(anchors.source) * (plan @ far)).sum()
+    back = (moved_target.columns(anchors.target) * (plan.T @ near)).sum()
+    return torch.add(ahead, back) / len(anchors.source)
 
 
 def _cross_factors(model: Model, matrix: Any) -> tuple[Tensor, Tensor] | Tensor:
     """Compute D_X matrix D_Y, (n, m), as left @ right.T where a side has factors."""
     near, far = model.source.form(), model.target.form()
     if near is not None:
-        encoded = _times(matrix.T, near.matrix)
+        encoded = matrix.T @ near.matrix
         return near.matrix @ near.form, model.target.apply(encoded)
     if far is not None:
-        encoded = _times(matrix, far.matrix)
+        encoded = matrix @ far.matrix
         return model.source.apply(encoded), far.matrix @ far.form
     return model.crossed(matrix.stored().double())
 
@@ -95,7 +87,7 @@ def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
     assert isinstance(cost, FactoredCost)
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
-    products = (cost.left * _times(matrix, cost.right)).sum()
+    products = (cost.left * (matrix @ cost.right)).sum()
     total: Tensor = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
     return total
 
@@ -114,8 +106,12 @@ def scalar(
     plan: TransportPlan,
     potentials: Potentials,
     change: Change | None = None,
+    anchors: Anchors | None = None,
 ) -> Tensor:
-    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
+    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model.
+
+    ``anchors`` are those of a sampled solve, which stand for exact products.
+    """
     a, b = still.a, still.b
     f, g, factor = potentials.f, potentials.g, 1.0
     other: TransportPlan | Response = plan
@@ -128,7 +124,11 @@ def scalar(
     if moving.target_moves:
         total = total + factor * moving.alpha * (b @ moving.target.mean_square(still.b))
     if moving.source_moves or moving.target_moves:
-        total = total - 2 * factor * moving.alpha * cross(moving, plan, other)
+        if anchors is None:
+            products = cross(moving, plan, other)
+        else:
+            products = _sampled_cross(moving, still, plan, anchors)
+        total = total - 2 * factor * moving.alpha * products
     if moving.linear_moves:
         total = total + (1 - moving.alpha) * paired(moving.linear, other)
     if moving.epsilon is not None and change is not None:
@@ -166,30 +166,27 @@ def change_of_cost(
     def step(value: Tensor) -> Tensor:
         return along(value, inputs, direction).detach()
 
+    def factors(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the change of left @ right.T as such a product."""
+        changed, kept = step(left), right.detach()
+        return torch.cat([changed, left.detach()], 1), torch.cat([kept, step(right)], 1)
+
     parts: list[Cost] = []
     if model.source_moves or model.target_moves:
         found = _cross_factors(model, plan)
         if isinstance(found, Tensor):
             parts.append(DenseCost(step(-4 * model.alpha * found)))
         else:
-            left, right = 4 * model.alpha * found[0], found[1]
-            parts.append(
-                FactoredCost.of_products(
-                    torch.cat([step(left), left.detach()], 1),
-                    torch.cat([right.detach(), step(right)], 1),
-                )
-            )
+            moved = factors(4 * model.alpha * found[0], found[1])
+            parts.append(FactoredCost.of_products(*moved))
     cost, share = model.linear, 1 - model.alpha
     if cost is not None and model.linear_moves:
         cost = cost.to(torch.float64)
         if isinstance(cost, DenseCost):
             parts.append(DenseCost(step(share * cost.matrix)))
         else:
-            near = share * cost.left
-            left = torch.cat([step(near), near.detach()], 1)
-            right = torch.cat([cost.right.detach(), step(cost.right)], 1)
-            row, column = (step(share * part) for part in (cost.row, cost.column))
-            parts.append(FactoredCost(left, right, row, column))
+            own = (step(share * part) for part in (cost.row, cost.column))
+            parts.append(FactoredCost(*factors(share * cost.left, cost.right), *own))
     if model.epsilon is not None:
         rate = step(model.epsilon) / plan.epsilon
         parts.append(plan.cost.to(torch.float64).scaled(-rate))

@@ -35,7 +35,7 @@ from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.cost import Cost, FactoredCost, added
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
@@ -160,11 +160,7 @@ class LinearCost(NamedTuple):
             return cost
         p, q = (mass.to(cost.dtype) for mass in masses)
         row, column = self.row - p @ self.row, self.column - q @ self.column
-        if isinstance(cost, DenseCost):
-            mean = p @ (cost.matrix @ q)
-            return DenseCost(cost.matrix + (row - mean)[:, None] + column)
-        mean = p @ cost.row + q @ cost.column - (p @ cost.left) @ (q @ cost.right)
-        return cost._replace(row=cost.row + row - mean, column=cost.column + column)
+        return cost.shifted(row - cost.mean(p, q), column)
 
 
 class Linearised(NamedTuple):
@@ -363,14 +359,5 @@ def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -
 
 def add_linear(cost: Cost, problem: Problem) -> Cost:
     """Add (1 - alpha) M: factors to factors, otherwise as stored matrices."""
-    linear, weight = problem.linear, 1 - problem.alpha
-    if linear is None:
-        return cost
-    if isinstance(cost, FactoredCost) and isinstance(linear, FactoredCost):
-        return FactoredCost(
-            torch.cat([cost.left, weight * linear.left], dim=1),
-            torch.cat([cost.right, linear.right], dim=1),
-            cost.row + weight * linear.row,
-            cost.column + weight * linear.column,
-        )
-    return DenseCost(cost.dense().matrix.add(linear.dense().matrix, alpha=weight))
+    linear = problem.linear
+    return cost if linear is None else added(cost, linear, 1 - problem.alpha)

@@ -89,9 +89,6 @@ class FactoredGradient(StrictGradient):
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
 
-    def _oriented(self, plan: Plan) -> Plan:
-        return plan.T if self._swapped else plan
-
     def start(self) -> Encoding:
         """Make the coupling of a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
@@ -129,7 +126,8 @@ class FactoredGradient(StrictGradient):
 
     def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
         """Encode a plan, by one streamed product."""
-        return Encoding(self._left.encode(self._oriented(plan) @ self._factors.matrix))
+        plan = plan.T if self._swapped else plan
+        return Encoding(self._left.encode(plan @ self._factors.matrix))
 
     def encode(self, source: Tensor, means: Tensor) -> Encoding:
         """Encode a plan P by its product with the target's factors, ``means`` = P A_Y, (n, r)."""

@@ -35,7 +35,7 @@ from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.base import both_ways
 from torchgw.distances.sampling import choose_points
 
 # Spread-out points whose distances are the coordinates that the source points are ordered by.
@@ -156,7 +156,9 @@ class SampledGradient(StrictGradient):
         self.redraw = redraw
         # anchors read directed costs there and back in turn, as two parts of the cross term
         self._ways = both_ways(problem.source, problem.target)
-        self._order = _near_order(problem.source, problem.marginals.a)
+        # points of the source, so that neighbours are near each other
+        nodes = choose_points(problem.source, problem.marginals.a, _COORDINATES).indices
+        self._order = block_order(problem.source.columns(nodes), 1).point
         self._means = self._mean_columns(problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
         a, b = problem.marginals
@@ -409,9 +411,3 @@ class SampledGradient(StrictGradient):
             return FactoredCost.of_products(weight * left.double(), right).centred()
 
         return CostRows(rows, None if nodes is None else torch.cat([anchors, nodes]))
-
-
-def _near_order(provider: DistanceProvider, weights: Tensor) -> Tensor:
-    """Put the points in an order in which neighbours are near each other, (n,) int64."""
-    nodes = choose_points(provider, weights, _COORDINATES).indices
-    return block_order(provider.columns(nodes), 1).point

@@ -40,19 +40,25 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 _WRITE_SECONDS = 20.0
 
 
+class _Options(NamedTuple):
+    """What all pairs share."""
+
+    alpha: float
+    epsilon: float
+    squared: bool
+    n_init: int
+    rules: Rules
+    device: torch.device
+    marginals: Relaxations  # of each pair, one for all
+
+
 class _Job(NamedTuple):
     """What a worker needs to know of all spaces, as arrays that can be mapped into memory."""
 
     key: str
     numbers: NDArray[np.float64]  # tables, weights and features, one space after the other
     shape: NDArray[np.int64]  # (S, 2) points and features of each space
-    alpha: float
-    epsilon: float
-    squared: bool
-    n_init: int
-    rules: Rules
-    device: str
-    marginals: Relaxations  # of each pair, one for all
+    options: _Options
 
 
 @reject_unknown
@@ -188,10 +194,9 @@ def pairwise(
     mirrored = alone and symmetric is not False and alike
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
     weight = float(weights_of_terms(alpha, 1, fused=features is not None)[0])
-    job = _make_job(
-        spaces, weight, float("nan") if epsilon == "auto" else float(epsilon),
-        feature_metric != "euclidean", n_init, rules, where, marginals,
-    )  # fmt: skip
+    number = float("nan") if epsilon == "auto" else float(epsilon)
+    squared = feature_metric != "euclidean"
+    job = _make_job(spaces, _Options(weight, number, squared, n_init, rules, where, marginals))
     found = _compute(job, i, j + begin, 1 if n_jobs is None else n_jobs, resume, shown=progress)
     warn_of_failures(found)
     numbers = found.value_quad + found.value_linear
@@ -253,48 +258,17 @@ def _asked_pairs(
     return distinct[:, 0], distinct[:, 1], asked
 
 
-def _make_job(
-    spaces: list[Space],
-    alpha: float,
-    epsilon: float,
-    squared: bool,
-    n_init: int,
-    rules: Rules,
-    device: torch.device,
-    marginals: Relaxations,
-) -> _Job:
+def _make_job(spaces: list[Space], options: _Options) -> _Job:
     """Put all spaces into one array, and name the job by what is in it."""
     parts, shape = [], []
     for table, weights, features in spaces:
         shape.append((len(table), -1 if features is None else features.shape[1]))
         parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
-    numbers = torch.cat([part.cpu() for part in parts])
-    sizes = torch.tensor(shape)
-    kind = device.type
-    key = content_key(
-        "pairwise",
-        numbers,
-        sizes,
-        alpha,
-        epsilon,
-        squared,
-        n_init,
-        tuple(rules),
-        kind,
-        *(None if part is None else tuple(part.flatten()) for part in marginals),
-    )
-    return _Job(
-        key,
-        numbers.numpy(),
-        sizes.numpy(),
-        alpha,
-        epsilon,
-        squared,
-        n_init,
-        rules,
-        str(device),
-        marginals,
-    )
+    numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape)
+    *plain, rules, device, marginals = options
+    limits = (None if part is None else tuple(part.flatten()) for part in marginals)
+    key = content_key("pairwise", numbers, sizes, *plain, tuple(rules), device.type, *limits)
+    return _Job(key, numbers.numpy(), sizes.numpy(), options)
 
 
 @functools.lru_cache(maxsize=1)
@@ -308,22 +282,20 @@ def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArr
     kept = _shelves_of(job.key)
     if not kept:
         kept.append(Shelves(list(_spaces_of(job))))
-    count = len(i)
+    alpha, epsilon, squared, n_init, rules, device, marginals = job.options
+    one = np.ones(len(i))
     asked = Questions(
-        kept[0], i, j, np.full(count, job.alpha), np.full(count, job.epsilon),
-        squared=job.squared, n_init=job.n_init, rules=job.rules,
-        marginals=Relaxations(
-            *(None if part is None else part.repeat(count, axis=0) for part in job.marginals)
-        ),
+        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
+        marginals=marginals.repeated(len(i)),
     )  # fmt: skip
-    found = solve_questions(asked, torch.device(job.device))
+    found = solve_questions(asked, device)
     return torch.stack([part.double() for part in found]).cpu().numpy()
 
 
 def _spaces_of(job: _Job) -> Iterator[Space]:
     """Read the spaces of a job."""
     # what is mapped is read-only, and PyTorch has no such tensors
-    numbers, at = torch.from_numpy(np.array(job.numbers)).to(job.device), 0
+    numbers, at = torch.from_numpy(np.array(job.numbers)).to(job.options.device), 0
 
     def take(*shape: int) -> Tensor:
         nonlocal at

@@ -162,6 +162,22 @@ class Relaxations(NamedTuple):
             return np.asarray(np.isfinite(self.penalties).any(1))
         return np.full(count, False)
 
+    def repeated(self, count: int) -> Relaxations:
+        """Say of so many problems what is said of one."""
+        return Relaxations(*(None if part is None else part.repeat(count, 0) for part in self))
+
+    def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_]) -> Relaxations:
+        """Take some problems, with their sides exchanged where they are ``turned``."""
+        penalties, mass = (None if part is None else part[numbers] for part in self)
+        if penalties is not None:
+            penalties = np.where(turned[:, None], penalties[:, ::-1], penalties)
+        return Relaxations(penalties, mass)
+
+    def arguments(self, number: int) -> dict[str, Any]:
+        """Make the arguments of one problem for :func:`torchgw.solve`."""
+        penalties, mass = (None if part is None else part[number].tolist() for part in self)
+        return {"unbalanced": penalties and tuple(penalties), "mass": mass}
+
 
 @dataclass(frozen=True)
 class Questions:
@@ -193,12 +209,7 @@ class Questions:
             linear = self.feature_costs(source.features, target.features)
         fused = {} if linear is None else {"M": linear, "alpha": float(self.alpha[number])}
         sides = {"D_X": source.table, "D_Y": target.table, "a": source.weights, "b": target.weights}
-        penalties, mass = self.marginals
-        relaxed = {
-            "unbalanced": None if penalties is None else tuple(penalties[number].tolist()),
-            "mass": None if mass is None else float(mass[number]),
-        }
-        return {**sides, **fused, **relaxed}
+        return {**sides, **fused, **self.marginals.arguments(number)}
 
     def feature_costs(self, source: Tensor, target: Tensor) -> Tensor:
         """Compute M of features (..., n, d) and (..., m, d), by operations that go pair by pair."""
@@ -291,14 +302,10 @@ def _solve_group(
         linear = table_costs
     elif sizes[0] in shelves.features:
         linear = feature_costs
-    (penalties, mass), relaxed = asked.marginals, None
+    relaxed = None
     if asked.marginals.used(len(asked))[numbers[0]]:
-        if penalties is not None:
-            penalties = np.where(turned[:, None], penalties[numbers, ::-1], penalties[numbers])
-        relaxed = Relaxed(
-            None if penalties is None else spread(penalties),
-            None if mass is None else spread(mass[numbers]),
-        )
+        held = asked.marginals.of(numbers, turned)
+        relaxed = Relaxed(*(None if part is None else spread(part) for part in held))
     packed = Packed(
         *stacks, i, j, spread(asked.alpha[numbers]), spread(asked.epsilon[numbers]),
         torch.where(kinds == 0, 1.0, GUESS_EPSILON).double(), linear, begin if starts > 1 else None,

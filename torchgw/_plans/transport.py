@@ -219,8 +219,7 @@ class TransportPlan(DualPlan):
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
         if table.requires_grad and torch.is_grad_enabled():
-            product: Tensor = _Product.apply(self, table)  # type: ignore[no-untyped-call]
-            return product
+            return times(self, table)
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
@@ -233,15 +232,21 @@ class TransportPlan(DualPlan):
         return self.prepared.draw(self.potentials, source, generator)
 
 
+def times(matrix: Any, values: Tensor) -> Tensor:
+    """Multiply by a constant map over pairs, differentiable in the values any number of times."""
+    product: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
+    return product
+
+
 class _Product(torch.autograd.Function):
-    """plan @ values for a plan that is constant; its derivative is streamed likewise."""
+    """matrix @ values for a matrix that is constant; its derivative is streamed likewise."""
 
     @staticmethod
-    def forward(ctx: Any, plan: TransportPlan, values: Tensor) -> Tensor:
-        ctx.plan = plan
-        product: Tensor = plan @ values
+    def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        product: Tensor = matrix @ values
         return product
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return None, ctx.plan.T @ upstream[0]
+        return None, ctx.matrix.T @ upstream[0]

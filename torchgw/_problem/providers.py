@@ -124,8 +124,32 @@ class _Side:
     given: GivenSpace
     spec: Any  # what `distances` says of it
     curvature: float
+    letter: str  # a or b, which its weights are called
+    weights: Any
+    is_table: bool  # whether it was given as D_X or D_Y
     name: str = "given"  # of its distances, where they are made here
     graph: KeyedGraph | None = None
+
+    def in_units(
+        self, provider: DistanceProvider, options: DistanceOptions, *, decided: bool
+    ) -> tuple[DistanceProvider, Space]:
+        """Divide the distances by their scale, and record how new points are measured.
+
+        Warn of points far away, which may have ``decided`` against straight distances.
+        """
+        given, mass = self.given, None
+        if self.weights is not None:
+            mass = as_weights(self.letter, self.weights, provider.n, provider.device)
+        used = None if mass is None else mass > 0
+        flat = self.name not in ANGLES and self.name not in of_curvature()
+        if given.points is not None and options.scale in ("auto", "max") and (flat or decided):
+            warn_of_far_points(given.name, self.letter, given.points, used, flat=flat)
+        if isinstance(given.provider, PrecomputedDistance):
+            called = f"D_{given.name}" if self.is_table else given.name
+            warn_of_far_points(called, self.letter, given.provider, used)
+        computed = given.computed or given.provider is None
+        divided, factor = scaled(provider, given.points, options.scale, mass, computed=computed)
+        return divided, _origin(self, options, factor).to(provider.device)
 
 
 def build_providers(
@@ -154,10 +178,15 @@ def build_providers(
     specs = pair_of_distances(distances)
     signed = options.signed and options.scale in (None, "auto")
     pair = [
-        _Side(recognise(label, value, table, spec, signed=signed), spec, curvature)
-        for label, value, table, spec, curvature in zip(
-            labels, sides, tables, specs, options.curvatures, strict=True
-        )
+        _Side(recognise(label, value, table, spec, signed=signed), spec, *about, table is not None)
+        for label, value, table, spec, about in zip(
+            labels,
+            sides,
+            tables,
+            specs,
+            zip(options.curvatures, "ab", weights, strict=True),
+            strict=True,
+        )  # fmt: skip
     ]
     ready = [side.given.provider for side in pair if side.given.provider is not None]
     for provider in ready:
@@ -175,12 +204,8 @@ def build_providers(
         if side.given.provider is None:
             side.name = _resolve(side.spec, largest, device, options)
     _refuse_unused(pair, options)
-    check_tables_fit(
-        (pair[0].given.n, pair[1].given.n),
-        (pair[0].name == "precomputed", pair[1].name == "precomputed"),
-        device,
-        dense=options.dense,
-    )
+    stored = pair[0].name == "precomputed", pair[1].name == "precomputed"
+    check_tables_fit((pair[0].given.n, pair[1].given.n), stored, device, dense=options.dense)
     stages = Preparation(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
     )
@@ -194,37 +219,18 @@ def build_providers(
         found = _accurate_landmarks(pair, stages)
     providers = [provider.to(device, provider.dtype) for provider in found or _make(pair, stages)]
     logger.info("distances: %s for X, %s for Y", *(side.name for side in pair))
-    in_units, origins = [], []
-    for provider, side, table, letter, weight in zip(
-        providers, pair, tables, "ab", weights, strict=True
-    ):
-        given = side.given
-        mass = None if weight is None else as_weights(letter, weight, provider.n, device)
-        used = None if mass is None else mass > 0
-        flat = side.name not in ANGLES and side.name not in of_curvature()
-        # one such point may have decided against straight distances
-        told = flat or decision is not None
-        if given.points is not None and options.scale in ("auto", "max") and told:
-            warn_of_far_points(given.name, letter, given.points, used, flat=flat)
-        if isinstance(given.provider, PrecomputedDistance):
-            called = given.name if table is None else f"D_{given.name}"
-            warn_of_far_points(called, letter, given.provider, used)
-        divided, factor = scaled(
-            provider,
-            given.points,
-            options.scale,
-            mass,
-            computed=given.computed or given.provider is None,
-        )
-        in_units.append(divided)
-        origins.append(_origin(side, options, factor).to(device))
+    made = [
+        side.in_units(provider, options, decided=decision is not None)
+        for provider, side in zip(providers, pair, strict=True)
+    ]
     clock("distances", started + stages.seconds)
     landmarks = {
         side.given.name: {"count": len(one.landmarks), "rank": one.rank, "error": one.error}
         for side, one in zip(pair, providers, strict=True)
         if isinstance(one, NystromDistance)
     }
-    return Spaces((in_units[0], in_units[1]), (origins[0], origins[1]), landmarks, decision)
+    (source, first), (target, second) = made
+    return Spaces((source, target), (first, second), landmarks, decision)
 
 
 def build_provider(

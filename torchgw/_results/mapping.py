@@ -18,7 +18,7 @@ from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.linear_term import feature_cost
-from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._sinkhorn.cost import Cost, DenseCost, added
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -73,8 +73,7 @@ class Extension:
             cost = rows.at(cross.rows(block, rows.points))
             if linear is not None:
                 table = linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
-                share = (1 - known.alpha) / self.mass
-                cost = DenseCost(cost.dense().matrix.add(table, alpha=share))
+                cost = added(cost, DenseCost(table), (1 - known.alpha) / self.mass)
             if known.own is not None:
                 cost = _with_columns(cost, known.own[1 - side].to(cost.dtype))
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))

@@ -118,7 +118,9 @@ def match(
         task = _task(plan, masses, extension, turned)
         capacity = torch.ones(task.plan.shape[1], dtype=torch.int64)
         if kind == "many_to_one":
-            capacity = _capacity(task)
+            # the weight of a column times the number of rows, rounded up, which rounding leaves
+            share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
+            capacity = (share * (1 - 1e-9)).ceil().long().cpu()
         partners = assign(task.plan, capacity)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
@@ -138,14 +140,6 @@ def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> 
         plan, near, far, masses = plan.T, far, near, Marginals(*masses[::-1])
         linear = None if linear is None else linear.transpose()
     return _Task(plan, near, far, masses, loss, known.alpha, linear, extension.mass)
-
-
-def _capacity(task: _Task) -> Tensor:
-    """Count how many of the k rows a column may take at most: its weight times k, rounded up."""
-    k = task.plan.shape[0]
-    share = task.masses.b / task.masses.b.sum() * k
-    # rounding makes no whole number larger
-    return (share * (1 - 1e-9)).ceil().long().cpu()
 
 
 def _kept(task: _Task, partners: Tensor) -> Tensor:

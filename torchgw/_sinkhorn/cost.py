@@ -65,6 +65,18 @@ class DenseCost(NamedTuple):
         """Return this cost."""
         return self
 
+    def apply(self, values: Tensor) -> Tensor:
+        """Compute C @ values, for values of shape (m, c)."""
+        return self.matrix @ values
+
+    def mean(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute a' C b for weights of sum one, ()."""
+        return a @ (self.matrix @ b)
+
+    def shifted(self, row: Tensor, column: Tensor) -> DenseCost:
+        """Add terms of rows (n,) and of columns (m,)."""
+        return DenseCost(self.matrix + row[:, None] + column)
+
     def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
         """Compute (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
         return torch.sub(g, self.matrix).add_(f[:, None]).div_(epsilon)
@@ -124,6 +136,19 @@ class FactoredCost(NamedTuple):
         matrix = torch.addmm(self.column[None, :], self.left, self.right.T, alpha=-1.0)
         return DenseCost(matrix.add_(self.row[:, None]))
 
+    def apply(self, values: Tensor) -> Tensor:
+        """Compute C @ values, for values of shape (m, c)."""
+        own = torch.outer(self.row, values.sum(0)) + self.column @ values
+        return own - self.left @ (self.right.T @ values)
+
+    def mean(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute a' C b for weights of sum one, ()."""
+        return a @ self.row + b @ self.column - (a @ self.left) @ (b @ self.right)
+
+    def shifted(self, row: Tensor, column: Tensor) -> FactoredCost:
+        """Add terms of rows (n,) and of columns (m,)."""
+        return self._replace(row=self.row + row, column=self.column + column)
+
     def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
         """Compute (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
         column = (g - self.column) / epsilon
@@ -147,11 +172,11 @@ class FactoredCost(NamedTuple):
 Cost = DenseCost | FactoredCost
 
 
-def added(one: Cost, two: Cost) -> Cost:
-    """Add two costs, in factors if both are."""
+def added(one: Cost, two: Cost, weight: float = 1.0) -> Cost:
+    """Compute one + weight two, in factors if both are."""
     if isinstance(one, FactoredCost) and isinstance(two, FactoredCost):
         return FactoredCost(
-            torch.cat([one.left, two.left], 1), torch.cat([one.right, two.right], 1),
-            one.row + two.row, one.column + two.column,
+            torch.cat([one.left, weight * two.left], 1), torch.cat([one.right, two.right], 1),
+            one.row + weight * two.row, one.column + weight * two.column,
         )  # fmt: skip
-    return DenseCost(one.dense().matrix + two.dense().matrix)
+    return DenseCost(one.dense().matrix.add(two.dense().matrix, alpha=weight))

@@ -79,13 +79,19 @@ def first_guess(
     if match is not None:
         # few points may say nothing of the others, so of other optima neither
         told = _is_whole(search, searched) or is_structured(searched, search)
-        guess = _from_isometry(match, problem.marginals)
+        a, b = problem.marginals
+        pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
+        # potentials of zero are optimal at a match that keeps all distances
+        zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
+        guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
         return guess, search if told else Search((), math.nan)
-    pairs = match_points(searched) if _in_doubt(search, searched) else None
-    if pairs is None and sample is None and options.search != "fast":
+    # whether some points, as all that were searched, tell no optimum from the others
+    unsure = not _is_whole(search, searched) and search.ambiguity > _DOUBTED
+    matched = match_points(searched) if unsure or not search.alternatives else None
+    if matched is None and sample is None and options.search != "fast":
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)
-    if pairs is not None:
-        guess = Guess(pairs, None, GUESS_EPSILON)
+    if matched is not None:
+        guess = Guess(matched, None, GUESS_EPSILON)
     elif search.alternatives:
         guess = from_alternative(search.alternatives[0], problem.source.device)
     else:
@@ -95,13 +101,6 @@ def first_guess(
         if options.search == "thorough":
             search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
-
-
-def _in_doubt(search: Search, problem: Problem) -> bool:
-    """Whether some points, as all that were searched, tell no optimum from the others."""
-    if not search.alternatives:
-        return True
-    return not _is_whole(search, problem) and search.ambiguity > _DOUBTED
 
 
 def _is_whole(search: Search, problem: Problem) -> bool:
@@ -145,14 +144,6 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
     return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
-
-
-def _from_isometry(match: Isometry, marginals: Marginals) -> Guess:
-    """Start at a match that keeps all distances; potentials of zero are optimal there."""
-    a, b = marginals
-    pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
-    zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
-    return Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:

@@ -270,7 +270,7 @@ def judge(
     if product is None:
         return status
     if problem.linear is not None:
-        mean = (1 - alpha) * _mean_linear(problem.linear, problem.marginals)
+        mean = (1 - alpha) * float(problem.linear.to(torch.float64).mean(*problem.marginals))
         product += mean
         value += (1 - alpha) * found.linear
         slack += _VALUE_ROUNDING * abs(mean)
@@ -290,16 +290,6 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
     excess = problem.alpha * found.quadratic.value + epsilon * (found.kl - entropy)
     excess -= _VALUE_NOISE * problem.alpha * found.quadratic.standard_error
     return excess > _ABOVE_A_COPY * product and are_copies(problem)
-
-
-def _mean_linear(cost: Cost, marginals: Marginals) -> float:
-    """Compute <M, a x b>."""
-    cost = cost.to(torch.float64)
-    a, b = marginals
-    if isinstance(cost, DenseCost):
-        return float(a @ (cost.matrix @ b))
-    cross = (a @ cost.left) @ (b @ cost.right)
-    return float((a @ cost.row) * b.sum() + (b @ cost.column) * a.sum() - cross)
 
 
 def _entropy_and_linear(

@@ -61,7 +61,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     )
     follow = NextPoint(gradient, anneal, marginals, generator)
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    excess = _dual_excess(setting)
+    # terms of rows and columns alone are twice in the linear cost, and once in the objective
+    excess = float(marginals.a @ gradient.row + marginals.b @ gradient.column) / 2
     descent = Descent(options.objective_tol, excess)
     # not where another stage goes on from here
     final = proximal and not sampled and setting.tol <= options.tol
@@ -166,12 +167,3 @@ def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResul
         return False
     precise = inner.error <= inner_tolerance(setting, problem.epsilon)
     return precise and inner.n_iters >= SETTLE_ITERATIONS
-
-
-def _dual_excess(setting: Setting) -> float:
-    """Compute what the dual value of a linear problem has and the objective has not.
-
-    The quadratic terms of rows and columns alone are twice in the linear cost.
-    """
-    a, b = setting.marginals
-    return float(a @ setting.gradient.row + b @ setting.gradient.column) / 2

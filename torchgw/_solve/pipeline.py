@@ -82,6 +82,17 @@ _WHY_NOT_A_COPY = (
 )
 
 
+class Asked(NamedTuple):
+    """What is to be solved, and what a solve begins with."""
+
+    problem: Problem
+    options: Options
+    init: Any  # as the user gave it
+    generator: torch.Generator
+    checkpoint: Checkpoint | None = None
+    made: Sequence[Searched] = ()  # searches that decided on distances
+
+
 class Ending(NamedTuple):
     """The plan of a solve, and what it is worth."""
 
@@ -108,60 +119,50 @@ class Outcome(NamedTuple):
     resolution: Resolution | None  # of a problem that was solved on cells
 
 
-def solve_problem(
-    problem: Problem,
-    options: Options,
-    init: Any,
-    generator: torch.Generator,
-    recorder: Recorder,
-    checkpoint: Checkpoint | None = None,
-    made: Sequence[Searched] = (),
-) -> Outcome:
+def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve; where a linear cost meets a mass that is part of the answer, once for each mass.
 
     The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
     mass gives the next mass, and these are extrapolated until they agree.
     """
+    problem, options = asked.problem, asked.options
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
-        outcome = solve_once(problem, options, init, generator, recorder, checkpoint, made)
-        small = problem.source.n * problem.target.n <= _SMALLEST
-        if small and rule is None and checkpoint is None and options.ranks is None:
-            return no_higher_than_single(outcome, problem, options, generator)
+        outcome = solve_once(asked, recorder)
+        small = rule is None and problem.source.n * problem.target.n <= _SMALLEST
+        if small and asked.checkpoint is None and options.ranks is None:
+            return no_higher_than_single(outcome, asked)
         return outcome
     tried: list[tuple[float, float]] = []
-    mass = 1.0
+    mass, asked = 1.0, asked._replace(checkpoint=None, made=())
     while True:
         options = replace(options, rule=replace(rule, held=mass))
-        outcome = solve_once(problem, options, init, generator, recorder)
+        outcome = solve_once(asked._replace(options=options), recorder)
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # samples say no more
         settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
-        mass, init = math.exp(_next(tried)), outcome.ending.plan
+        mass, asked = math.exp(_next(tried)), asked._replace(init=outcome.ending.plan)
         options = replace(options, n_init=None)
     if not settled and outcome.ending.status.converged:
-        ending = outcome.ending._replace(status=Status.OUTER_LIMIT)
-        outcome = outcome._replace(ending=ending)
+        outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
     return outcome
 
 
-def no_higher_than_single(
-    searched: Outcome, problem: Problem, options: Options, generator: torch.Generator
-) -> Outcome:
+def no_higher_than_single(searched: Outcome, asked: Asked) -> Outcome:
     """Solve from a x b alone as well, if there was a search, and return what is lower."""
-    search, recorder = searched.search, searched.recorder
+    search, recorder, problem = searched.search, searched.recorder, asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
     nothing = _NOTHING * searched.strategy.scale
     if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
         # nothing is better than a match that keeps all distances
         return searched
-    clock = perf_counter()
-    aside = Recorder()
-    single = solve_once(problem, replace(options, n_init=1), None, generator, aside)
+    clock, aside = perf_counter(), Recorder()
+    one_start = replace(asked.options, n_init=1)
+    single = solve_once(asked._replace(options=one_start, init=None, made=()), aside)
     recorder.time("multistart", clock)
     before, now = (
         one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
@@ -188,18 +189,10 @@ def _next(tried: list[tuple[float, float]]) -> float:
     return here + max(-1.0, min(1.0, step))
 
 
-def solve_once(
-    problem: Problem,
-    options: Options,
-    init: Any,
-    generator: torch.Generator,
-    recorder: Recorder,
-    checkpoint: Checkpoint | None = None,
-    made: Sequence[Searched] = (),
-) -> Outcome:
+def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     """Choose how to solve, find a start, run the loop, settle the marginals, evaluate the plan."""
-    clock = perf_counter()
-    match = None
+    problem, options, init, generator, checkpoint, made = asked
+    clock, match = perf_counter(), None
     if checkpoint is None and may_be_copies(problem, init, options):
         match = find_isometry(problem, streamed=options.polish)
         clock = recorder.time("copies", clock)

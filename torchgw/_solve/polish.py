@@ -103,7 +103,12 @@ def polish(
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
         # entropy that is too weak to be seen left a vertex with dust
         matrix = vertex
-    return _as_plan(matrix, plan), Polished(step, stationary, max(gap, 0.0))
+    # as an operator: its cost is -log P / (a x b), its epsilon is one
+    product = torch.outer(*marginals)
+    density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
+    zero = Potentials(*map(torch.zeros_like, marginals))
+    found = TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0)
+    return found, Polished(step, stationary, max(gap, 0.0))
 
 
 class _Mean:
@@ -182,21 +187,17 @@ def _pairings(cost: Tensor, parts: list[tuple[Tensor, Tensor]]) -> NDArray[np.fl
     return torch.stack([flat[index] @ mass for index, mass in parts]).cpu().numpy()
 
 
-def _as_plan(matrix: Tensor, like: TransportPlan) -> TransportPlan:
-    """Write a stored plan as an operator: its cost is -log P / (a x b), its epsilon is one."""
-    product = torch.outer(*like.weights)
-    density = torch.where(product > 0, matrix / product, 1.0)
-    cost = DenseCost(-density.clamp_min(_SMALLEST_DENSITY).log())
-    zero = Potentials(*map(torch.zeros_like, like.weights))
-    return TransportPlan(cost, zero, like.weights, 1.0)
-
-
 def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
     """Refuse a general linear problem without POT."""
     free = rule is not None and rule.mass is None
     bounds = rule is not None and rule.mass is not None
-    if bounds or not (free or _is_assignment(marginals)):
-        _need_pot()
+    exact = bounds or not (free or _is_assignment(marginals))
+    # SciPy's solver would take minutes
+    if exact and importlib.util.find_spec("ot") is None:
+        raise UnsupportedError(
+            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
+            "POT's exact solver, which is not installed: pip install pot. Or pass polish=False."
+        )
 
 
 def _is_assignment(marginals: Marginals) -> bool:
@@ -247,13 +248,3 @@ def _partial_vertices(marginals: Marginals, mass: float) -> Callable[[Tensor], T
         return torch.from_numpy(plan / plan.sum()).to(cost)
 
     return vertex
-
-
-def _need_pot() -> None:
-    """Refuse where POT's exact solver is not installed: SciPy's would take minutes."""
-    if importlib.util.find_spec("ot") is None:
-        raise UnsupportedError(
-            "`polish=True` solves an assignment problem for equal weights and n = m; others need "
-            "POT's exact solver, which is not installed: pip install pot. Or pass "
-            "polish=False."
-        )

@@ -29,12 +29,9 @@ def free_memory(device: torch.device) -> int:
         # PyTorch keeps what was freed, and gives it out again
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
-    return min(_free_on_machine(), _free_in_container())
-
-
-def _free_on_machine() -> int:
     # other systems do not tell: a generous fixed bound
-    return 1024 * _field(_MACHINE, "MemAvailable:") or 16 * 2**30
+    on_machine = 1024 * _field(_MACHINE, "MemAvailable:") or 16 * 2**30
+    return min(on_machine, _free_in_container())
 
 
 def _free_in_container() -> int:

@@ -201,7 +201,11 @@ def barycenter(
             history.append(value)
             current = _average(results, members, mass)
             if traits is not None:
-                traits = _mean_features(results, members)
+                means = [
+                    member.share * result.lazy_plan.barycentric(member.features)
+                    for result, member in zip(results, members, strict=True)
+                ]
+                traits = torch.stack(means).sum(0)
     advice = next((item.status.advice for item in results if not item.converged), None)
     converged = settled and advice is None
     if not converged:
@@ -268,15 +272,6 @@ def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> Di
         total += member.share * (plan @ member.provider.apply(plan.T @ unit))
     total = scale * total * scale.T
     return PrecomputedDistance(((total + total.T) / 2).clamp_min(0))
-
-
-def _mean_features(results: list[GWResult], members: list[_Space]) -> Tensor:
-    """Compute sum_s share_s P_s F_s / a."""
-    means = [
-        member.share * result.lazy_plan.barycentric(member.features)
-        for result, member in zip(results, members, strict=True)
-    ]
-    return torch.stack(means).sum(0)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

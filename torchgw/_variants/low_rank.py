@@ -6,7 +6,6 @@ is linear in n + m. All of it runs on logarithms, so that no step size overflows
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from torchgw._errors import NumericalError
 from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
 from torchgw._results.storage import stored
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._typing import Marginals
 
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
@@ -173,10 +171,8 @@ def _measure(
     linear = 0.0
     if problem.linear is not None:
         share = 1 - problem.alpha
-        there, back = (
-            product(values)
-            for product, values in zip(_products(problem.linear), (far, near), strict=True)
-        )
+        there = problem.linear.apply(far)
+        back = problem.linear.transpose().apply(near)
         linear = float((point.q.exp() * there).sum())
         gradient_q = gradient_q + share * there
         gradient_r = gradient_r + share * back
@@ -188,22 +184,6 @@ def _measure(
         slopes = (epsilon * part.clamp_min(_LEAST_LOGARITHM) for part in point)
         gradient = Factorisation(*map(torch.add, gradient, slopes))
     return _Measured(point, quadratic, linear, entropy, gradient)
-
-
-def _products(cost: Cost) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Make the functions M @ values and M.T @ values."""
-    if isinstance(cost, DenseCost):
-        matrix = cost.matrix
-        return (lambda values: matrix @ values), (lambda values: matrix.T @ values)
-    left, right, row, column = cost
-
-    def forth(values: Tensor) -> Tensor:
-        return torch.outer(row, values.sum(0)) + column @ values - left @ (right.T @ values)
-
-    def back(values: Tensor) -> Tensor:
-        return torch.outer(column, values.sum(0)) + row @ values - right @ (left.T @ values)
-
-    return forth, back
 
 
 def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisation | None:

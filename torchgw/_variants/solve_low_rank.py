@@ -34,7 +34,6 @@ from torchgw._problem.signatures import SignatureName, is_signature, named_featu
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
-from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
@@ -252,7 +251,10 @@ def _coarse_start(
         tables.append(PrecomputedDistance(((table + table.T) / 2).clamp_min(0)))
         mass = torch.zeros_like(weight[index]).index_add_(0, nearest, weight)
         masses.append(mass / mass.sum())
-    linear = _among(problem.linear, near[0][0], near[1][0])
+    linear = None
+    if problem.linear is not None:
+        here = problem.linear.rows(near[0][0]).transpose().rows(near[1][0])
+        linear = here.dense().matrix.T
     with warnings.catch_warnings():
         # it is a start, whatever its accuracy
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -338,10 +340,3 @@ def _groups(table: Tensor | None, masses: Tensor, rank: int) -> Tensor:
         medoids = torch.where(member.any(0), best, medoids)
         groups = table[medoids].argmin(0)
     return groups
-
-
-def _among(linear: Cost | None, source: Tensor, target: Tensor) -> Tensor | None:
-    """Build the linear cost among some points."""
-    if linear is None:
-        return None
-    return linear.rows(source).transpose().rows(target).dense().matrix.T

@@ -115,7 +115,8 @@ def read_spaces(
         if recipe is None:
             spaces.append(Space(points, False, points, common))
         else:
-            points = _unit_rows(points)
+            length = np.linalg.norm(points, axis=1, keepdims=True)
+            points = np.asarray(points / np.where(length > 0, length, 1))
             spaces.append(Space(_scot_distances(points), True, points, common))
     return spaces
 
@@ -183,11 +184,6 @@ def _steps(graph: Any, what: str) -> Any:
     steps.eliminate_zeros()
     steps.data = np.ones(len(steps.data))
     return steps
-
-
-def _unit_rows(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    length = np.linalg.norm(points, axis=1, keepdims=True)
-    return np.asarray(points / np.where(length > 0, length, 1))
 
 
 def _scot_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:

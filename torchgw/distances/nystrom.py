@@ -139,7 +139,10 @@ class NystromDistance(DistanceProvider):
         # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
         rows, exact, before = first[:1], first[1:], math.inf
-        counts = (n_landmarks,) if n_landmarks is not None else _default_counts(self.n)
+        few = _FEW if self.n > _ALL_VERTICES else self.n
+        counts: tuple[int, ...] = (n_landmarks or few,)
+        if n_landmarks is None and self.n > _FEW_VERTICES:
+            counts = _COUNTS
         for count in counts:
             self.landmarks, rows = _add_landmarks(
                 rows_of, self.landmarks, rows, exact, count, generator
@@ -179,13 +182,6 @@ class NystromDistance(DistanceProvider):
     def maximum(self) -> float:
         """Find the largest distance; of a graph a lower bound, at least half and usually all."""
         return self._largest
-
-
-def _default_counts(n: int) -> tuple[int, ...]:
-    """Choose the numbers of landmarks at which to see whether they are enough."""
-    if n > _FEW_VERTICES:
-        return _COUNTS
-    return (n if n <= _ALL_VERTICES else _FEW,)
 
 
 def draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.int64]:

@@ -112,21 +112,25 @@ class TileProblem(NamedTuple):
         v = self.columns.order.split((g.double() - self.column) / self.epsilon, -torch.inf)
         return u, v
 
-    def potentials(self, u: Tensor, v: Tensor) -> Potentials:
-        """Compute f and g, the inverse of ``exponents``."""
-        return Potentials(
-            self.rows.order.join(u) * self.epsilon + self.row,
-            self.columns.order.join(v) * self.epsilon + self.column,
+    def used(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take exponents of points with mass; those of others become -inf."""
+        sides = (self.rows, u), (self.columns, v)
+        u, v = (torch.where(side.weight > 0, x, -torch.inf) for side, x in sides)
+        return u, v
+
+    def rise(self, now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) -> Tensor:
+        """Compute how far exponents of points with mass have risen, the most of both sides, ()."""
+        first, second = (
+            (new - old).masked_fill_(side.weight == 0, -torch.inf).amax()
+            for new, old, side in zip(now, before, (self.rows, self.columns), strict=True)
         )
+        return first + second
 
     def keep(self, u: Tensor, v: Tensor, slack: float) -> Tensor:
         """Choose the tiles to keep, so that potentials may rise by ``slack`` in all."""
         # What is skipped then stays at most skipped_share of any row or column.
         least = math.log(skipped_share(self.dtype)) - slack
-        u, v = (
-            torch.where(side.weight > 0, x, -torch.inf)
-            for side, x in ((self.rows, u), (self.columns, v))
-        )
+        u, v = self.used(u, v)
         return self._by_rows(
             lambda some: tile_bounds(self.rows.at(some), self.columns, u[some], v) > least,
             torch.empty(0, len(v), dtype=torch.bool, device=v.device),

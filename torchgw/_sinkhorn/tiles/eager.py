@@ -181,22 +181,18 @@ class _EagerEngine:
     def rise(self, v: Tensor) -> Tensor:
         if self.lists.share == 1:
             return torch.zeros_like(v[0, 0])
-        rises = [
-            (now - before).masked_fill_(side.weight == 0, -torch.inf).amax()
-            for now, before, side in zip(
-                (self.u, v), self.chosen, (self.rows, self.columns), strict=True
-            )
-        ]
-        return rises[0] + rises[1]
+        return self.tiles.rise((self.u, v), self.chosen)
+
+    def _used(self) -> tuple[Tensor, Tensor]:
+        """Take the potentials of points with mass, in the dtype of the cost."""
+        u, v = self.tiles.used(self.u, self.v)
+        return u.to(self.tiles.dtype), v.to(self.tiles.dtype)
 
     def update_rows(self) -> None:
         """Take the half-step from v to u, and keep what its rows add to each column."""
         # Sums of points without mass are one, so that they stay where they are.
         rows, columns = self.rows, self.columns
-        u, v = (
-            torch.where(side.weight > 0, x, -torch.inf).to(self.tiles.dtype)
-            for side, x in ((rows, self.u), (columns, self.v))
-        )
+        u, v = self._used()
         self._row_sum = torch.ones_like(rows.weight)
         self._parts: list[Part] = []
         for block, kept in _blocks(self.lists):
@@ -265,14 +261,6 @@ class _SharedEngine(_EagerEngine):
             Cut(self._ranks, lists.start, len(side.order.point), lists.width)
             for lists, side in ((self.lists, self.rows), (self._across, self.columns))
         )
-
-    def _used(self) -> tuple[Tensor, Tensor]:
-        """Take the potentials of points with mass, in the dtype of the cost."""
-        u, v = (
-            torch.where(side.weight > 0, x, -torch.inf).to(self.tiles.dtype)
-            for side, x in ((self.rows, self.u), (self.columns, self.v))
-        )
-        return u, v
 
     def update_rows(self) -> None:
         """Take the half-step from v to u."""

@@ -125,22 +125,14 @@ class TwoLevelSweeper:
                 self._acceleration = Anderson()
                 engine.move_columns(scaled)
             else:
-                engine.move_columns(self._extrapolated(v, scaled))
+                point, followed = (torch.where(engine.used, x, 0.0) for x in (v, scaled))
+                ahead = self._acceleration.next(point, followed)
+                engine.move_columns(torch.where(engine.used, ahead, scaled))
         g, g_next = engine.g(v), engine.g(v_next)
         check = checked(ok, g, g_next, self._problem.marginals.b, self._problem.epsilon)
         state = Potentials(engine.f(engine.u), engine.g(engine.v))
-        if self._stagnates(float(check[1])):
+        before, self._error = self._error, float(check[1])
+        self._rises += self._error >= before
+        if self._rises >= _MOST_RISES:
             self._plain = self._all_tiles(state)
         return Sweep(engine.f(u), g, g_next, state, check)
-
-    def _extrapolated(self, v: Tensor, image: Tensor) -> Tensor:
-        """Choose the next potentials of the columns, from those before and what followed."""
-        used = self._engine.used
-        point, followed = (torch.where(used, x, 0.0) for x in (v, image))
-        return torch.where(used, self._acceleration.next(point, followed), image)
-
-    def _stagnates(self, error: float) -> bool:
-        """Tell from the latest error whether two levels have stopped getting better."""
-        self._rises += error >= self._error
-        self._error = error
-        return self._rises >= _MOST_RISES

@@ -188,13 +188,8 @@ class _Chosen(NamedTuple):
 
     def holds(self, potentials: Potentials) -> bool:
         """Whether the tiles are right for a plan, whose potentials must be near by."""
-        sides = self.tiles.rows, self.tiles.columns
         now = self.tiles.exponents(potentials)
-        rises = [
-            (x - before).masked_fill_(side.weight == 0, -torch.inf).amax()
-            for x, before, side in zip(now, self.exponents, sides, strict=True)
-        ]
-        return float(rises[0] + rises[1]) <= self.slack
+        return float(self.tiles.rise(now, self.exponents)) <= self.slack
 
 
 class _TritonEngine:
@@ -280,11 +275,15 @@ class _TritonEngine:
         return (torch.cat(masses), *self._masses)
 
     def scale_rows(self, scaling: Tensor) -> Tensor:
-        u, sums = self.u, scaling.exp().to(self._sums.dtype) @ self._sums
+        u, sums = self.u, self._scaled_sums(scaling.exp().to(self._sums.dtype))
         scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
         step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self._group)[: len(u)]
         u.add_(torch.where(self._chosen.marginals.a > 0, step, 0.0))
         return scaled
+
+    def _scaled_sums(self, factor: Tensor) -> Tensor:
+        """Add up the sums of groups of rows, each scaled by a factor, (m,)."""
+        return factor @ self._sums
 
     def move_columns(self, v: Tensor) -> None:
         vectors = self._work.vectors
@@ -376,11 +375,7 @@ class _SharedEngine(_TritonEngine):
         empty = own.new_empty(0, len(self._sums), dtype=torch.float64)
         return (cut.join_blocks(torch.cat([empty, *masses])).T, *self._masses)
 
-    def scale_rows(self, scaling: Tensor) -> Tensor:
-        u, factor, cut = self.u, scaling.exp().to(self._sums.dtype), self._cuts[1]
+    def _scaled_sums(self, factor: Tensor) -> Tensor:
+        cut = self._cuts[1]
         own = [factor @ self._sums[:, piece].contiguous() for piece in cut.pieces]
-        sums = cut.join(torch.cat([factor[:0], *own]))
-        scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
-        step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self._group)[: len(u)]
-        u.add_(torch.where(self._chosen.marginals.a > 0, step, 0.0))
-        return scaled
+        return cut.join(torch.cat([factor[:0], *own]))

@@ -79,8 +79,10 @@ class EdgeRelaxation:
         if order is not None:
             order = order.to(here)
             edges = _renumbered(edges, order)
-        width = _table_width(edges)
-        degree = edges.degree
+        # all edges of most vertices fit, and few columns are left empty
+        degree, mean = edges.degree, len(edges.vertex) / edges.n
+        width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
+        width = max(3, min(width, int(degree.max())))
         # two columns of a vertex with several rows join them
         most = torch.where(degree <= width, width, width - 2)
         rows = (degree + most - 1).div(most, rounding_mode="floor").clamp_(min=1)
@@ -204,13 +206,6 @@ class EdgeRelaxation:
             changed |= (shorter < part).any()
             torch.minimum(part, shorter, out=part)
         return bool(changed)
-
-
-def _table_width(edges: Edges) -> int:
-    """Choose the columns of the table: all edges of most vertices fit, and few are left empty."""
-    mean = len(edges.vertex) / edges.n
-    width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
-    return max(3, min(width, int(edges.degree.max())))
 
 
 def _renumbered(edges: Edges, order: Tensor) -> Edges:

@@ -9,7 +9,7 @@ import numpy as np
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array
-from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._read import Problem, read_start
 from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
@@ -57,10 +57,7 @@ def gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
-@takes(_EXACT)
-def gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`gromov_wasserstein`, with gradients to C1, C2, p and q."""
-    return exact_answer(call, "balanced", "gw_dist", warning=None)
+gromov_wasserstein2 = valued(gromov_wasserstein, "with gradients to C1, C2, p and q")
 
 
 @takes(_EXACT_FUSED)
@@ -76,13 +73,9 @@ def fused_gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "balanced", "gw_dist", warning=None)
 
 
-@takes(_EXACT_FUSED)
-def fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`fused_gromov_wasserstein`.
-
-    It has gradients to M, C1, C2, p, q and alpha.
-    """
-    return exact_answer(call, "balanced", "gw_dist", warning=None)
+fused_gromov_wasserstein2 = valued(
+    fused_gromov_wasserstein, "with gradients to M, C1, C2, p, q and alpha"
+)
 
 
 @takes(_ENTROPIC)
@@ -101,10 +94,7 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC)
-def entropic_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`entropic_gromov_wasserstein`, without entropy."""
-    return _entropic(call)
+entropic_gromov_wasserstein2 = valued(entropic_gromov_wasserstein, "without entropy")
 
 
 @takes(_ENTROPIC_FUSED)
@@ -120,10 +110,7 @@ def entropic_fused_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC_FUSED)
-def entropic_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`entropic_fused_gromov_wasserstein`, without entropy."""
-    return _entropic(call)
+entropic_fused_gromov_wasserstein2 = valued(entropic_fused_gromov_wasserstein, "without entropy")
 
 
 @takes(_SINGLE)
@@ -139,10 +126,7 @@ def BAPG_gromov_wasserstein(call: Call) -> Any:
     return _single_loop(call)
 
 
-@takes(_SINGLE)
-def BAPG_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`BAPG_gromov_wasserstein`."""
-    return _single_loop(call)
+BAPG_gromov_wasserstein2 = valued(BAPG_gromov_wasserstein)
 
 
 @takes(_SINGLE_FUSED)
@@ -158,10 +142,7 @@ def BAPG_fused_gromov_wasserstein(call: Call) -> Any:
     return _single_loop(call)
 
 
-@takes(_SINGLE_FUSED)
-def BAPG_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`BAPG_fused_gromov_wasserstein`."""
-    return _single_loop(call)
+BAPG_fused_gromov_wasserstein2 = valued(BAPG_fused_gromov_wasserstein)
 
 
 def _entropic(call: Call) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from torchgw.pot._arrays import Array
 from torchgw.pot.gromov._read import Problem, check_known, read_problem, value_of, without_gradients
 
-__all__ = ["Call", "takes"]
+__all__ = ["Call", "takes", "valued"]
 
 
 class Call(SimpleNamespace):
@@ -72,9 +72,13 @@ class Call(SimpleNamespace):
         return (found, problem.arrays.give_all({**log, "T": plan})) if self.log else found
 
 
-def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
+def takes(
+    signature: str | inspect.Signature,
+) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
     """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
-    taken = inspect.Signature([_parameter(text.strip()) for text in signature.split(",")])
+    taken = signature
+    if isinstance(taken, str):
+        taken = inspect.Signature([_parameter(text.strip()) for text in taken.split(",")])
 
     def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -87,6 +91,21 @@ def takes(signature: str) -> Callable[[Callable[[Call], Any]], Callable[..., Any
         return called
 
     return decorate
+
+
+def valued(
+    function: Callable[..., Any], said: str = "", signature: str | None = None
+) -> Callable[..., Any]:
+    """Make the function whose name ends in 2: it has the signature of the other, or its own."""
+    found = inspect.unwrap(function)
+
+    def value(call: Call) -> Any:
+        return found(call)
+
+    value.__module__ = found.__module__
+    value.__name__ = value.__qualname__ = f"{found.__name__}2"
+    value.__doc__ = f"Compute the value of :func:`{found.__name__}`{said and ', ' + said}."
+    return takes(signature or inspect.signature(function))(value)
 
 
 def _parameter(text: str) -> inspect.Parameter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchgw.pot import _mirror
-from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._steps import entropic, exact_answer
 
 __all__ = [
@@ -43,17 +43,11 @@ def partial_gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
-@takes(_EXACT.format(tol=1e-7, warn=False))
-def partial_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.partial_gromov_wasserstein2``.
-
-    Returns
-    -------
-    partial_gw : float or tensor with gradients to C1 and C2
-    log : dict, only with ``log=True``
-        That of :func:`partial_gromov_wasserstein`, and the plan ``T``.
-    """
-    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
+partial_gromov_wasserstein2 = valued(
+    partial_gromov_wasserstein,
+    "with gradients to C1 and C2",
+    signature=_EXACT.format(tol=1e-7, warn=False),
+)
 
 
 @takes(_EXACT_FUSED.format(tol=1e-8, warn=True))
@@ -69,17 +63,11 @@ def partial_fused_gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "partial", "partial_gw_dist", warning=None)
 
 
-@takes(_EXACT_FUSED.format(tol=1e-7, warn=False))
-def partial_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.partial_fused_gromov_wasserstein2``.
-
-    Returns
-    -------
-    partial_fgw : float or tensor with gradients to M, C1, C2 and alpha
-    log : dict, only with ``log=True``
-        That of :func:`partial_fused_gromov_wasserstein`, ``T``, ``lin_loss`` and ``quad_loss``.
-    """
-    return exact_answer(call, "partial", "partial_gw_dist", warning=None)
+partial_fused_gromov_wasserstein2 = valued(
+    partial_fused_gromov_wasserstein,
+    "with gradients to M, C1, C2 and alpha",
+    signature=_EXACT_FUSED.format(tol=1e-7, warn=False),
+)
 
 
 @takes(_ENTROPIC)
@@ -95,17 +83,9 @@ def entropic_partial_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC)
-def entropic_partial_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.entropic_partial_gromov_wasserstein2``.
-
-    Returns
-    -------
-    partial_gw : float, without entropy
-    log : dict, only with ``log=True``
-        ``err``, ``partial_gw_dist`` and the plan ``T``.
-    """
-    return _entropic(call)
+entropic_partial_gromov_wasserstein2 = valued(
+    entropic_partial_gromov_wasserstein, "without entropy"
+)
 
 
 @takes(_ENTROPIC_FUSED)
@@ -124,17 +104,9 @@ def entropic_partial_fused_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC_FUSED)
-def entropic_partial_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value there, as ``ot.gromov.entropic_partial_fused_gromov_wasserstein2``.
-
-    Returns
-    -------
-    partial_fgw : float, without entropy
-    log : dict, only with ``log=True``
-        ``err``, ``partial_fgw_dist``, ``lin_loss``, ``quad_loss`` and the plan ``T``.
-    """
-    return _entropic(call)
+entropic_partial_fused_gromov_wasserstein2 = valued(
+    entropic_partial_fused_gromov_wasserstein, "without entropy"
+)
 
 
 def _entropic(call: Call) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchgw.pot import _mirror
-from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._steps import entropic, exact_answer
 
 __all__ = [
@@ -42,10 +42,9 @@ def semirelaxed_gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
-@takes(_EXACT)
-def semirelaxed_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`semirelaxed_gromov_wasserstein`, with gradients to C1, C2."""
-    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
+semirelaxed_gromov_wasserstein2 = valued(
+    semirelaxed_gromov_wasserstein, "with gradients to C1 and C2"
+)
 
 
 @takes(_EXACT_FUSED)
@@ -61,13 +60,9 @@ def semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
     return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
 
 
-@takes(_EXACT_FUSED)
-def semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`semirelaxed_fused_gromov_wasserstein`.
-
-    It has gradients to M, C1, C2 and alpha.
-    """
-    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
+semirelaxed_fused_gromov_wasserstein2 = valued(
+    semirelaxed_fused_gromov_wasserstein, "with gradients to M, C1, C2 and alpha"
+)
 
 
 @takes(_ENTROPIC)
@@ -83,10 +78,9 @@ def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC + ", **kwargs")
-def entropic_semirelaxed_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`entropic_semirelaxed_gromov_wasserstein`."""
-    return _entropic(call)
+entropic_semirelaxed_gromov_wasserstein2 = valued(
+    entropic_semirelaxed_gromov_wasserstein, signature=_ENTROPIC + ", **kwargs"
+)
 
 
 @takes(_ENTROPIC_FUSED)
@@ -102,10 +96,9 @@ def entropic_semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
     return _entropic(call)
 
 
-@takes(_ENTROPIC_FUSED)
-def entropic_semirelaxed_fused_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the value of :func:`entropic_semirelaxed_fused_gromov_wasserstein`."""
-    return _entropic(call)
+entropic_semirelaxed_fused_gromov_wasserstein2 = valued(
+    entropic_semirelaxed_fused_gromov_wasserstein
+)
 
 
 def _entropic(call: Call) -> Any:

@@ -22,7 +22,7 @@ from torchgw.pot._unbalanced import (
     slopes_of,
     total_cost,
 )
-from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._read import check_known
 
 __all__ = [
@@ -75,13 +75,11 @@ def unbalanced_co_optimal_transport(call: Call) -> Any:
     return _across(call)
 
 
-@takes(_ACROSS.format(_UCOOT.format("sinkhorn"), "kwargs_solve"))
-def unbalanced_co_optimal_transport2(call: Call) -> Any:
-    """Compute the objective there, as ``ot.gromov.unbalanced_co_optimal_transport2``.
-
-    It has gradients to tables and weights with KL penalties.
-    """
-    return _across(call)
+unbalanced_co_optimal_transport2 = valued(
+    unbalanced_co_optimal_transport,
+    "with gradients to tables and weights with KL penalties",
+    signature=_ACROSS.format(_UCOOT.format("sinkhorn"), "kwargs_solve"),
+)
 
 
 @takes(_FUGW)
@@ -97,13 +95,10 @@ def fused_unbalanced_gromov_wasserstein(call: Call) -> Any:
     return _fugw(call)
 
 
-@takes(_FUGW)
-def fused_unbalanced_gromov_wasserstein2(call: Call) -> Any:
-    """Compute the objective there, as ``ot.gromov.fused_unbalanced_gromov_wasserstein2``.
-
-    It has gradients to Cx, Cy, M, wx and wy with KL penalties.
-    """
-    return _fugw(call)
+fused_unbalanced_gromov_wasserstein2 = valued(
+    fused_unbalanced_gromov_wasserstein,
+    "with gradients to Cx, Cy, M, wx and wy with KL penalties",
+)
 
 
 def _across(call: Call) -> Any:
