@@ -18,7 +18,7 @@ from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
 from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
-from torchgw.pot._vertices import transport
+from torchgw.pot._vertices import partial_transport, transport
 
 N, M = 12, 9
 C1, C2 = distance_matrices(N, M)
@@ -220,6 +220,19 @@ def test_linear_problems_by_parts():
         f, g = found.potentials()
         assert (cost - f[:, None] - g).min() > -1e-9
         cost = cost + 0.02 * rng.random(cost.shape)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_large_partial_plans_end_where_no_linear_problem_gains(seed):
+    """Whatever entries they were found on."""
+    rng = np.random.default_rng(seed)
+    first, second = (cdist(X, X) for X in (rng.normal(size=(170, 2)), rng.normal(size=(155, 3))))
+    plan, log = gromov.partial_gromov_wasserstein(first, second, m=0.7, log=True)
+    slope = quadratic(first, second, "square_loss", None).gradient(plan)
+    p, q = np.full(170, 1 / 170), np.full(155, 1 / 155)
+    best = partial_transport(p, q, 0.7)(slope).plan
+    gain = np.vdot(slope, plan - best)
+    assert abs(gain) <= 1e-9 * log["partial_gw_dist"]
 
 
 def test_prices_of_an_assignment():

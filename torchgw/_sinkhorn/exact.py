@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from torchgw._errors import NumericalError
 
 Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
-# some pivots of the simplex at most. [L408, L482, L518]
+# some pivots of the simplex at most. [L408, L482, L518, L740]
 _LARGE = 150
-_KEPT = 12
+_KEPT = 8
 _EVERY = 16
 _ROUNDS = 6
 _PIVOTS = 1_000_000
@@ -58,7 +57,6 @@ class ExactTransport:
             self._emd = emd
             self._sparse = "potentials_init" in inspect.signature(emd).parameters
         self.last: Vertex | None = None  # of the last cost, less its least entry
-        self.used: tuple[Places, Places] | None = None  # entries that the last was found on
         self.short = False  # whether pivots ever ran out
 
     @property
@@ -66,20 +64,20 @@ class ExactTransport:
         """Whether POT's simplex is here."""
         return self._emd is not None
 
-    def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
-        """Solve; where a value is reached already, any plan that gains half of the most will do."""
+    def __call__(self, cost: Array, reached: float = -np.inf, enough: float = np.inf) -> Vertex:
+        """Solve; a plan that gains half of the most on a value reached, or enough, will do."""
         if not self.by_pot:
             return _by_scipy(self.p, self.q, cost)
         # of negative costs the network simplex may say that there is no plan
         lowest = cost.min()
         if lowest:
             cost = cost - lowest
-        if not self._by_parts(cost, reached - lowest * self.p.sum()):
+        if not self._by_parts(cost, reached - lowest * self.p.sum(), enough):
             self.on(cost)
         assert self.last is not None
         return self.last._replace(u=self.last.u + lowest)
 
-    def _by_parts(self, cost: Array, worth: float) -> bool:
+    def _by_parts(self, cost: Array, worth: float, enough: float) -> bool:
         """Solve on some entries, unless these would be many or POT takes no sparse costs."""
         if self.last is None or min(cost.shape) < _LARGE or not self._sparse:
             return False
@@ -88,14 +86,15 @@ class ExactTransport:
         used = (plan > 0) | (rest <= _cheap(rest))
         slack = 1e-12 * cost.max()
         for _ in range(_ROUNDS):
-            entries = rows, columns = np.nonzero(used)
+            entries = np.divmod(np.flatnonzero(used), used.shape[1])
             _, value = self.on(scipy.sparse.coo_array((cost[entries], entries), cost.shape))
+            if worth - value > enough:
+                return True
             _, u, v = self.last
             rest = cost - u[:, None] - v
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
             missed = -float(max(bounds))
             if float(worth) - value > missed or missed <= _EXACT * value or rest.min() >= -slack:
-                self.used = rows, columns
                 return True
             used |= rest < (min(-slack, _cheap(rest)) if worth > -np.inf else -slack)
         return False

@@ -10,9 +10,9 @@ import numpy as np
 import scipy
 
 from torchgw._sinkhorn.exact import ExactTransport, Vertex
-from torchgw.pot._arrays import Array, Places
+from torchgw.pot._arrays import Array
 
-# Share of the last gain that entries once chosen have to give. [L433]
+# Share of the last gain that a plan on some entries has to give. [L433, L740]
 _ENOUGH = 0.1
 
 
@@ -81,6 +81,7 @@ class PartialTransport:
         self.p, self.q, self.mass = p, q, mass
         self._general = _with_rest(p, q, mass)
         self._gain = np.inf  # of the last plan over what was reached
+        self._table = np.zeros((len(p) + 1, len(q) + 1))
 
     @property
     def by_pot(self) -> bool:
@@ -88,35 +89,18 @@ class PartialTransport:
         return self._general.by_pot
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; where a value is reached already, a plan that gains half of the most will do.
+        """Solve; where a value is reached, a plan that gains half of the most on it will do.
 
-        So does a plan on the entries of the last one, while these still gain a share of before.
+        So does one that gains a share of what the last one gained.
         """
-        if self._general.used is not None and reached > -np.inf:
-            plan, gain = self._again(cost, *self._general.used, reached)
-            if gain > _ENOUGH * self._gain:
-                self._gain = gain
-                return Linear(plan)
-        lowest = cost.min()
-        table = np.zeros((len(cost) + 1, cost.shape[1] + 1))
+        lowest, table = cost.min(), self._table
+        table[-1, -1] = 0
         np.subtract(cost, lowest, out=table[:-1, :-1])
         table[-1, -1] = 2 * table.max() + 1
-        plan = self._general(table, reached - self.mass * lowest).plan[:-1, :-1]
+        worth = reached - self.mass * lowest
+        plan = self._general(table, worth, _ENOUGH * self._gain).plan[:-1, :-1]
         self._gain = reached - float(np.vdot(cost, plan))
         return Linear(plan)
-
-    def _again(
-        self, cost: Array, rows: Places, columns: Places, reached: float
-    ) -> tuple[Array, float]:
-        """Solve on the entries of the last problem; also return the gain."""
-        real = (rows < len(self.p)) & (columns < len(self.q))
-        values = np.zeros(len(rows))
-        values[real] = cost[rows[real], columns[real]]
-        lowest = values[real].min()
-        values[real] -= lowest
-        shape = len(self.p) + 1, len(self.q) + 1
-        plan, worth = self._general.on(scipy.sparse.coo_array((values, (rows, columns)), shape))
-        return plan[:-1, :-1], reached - worth - self.mass * lowest
 
     @property
     def prices(self) -> tuple[Array, Array]:
