@@ -111,6 +111,36 @@ def test_ranks_make_things_for_each_other(tmp_path):
             assert thing["none"] is None
 
 
+def test_processes_save_and_read_a_result_together(one, tmp_path):
+    """Each writes some rows; any number of processes reads the whole, or shares of it."""
+    (tmp_path / "one").mkdir()
+    expected, kept = cases.files(tmp_path / "one"), []
+    # the files of three take the place of those of two
+    for size in (2, 3):
+        errors = finish(processes := start(size, tmp_path, "files"))
+        assert [process.returncode for process in processes] == size * [0], errors
+        (tmp_path / "meeting").unlink(missing_ok=True)
+        for rank in range(size):
+            found = pickle.loads((tmp_path / f"found{rank}").read_bytes())
+            for name, value in expected.items():
+                assert np.array_equal(found[name], value), (size, rank, name)
+        whole, together = (torchgw.load(tmp_path / f"{how}.npz") for how in ("alone", "together"))
+        assert np.array_equal(together.potential_a, whole.potential_a)
+        assert together.value == whole.value
+        parts = [torchgw.load(tmp_path / f"part{rank}.npz") for rank in range(size)]
+        assert np.array_equal(np.concatenate([part.marginal_a for part in parts]), whole.marginal_a)
+        products = [part.lazy_plan @ cases.Y for part in parts]
+        assert max(map(len, products)) == -(-len(cases.X) // size)
+        assert np.allclose(np.concatenate(products), whole.lazy_plan @ cases.Y, rtol=1e-6)
+        kept.append((tmp_path / "together.npz.1").read_bytes())
+    (tmp_path / "together.npz.1").write_bytes(kept[0])
+    with pytest.raises(InvalidInputError, match=r"together.npz.1: no part of what"):
+        torchgw.load(tmp_path / "together.npz")
+    (tmp_path / "together.npz.1").unlink()
+    with pytest.raises(InvalidInputError, match="there is no such file"):
+        torchgw.load(tmp_path / "together.npz")
+
+
 def test_three_processes_share_the_sources_of_landmarks(one, tmp_path):
     compare(3, ["landmark"], tmp_path)
 
