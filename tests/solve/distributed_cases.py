@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torchgw
 from torchgw._solve import pipeline
 from torchgw._tensors.ranks import join
+from torchgw.distances import knn_graph
 
 
 def points(seed, n, dimension):
@@ -55,6 +56,10 @@ CASES["landmark"] = {
     "n_landmarks": 20,
     "gradient": "factored",
 }
+GRAPHS = {"X": knn_graph(X), "Y": knn_graph(Y, 6)}
+CASES["graph"] = {**GRAPHS, "distances": "precomputed", "gradient": "dense"}
+CASES["graph landmark"] = CASES["landmark"] | GRAPHS
+CASES["graph dijkstra"] = {**GRAPHS, "distances": "dijkstra", "gradient": "sampled"}
 CASES["geodesic"] = {"X": X, "Y": Y, "distances": "precomputed", "gradient": "dense"}
 # what ranks but the first are not given, or get in shards
 SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2])}, "shards": DENSE}
@@ -140,6 +145,16 @@ def makers():
     return things, words
 
 
+def cached(folder):
+    """Solve twice with a cache, of which the first process alone knows at first."""
+    found = {}
+    for turn in ("made", "read"):
+        for name in ("graph landmark", "graph"):
+            options = LITTLE | CASES[name] | {"cache": folder / f"cache{dist.get_rank()}"}
+            found[f"{name} {turn}"] = numbers(torchgw.solve(**options, distributed=True))
+    return found
+
+
 def files(folder):
     """Save a result by all processes together; what each reads, and maps new points to."""
     result = torchgw.solve(**LITTLE | CASES["landmark"], distributed=True)
@@ -153,7 +168,7 @@ def files(folder):
     part = again.shard(dist.get_rank(), dist.get_world_size())
     part.save(folder / f"part{dist.get_rank()}.npz")
     values = np.random.default_rng(3).normal(size=(len(Y), 5))
-    return {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}
+    return {"all": {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}}
 
 
 def enter(rank, size, folder):
@@ -168,7 +183,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
-    special = {"makers": makers, "files": partial(files, Path(folder))}
+    special = {"makers": makers}
+    special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files)}
     found = special[names[0]]() if names[0] in special else run(names)
     Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))
     dist.barrier()

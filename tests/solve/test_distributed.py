@@ -68,14 +68,19 @@ def finish(processes, seconds=120):
     return texts
 
 
-def compare(size, names, folder):
-    expected = cases.run(names)
-    processes = start(size, folder, *names)
-    errors = finish(processes)
+def found_by(size, folder, *words):
+    """What each of some processes finds."""
+    errors = finish(processes := start(size, folder, *words))
     assert [process.returncode for process in processes] == size * [0], errors
-    for rank in range(size):
-        found = pickle.loads((folder / f"found{rank}").read_bytes())
-        for name in names:
+    (folder / "meeting").unlink(missing_ok=True)
+    return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(size)]
+
+
+def compare(size, names, folder, expected=None):
+    """Compare what processes find with what one does; ``names`` are cases, or a function."""
+    expected = expected or cases.run(names)
+    for rank, found in enumerate(found_by(size, folder, *names)):
+        for name in expected:
             for key, value in expected[name].items():
                 assert np.array_equal(found[name][key], value, equal_nan=True), (name, key, rank)
             assert np.isfinite(found[name]["f"]).all()
@@ -97,11 +102,7 @@ def test_two_processes_have_the_bits_of_one(one, tmp_path):
 
 
 def test_ranks_make_things_for_each_other(tmp_path):
-    processes = start(2, tmp_path, "makers")
-    errors = finish(processes)
-    assert [process.returncode for process in processes] == [0, 0], errors
-    for rank in range(2):
-        things, words = pickle.loads((tmp_path / f"found{rank}").read_bytes())
+    for things, words in found_by(2, tmp_path, "makers"):
         assert [thing["by"] for thing in things] == [0, 1, 0]
         assert set(words) == {"0 by 0", "1 by 1", "2 by 0"}
         for number, thing in enumerate(things):
@@ -117,13 +118,7 @@ def test_processes_save_and_read_a_result_together(one, tmp_path):
     expected, kept = cases.files(tmp_path / "one"), []
     # the files of three take the place of those of two
     for size in (2, 3):
-        errors = finish(processes := start(size, tmp_path, "files"))
-        assert [process.returncode for process in processes] == size * [0], errors
-        (tmp_path / "meeting").unlink(missing_ok=True)
-        for rank in range(size):
-            found = pickle.loads((tmp_path / f"found{rank}").read_bytes())
-            for name, value in expected.items():
-                assert np.array_equal(found[name], value), (size, rank, name)
+        compare(size, ["files"], tmp_path, expected)
         whole, together = (torchgw.load(tmp_path / f"{how}.npz") for how in ("alone", "together"))
         assert np.array_equal(together.potential_a, whole.potential_a)
         assert together.value == whole.value
@@ -141,8 +136,21 @@ def test_processes_save_and_read_a_result_together(one, tmp_path):
         torchgw.load(tmp_path / "together.npz")
 
 
-def test_three_processes_share_the_sources_of_landmarks(one, tmp_path):
-    compare(3, ["landmark"], tmp_path)
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_processes_than_sides_share_the_sources_of_paths(one, tmp_path, size):
+    compare(size, ["landmark", "geodesic", "graph", "graph landmark", "graph dijkstra"], tmp_path)
+
+
+def test_more_processes_than_sides_share_a_cache(one, tmp_path):
+    (tmp_path / "one").mkdir()
+    compare(3, ["cached"], tmp_path, cases.cached(tmp_path / "one"))
+    names = [
+        {path.name for path in tmp_path.glob(f"{place}/*")} for place in ("one/cache0", "cache0")
+    ]
+    assert names[0] == names[1]
+    assert len(names[0]) == 4
+    # the others have read what the first one has
+    assert not (tmp_path / "cache2").exists()
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ class Preparation:
         n_landmarks: int | None,
         ranks: Ranks | None = None,
     ) -> None:
-        # Processes that prepare a side each.
+        # Processes that prepare a side each, or where there are more share the sources of paths.
         self._ranks = ranks
         self.device = device
         # Seconds of all stages so far.
@@ -83,33 +83,35 @@ class Preparation:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
         # one process has all sources of both sides at work together
         shares = [graphs] if self._ranks is None else [[graph] for graph in graphs]
-        makers = [partial(self._all_pairs, share) for share in shares]
+        ranks = self._together(graphs) if self.device.type == "cpu" else None
+        makers = [partial(self._all_pairs, share, ranks) for share in shares]
         with self._timed("geodesics"):
-            return [table for part in self.divide(makers) for table in part]
+            tables = self.divide(makers) if ranks is None else [make() for make in makers]
+            return [table for part in tables for table in part]
 
     def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
-        ranks = self._ranks
-        # what one rank has in its cache, another may have to find
-        if ranks is not None and ranks.size > len(graphs) and self._cache is None:
-            with self._timed("landmarks"):
-                return [
-                    LandmarkDistance.shared(graph.geodesics, self.n_landmarks, self.device, ranks)
-                    for graph in graphs
-                ]
-        states = self.divide([partial(self._landmarks, graph) for graph in graphs])
+        ranks = self._together(graphs)
+        makers = [partial(self._landmarks, graph, ranks) for graph in graphs]
+        states = self.divide(makers) if ranks is None else [make() for make in makers]
         return [
             LandmarkDistance.restore(graph.geodesics, state)
             for graph, state in zip(graphs, states, strict=True)
         ]
 
-    def _landmarks(self, graph: KeyedGraph) -> dict[str, Any]:
+    def _together(self, graphs: list[KeyedGraph]) -> Ranks | None:
+        """Find the ranks that share the sources of paths: all, if there are more than graphs."""
+        return self._ranks if self._ranks is not None and self._ranks.size > len(graphs) else None
+
+    def _landmarks(self, graph: KeyedGraph, ranks: Ranks | None) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             geodesics, count = graph.geodesics, self.n_landmarks
+            if ranks is not None:
+                return LandmarkDistance.shared(geodesics, count, self.device, ranks).state()
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
         with self._timed("landmarks"):
-            return self._fetch("landmarks", (graph.key, self.n_landmarks), make)[0]
+            return self._fetch("landmarks", (graph.key, self.n_landmarks), make, ranks)[0]
 
     def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
         """Call the makers: here, or where there are ranks each on one of them."""
@@ -117,43 +119,63 @@ class Preparation:
             return [make() for make in makers]
         return self._ranks.divide(makers)
 
-    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+    def _all_pairs(self, graphs: list[KeyedGraph], ranks: Ranks | None) -> list[Tensor]:
         if self.device.type == "cuda":
             return [
                 self._fetch("geodesics", (graph.key,), partial(self._table, graph))[0]["table"]
                 for graph in graphs
             ]
-        if self._cache is None:
+        if self._cache is None and ranks is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
-        return [torch.cat(self._parts(graph)) for graph in graphs]
+        return [torch.cat(self._parts(graph, ranks)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> dict[str, Any]:
         """Find all pairs on a GPU."""
         return {"table": graph.geodesics.all_pairs(self.device)}
 
-    def _parts(self, graph: KeyedGraph) -> list[Tensor]:
+    def _parts(self, graph: KeyedGraph, ranks: Ranks | None) -> list[Tensor]:
         """Find all pairs in parts, each cached, so that a run cut short can go on."""
         n = graph.geodesics.n
         found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):
 
-            def make(sources: Any = sources) -> dict[str, Any]:
-                task = graph.geodesics, sources
-                return {"rows": path_lengths([task], progress=self._progress)[0]}
+            def rows(some: slice, sources: Any = sources) -> Tensor:
+                task = graph.geodesics, sources[some]
+                return path_lengths([task], progress=self._progress)[0]
+
+            def make(rows: Any = rows, count: int = len(sources)) -> dict[str, Any]:
+                if ranks is None:
+                    return {"rows": rows(slice(None))}
+                empty = torch.empty(0, n, dtype=torch.float64, device=self.device)
+                return {"rows": ranks.at_once(count, rows, empty)}
 
             content = graph.key, int(sources[0]), len(sources)
-            found.append(self._fetch("geodesics", content, make)[0]["rows"])
+            found.append(self._fetch("geodesics", content, make, ranks)[0]["rows"])
         return found
 
     def _fetch(
-        self, stage: str, content: tuple[Any, ...], make: Callable[[], dict[str, Any]]
+        self,
+        stage: str,
+        content: tuple[Any, ...],
+        make: Callable[[], dict[str, Any]],
+        ranks: Ranks | None = None,
     ) -> tuple[dict[str, Any], str | None]:
-        """Read what a stage makes of some content, or make it; also the key in the cache."""
+        """Read what a stage makes of some content, or make it; also the key in the cache.
+
+        Of ``ranks`` that make it together the first one reads and writes.
+        """
         if self._cache is None:
             return make(), None
         key = content_key(stage, *content)
-        return self._cache.fetch(stage, key, self.device, make), key
+        if ranks is None:
+            return self._cache.fetch(stage, key, self.device, make), key
+        found = ranks.divide([partial(self._cache.read, stage, key, self.device)])[0]
+        if found is None:
+            found = make()
+            if ranks.rank == 0:
+                self._cache.write(stage, key, found)
+        return found, key
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
