@@ -19,6 +19,7 @@ import torchgw
 from torchgw._solve import pipeline
 from torchgw._tensors.ranks import join
 from torchgw.distances import knn_graph
+from torchgw.distances._graph import neighbours
 
 
 def points(seed, n, dimension):
@@ -60,6 +61,11 @@ GRAPHS = {"X": knn_graph(X), "Y": knn_graph(Y, 6)}
 CASES["graph"] = {**GRAPHS, "distances": "precomputed", "gradient": "dense"}
 CASES["graph landmark"] = CASES["landmark"] | GRAPHS
 CASES["graph dijkstra"] = {**GRAPHS, "distances": "dijkstra", "gradient": "sampled"}
+# points of which each rank finds the neighbours of some, by a tree and by tiles
+CASES["neighbours"] = CASES["landmark"] | {"X": points(2, 700, 3)}
+CASES["wide neighbours"] = CASES["neighbours"] | {
+    "X": np.random.default_rng(5).integers(0, 3, (700, 13)).astype(float)
+}
 CASES["geodesic"] = {"X": X, "Y": Y, "distances": "precomputed", "gradient": "dense"}
 # what ranks but the first are not given, or get in shards
 SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2])}, "shards": DENSE}
@@ -120,8 +126,12 @@ def run(names):
     """Solve cases with the process group that there is."""
     found = {}
     for name in names:
-        few = mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50)
-        with few if name == "cells" else nullcontext():
+        small = {
+            "cells": mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50),
+            # tiles of 46 points
+            "wide neighbours": mock.patch.object(neighbours, "_WORK_BYTES", (2**20, 2**20)),
+        }
+        with small.get(name, nullcontext()):
             options = scattered(name) if name in SCATTERED else CASES[name]
             result = torchgw.solve(**LITTLE | options, distributed=True)
         assert (result.report.resolution is not None) == (name == "cells")

@@ -138,7 +138,8 @@ def test_processes_save_and_read_a_result_together(one, tmp_path):
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_processes_than_sides_share_the_sources_of_paths(one, tmp_path, size):
-    compare(size, ["landmark", "geodesic", "graph", "graph landmark", "graph dijkstra"], tmp_path)
+    names = ["landmark", "neighbours", "wide neighbours", "geodesic"]
+    compare(size, [*names, "graph", "graph landmark", "graph dijkstra"], tmp_path)
 
 
 def test_more_processes_than_sides_share_a_cache(one, tmp_path):

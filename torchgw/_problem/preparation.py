@@ -57,15 +57,16 @@ class Preparation:
         self.n_landmarks = n_landmarks
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy
+        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy, ranks: Ranks | None
     ) -> KeyedGraph:
-        """Build the connected neighbour graph of points."""
+        """Build the connected neighbour graph of points, by ``ranks`` together."""
 
         def make() -> dict[str, Any]:
-            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy).state()
+            here = points.to(self.device)
+            return neighbour_geodesics(here, n_neighbors, policy=policy, ranks=ranks).state()
 
         with self._timed("graph"):
-            state, key = self._fetch("graph", (points, n_neighbors, policy), make)
+            state, key = self._fetch("graph", (points, n_neighbors, policy), make, ranks)
             return KeyedGraph(Geodesics.restore(state), key)
 
     def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
@@ -83,25 +84,17 @@ class Preparation:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
         # one process has all sources of both sides at work together
         shares = [graphs] if self._ranks is None else [[graph] for graph in graphs]
-        ranks = self._together(graphs) if self.device.type == "cpu" else None
-        makers = [partial(self._all_pairs, share, ranks) for share in shares]
+        makers = [partial(self._all_pairs, share) for share in shares]
         with self._timed("geodesics"):
-            tables = self.divide(makers) if ranks is None else [make() for make in makers]
-            return [table for part in tables for table in part]
+            return [table for part in self.divide(makers) for table in part]
 
     def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
-        ranks = self._together(graphs)
-        makers = [partial(self._landmarks, graph, ranks) for graph in graphs]
-        states = self.divide(makers) if ranks is None else [make() for make in makers]
+        states = self.divide([partial(self._landmarks, graph) for graph in graphs])
         return [
             LandmarkDistance.restore(graph.geodesics, state)
             for graph, state in zip(graphs, states, strict=True)
         ]
-
-    def _together(self, graphs: list[KeyedGraph]) -> Ranks | None:
-        """Find the ranks that share the sources of paths: all, if there are more than graphs."""
-        return self._ranks if self._ranks is not None and self._ranks.size > len(graphs) else None
 
     def _landmarks(self, graph: KeyedGraph, ranks: Ranks | None) -> dict[str, Any]:
         def make() -> dict[str, Any]:
@@ -113,11 +106,17 @@ class Preparation:
         with self._timed("landmarks"):
             return self._fetch("landmarks", (graph.key, self.n_landmarks), make, ranks)[0]
 
-    def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
-        """Call the makers: here, or where there are ranks each on one of them."""
-        if self._ranks is None:
-            return [make() for make in makers]
-        return self._ranks.divide(makers)
+    def divide(
+        self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
+    ) -> list[T]:
+        """Call the makers: here, each on one of the ranks, or by more ranks than makers together.
+
+        A maker is given the ranks that work on it, if several do.
+        """
+        ranks = self._ranks
+        if ranks is None or (together and ranks.size > len(makers)):
+            return [make(ranks) for make in makers]
+        return ranks.divide([partial(make, None) for make in makers])
 
     def _all_pairs(self, graphs: list[KeyedGraph], ranks: Ranks | None) -> list[Tensor]:
         if self.device.type == "cuda":
