@@ -165,6 +165,17 @@ def cached(folder):
     return found
 
 
+def matrix(folder):
+    """Values between seven clouds, by all processes together."""
+    rng = np.random.default_rng(6)
+    spaces = [rng.normal(size=(count, 2)) for count in (6, 9, 12, 7, 8, 11, 10)]
+    options = {"epsilon": 0.05, "progress": False, "output": "objective"}
+    found = torchgw.pairwise(spaces, distributed="auto", **options)
+    assert np.array_equal(found, torchgw.pairwise(spaces, **options))
+    few = torchgw.pairwise(spaces, pairs=[(2, 1)], distributed=True, **options)
+    return {"all": {"f": found, "few": few}}
+
+
 def files(folder):
     """Save a result by all processes together; what each reads, and maps new points to."""
     result = torchgw.solve(**LITTLE | CASES["landmark"], distributed=True)
@@ -194,7 +205,7 @@ if __name__ == "__main__":
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
     special = {"makers": makers}
-    special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files)}
+    special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files, matrix)}
     found = special[names[0]]() if names[0] in special else run(names)
     Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))
     dist.barrier()

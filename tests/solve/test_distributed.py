@@ -112,6 +112,12 @@ def test_ranks_make_things_for_each_other(tmp_path):
             assert thing["none"] is None
 
 
+def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
+    compare(3, ["matrix"], tmp_path, cases.matrix(tmp_path))
+    with pytest.raises(UnsupportedError, match="`resume` is a file of one process"):
+        torchgw.pairwise([cases.X], distributed=True, resume=tmp_path / "file")
+
+
 def test_processes_save_and_read_a_result_together(one, tmp_path):
     """Each writes some rows; any number of processes reads the whole, or shares of it."""
     (tmp_path / "one").mkdir()
