@@ -12,7 +12,7 @@ from torch import Tensor
 # [L151]
 _LEAF_POINTS = 64
 # Levels from which on the first three together may have 5, 6 or 7 parts, so that leaves are nearly
-# full: those of 10,000,000 points have 62 in place of 39. A choice. [L791]
+# full: those of 10,000,000 points have 62 in place of 39. [L791]
 _MANY_LEVELS = 9
 
 

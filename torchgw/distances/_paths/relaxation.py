@@ -24,15 +24,12 @@ _ROUNDS = 16
 # [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
-# Path length by which a round goes further, in mean edge lengths: least, at first in a table of few
-# rows, and at most. Long paths that are extended before the short ones are final have to be
-# extended again; a GPU that few tiles leave idle can do that. The step is doubled below so many
-# visits a round, and halved above so many. [L156, L164]
+# Path length by which a round goes further, in mean edge lengths. Long paths that are extended
+# before the short ones are final have to be extended again; a GPU that few vertices leave idle can
+# do that. [L156, L164]
 _STEP = 4.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 16.0
-_MOST_STEP = 64.0
-_FEW_VISITS, _MANY_VISITS = 2**10, 2**12
 # From so many sources, on a table of so few rows, one launch finds all paths, with a program for
 # each source; on more rows a program's passes take too long. [L72]
 _ONE_LAUNCH_ROWS = 768
@@ -53,7 +50,6 @@ class _Rounds(NamedTuple):
     distance: Tensor  # (sources, rows) float64
     pending: Tensor  # (sources, tiles) float32, shortest path that each has to extend
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
-    step: Tensor  # (1,) float32, by how much a round goes further
     advance: Callable[[], None]
     held: tuple[Tensor, ...]  # what recorded launches write to besides
 
@@ -114,9 +110,8 @@ class EdgeRelaxation:
         )
         self._rounds: dict[int, _Rounds] = {}
         self._memory: GraphMemory | None = None
-        mean = float(edges.length.mean()) if len(edges.length) else 0.0
-        begin = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
-        self._steps = [step * mean for step in (min(begin, _STEP), begin, _MOST_STEP)]
+        step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
+        self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
         self._kernel: Any = None
         if kernel is None:
             kernel = self.device.type == "cuda" and find_spec("triton") is not None
@@ -162,7 +157,6 @@ class EdgeRelaxation:
         rounds.pending[column, row // self._kernel.ROWS] = 0
         rounds.pending[column[:, None], near] = 0
         rounds.threshold.fill_(0)
-        rounds.step.fill_(self._steps[1])
         while float(rounds.threshold) < torch.inf:
             rounds.advance()
         return rounds.distance[: len(sources), self._row_of].T
@@ -174,7 +168,6 @@ class EdgeRelaxation:
         shape = 2, count, -(-self._rows // kernel.ROWS)
         pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
         threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
-        step = torch.full_like(threshold, self._steps[1])
         tables = pending.unbind()
         due = torch.empty(tables[0].numel(), dtype=torch.int32, device=self.device)
         counts = torch.zeros(_ROUNDS, dtype=torch.int32, device=self.device)
@@ -184,26 +177,23 @@ class EdgeRelaxation:
             for number in range(_ROUNDS):
                 now, later = tables[number % 2], tables[1 - number % 2]
                 kernel.relax_(
-                    distance, self._neighbour, self._length, (now, later), threshold, step,
-                    float(number), due, counts[number:],
+                    distance, self._neighbour, self._length, (now, later), threshold,
+                    number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
-            threshold.add_(step, alpha=_ROUNDS)
+            threshold.add_(_ROUNDS * self._step)
             torch.maximum(threshold, pending[0].min(), out=threshold)
             threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
-            idle, busy = counts.sum() < _ROUNDS * _FEW_VISITS, counts.sum() > _ROUNDS * _MANY_VISITS
-            step.mul_(1 + idle.float() - 0.5 * busy.float())
-            step.clamp_(self._steps[0], self._steps[2])
 
         if self.device.type != "cuda":
-            return _Rounds(distance, tables[0], threshold, step, advance, (due, counts))
+            return _Rounds(distance, tables[0], threshold, advance, (due, counts))
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
         if self._memory is None:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
-        return _Rounds(distance, tables[0], threshold, step, recorded.replay, (due, counts))
+        return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
 
     def _relax_(self, distance: Tensor) -> bool:
         """Shorten every path by its best last edge; tell whether any became shorter."""

@@ -22,8 +22,7 @@ _WARPS = 8
 def _list_kernel(
     now,  # [s, tiles] float32, shortest path that a visit would extend
     later,  # [s, tiles] the same for the next round, overwritten
-    threshold,  # [1] float32, plus ``ahead`` steps the longest path that is extended in this round
-    step,  # [1] float32
+    threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
     ahead,  # float
     due,  # [s * tiles] int32 out, entries that this round visits, in no order
     count,  # [1] int32, how many, zero at first
@@ -34,8 +33,7 @@ def _list_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
     pending = tl.load(now + at, mask=inside, other=float("inf"))
-    longest = tl.load(threshold) + ahead * tl.load(step)
-    ready = (pending < float("inf")) & (pending <= longest)
+    ready = (pending < float("inf")) & (pending <= tl.load(threshold) + ahead)
     tl.store(later + at, tl.where(ready, float("inf"), pending), mask=inside)
     one = ready.to(tl.int32)
     found = tl.sum(one, axis=0)
@@ -143,7 +141,6 @@ def relax_(
     length: Tensor,
     pending: tuple[Tensor, Tensor],
     threshold: Tensor,
-    step: Tensor,
     ahead: float,
     due: Tensor,
     count: Tensor,
@@ -151,14 +148,14 @@ def relax_(
     """Run one round over paths of shape (s, n).
 
     ``pending`` are two tables of shape (s, tiles): of this round, and of the next. Tiles whose
-    shortest pending path is longer than ``threshold + ahead * step`` wait. ``due`` has room for all
-    tiles, int32, and ``count`` is a zero.
+    shortest pending path is longer than ``threshold + ahead`` wait. ``due`` has room for all tiles,
+    int32, and ``count`` is a zero.
     """
     now, later = pending
     n, tiles, width = distance.shape[1], now.shape[1], neighbour.shape[1]
     launch(
         _list_kernel, (triton.cdiv(now.numel(), _LISTED),),
-        now, later, threshold, step, ahead, due, count, now.numel(), BLOCK=_LISTED, num_warps=4,
+        now, later, threshold, ahead, due, count, now.numel(), BLOCK=_LISTED, num_warps=4,
     )  # fmt: skip
     launch(
         _relax_kernel, (min(_PROGRAMS, now.numel()),),
