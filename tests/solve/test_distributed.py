@@ -172,10 +172,19 @@ def test_compiled_backends_have_the_bits_of_one(one, tmp_path, name):
     compare(3, [name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tiles", pytest.param("dense", marks=pytest.mark.slow)])
-def test_one_process_of_a_group_solves_the_same_problem(one, name):
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("tiles", "cpu"),
+        pytest.param("dense", "cpu", marks=pytest.mark.slow),
+        # NCCL's group of one
+        *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("tiles", "landmark")),
+    ],
+)
+def test_one_process_of_a_group_solves_the_same_problem(one, name, device):
     """Up to rounding: sums are taken in another order."""
     options = {**cases.LITTLE, **cases.CASES[name], "epsilon": 0.02, "max_iter": 40}
+    options["device"] = device
     shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
     assert shared.value == pytest.approx(alone.value, rel=1e-5)
     # what is asked of a result needs no other process
