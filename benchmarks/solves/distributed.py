@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 EPSILON = 5e-4
 PHASES = ("graph", "geodesics", "landmarks", "multistart", "cost", "sinkhorn", "coupling")
 PHASES += ("settle", "evaluation")
+KINDS = ("half_steps", "sweep", "product")
 
 
 def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object] | None:
@@ -85,17 +86,29 @@ class Work(NamedTuple):
     run: Callable[[Any], object]
 
 
-def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
-    """Time what each rank would compute, in seconds of its own."""
+def problem_of(n: int, device: str) -> Any:
+    """Make the plan of a solve, whose work ranks share."""
+    import torchgw
+    from torchgw.datasets import spiral, swiss_roll
+
+    warnings.simplefilter("ignore")
+    x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
+    return torchgw.solve(
+        x, y, epsilon=EPSILON, device=device, random_state=0, distances="landmark"
+    ).lazy_plan
+
+
+def simulate(
+    found: Any, size: int, device: str, repeat: int, names: Sequence[str] = KINDS
+) -> dict[str, object]:
+    """Time what each rank would compute of the work on a plan, in seconds of its own."""
     import torch
 
-    import torchgw
     from torchgw._plans.transport import TransportPlan
     from torchgw._sinkhorn.choose import choose_backend
     from torchgw._sinkhorn.problem import LinearProblem
     from torchgw._sinkhorn.tiles.tiling import Tiling
     from torchgw._tensors.ranks import Ranks
-    from torchgw.datasets import spiral, swiss_roll
 
     class Simulated(Ranks):
         """One of the ranks; a rank that had all to itself has told what they join."""
@@ -104,7 +117,7 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
             self.rank, self.size = rank, size
             self.known: Iterator[torch.Tensor] | None = None
             self.joined: list[torch.Tensor] = []
-            self.same = True
+            self.same, self.compares = True, False
 
         def gather(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
             if self.known is None:
@@ -112,19 +125,16 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
                 self.joined.append(own.clone())
                 return own
             whole = next(self.known)
-            mine = whole[sum(counts[: self.rank]) :][: len(own)]
-            self.same &= torch.equal(own, mine)
+            if self.compares:
+                mine = whole[sum(counts[: self.rank]) :][: len(own)]
+                self.same &= torch.equal(own, mine)
             return whole.clone()
 
         def any(self, flag: bool) -> bool:
             return flag
 
-    warnings.simplefilter("ignore")
-    x, y = spiral(n, random_state=0)[0], swiss_roll(n, random_state=1)[0]
-    found = torchgw.solve(
-        x, y, epsilon=EPSILON, device=device, random_state=0, distances="landmark"
-    ).lazy_plan
     cost, place = found.cost.to(torch.float32), found.potentials.f.device
+    n = cost.shape[0]
     tiling = Tiling.of((n, n), place, storable=False)
     values = torch.rand(n, 8, device=place)
     problem, start = LinearProblem(cost, found.weights, found.epsilon), found.potentials
@@ -149,8 +159,10 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
     def spend(work: Work, ranks: Simulated, told: Sequence[torch.Tensor]) -> float:
         backend = choose_backend("auto", place, torch.float32, tiling, ranks)
         times = []
-        for _ in range(repeat + 1):
+        for turn in range(repeat + 1):
             ranks.joined, ranks.known = [], iter(told) if told else None
+            # only a turn that is not counted waits for comparisons
+            ranks.compares = turn == 0
             made = work.prepare(backend)
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -164,10 +176,10 @@ def simulate(n: int, size: int, device: str, repeat: int) -> dict[str, object]:
 
     others = [Simulated(rank, size) for rank in range(size)]
     row: dict[str, object] = {"n": n, "ranks": size}
-    for name, work in kinds.items():
+    for name in names:
         one = Simulated(0, 1)
-        alone = spend(work, one, ())
-        shares = [spend(work, ranks, one.joined) for ranks in others]
+        alone = spend(kinds[name], one, ())
+        shares = [spend(kinds[name], ranks, one.joined) for ranks in others]
         row[name] = {
             "alone_s": alone,
             "slowest_s": max(shares),
@@ -203,10 +215,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--simulate", type=int, metavar="RANKS", help="on this device alone")
+    parser.add_argument(
+        "--work", choices=KINDS, nargs="+", default=KINDS, help="of simulated ranks"
+    )
     options = parser.parse_args(arguments)
     if options.simulate:
         for n in options.sizes:
-            print(json.dumps(simulate(n, options.simulate, options.device, options.repeat + 1)))
+            how = options.simulate, options.device, options.repeat + 1, options.work
+            print(json.dumps(simulate(problem_of(n, options.device), *how)), flush=True)
         return 0
     if options.inside is not None:
         told = solve(options.sizes[0], options.device, options.repeat, shared=options.inside > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 import types
 import warnings
 
@@ -118,7 +119,18 @@ def strided(values):
     return wide[::2, ::2]
 
 
+def in_file(values, read):
+    """Values in a file that is read where it is."""
+    with tempfile.NamedTemporaryFile() as file:
+        values.tofile(file.name)
+        return read(file.name)
+
+
 EXACT_KINDS = {
+    "memory map": lambda v: in_file(v, lambda path: np.memmap(path, v.dtype, "r", shape=v.shape)),
+    "tensor of a file": lambda v: in_file(
+        v, lambda path: torch.from_file(path, size=v.size, dtype=torch.float64).view(v.shape)
+    ),
     "list": lambda v: v.tolist(),
     "list of arrays": list,
     "list of tensors": lambda v: list(torch.from_numpy(v)),

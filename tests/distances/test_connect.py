@@ -10,14 +10,17 @@ from scipy.spatial.distance import cdist
 from torchgw import _errors
 from torchgw.datasets import spiral
 from torchgw.distances import connect, geodesic_matrix, knn_graph, symmetrise
-from torchgw.distances._graph import stitching
+from torchgw.distances._graph import leaves, stitching
 from torchgw.distances.geodesics import largest_path
 
 
-@pytest.fixture(autouse=True, params=["table", "boxes"])
+@pytest.fixture(autouse=True, params=["table", "boxes", "boxes of five parts"])
 def way(request, monkeypatch):
-    """Either way to find the closest pairs, whatever the size."""
+    """Every way to find the closest pairs, whatever the size."""
     monkeypatch.setattr(stitching, "_TABLE_POINTS", 2**30 if request.param == "table" else 0)
+    if request.param == "boxes of five parts":
+        monkeypatch.setattr(leaves, "_LEAF_POINTS", 5)
+        monkeypatch.setattr(leaves, "_MANY_LEVELS", 3)
 
 
 def clusters(count, d=2, seed=0):

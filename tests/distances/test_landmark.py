@@ -59,6 +59,17 @@ def test_fifty_landmarks_approximate_the_geodesics(space):
 
 
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
+def test_many_vertices_are_drawn_where_they_are(space, device, monkeypatch):
+    geodesics, bound = space
+    monkeypatch.setattr(nystrom, "_HOST_DRAWN", 100)
+    first, again = (LandmarkDistance(geodesics, 50, device=device) for _ in range(2))
+    assert torch.equal(first.landmarks, again.landmarks)
+    assert len(first.landmarks.unique()) == 50
+    # other points than those for which the bound was measured
+    assert first.error < 1.5 * bound
+
+
+@pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
 def test_landmarks_of_large_graphs_are_added_until_the_error_is_small_or_settles(
     space, monkeypatch
 ):

@@ -337,7 +337,7 @@ def test_quantized_plans_are_valued_by_the_same_distances():
 
 
 def test_simulated_ranks_compute_what_one_would():
-    found = distributed.simulate(300, 3, "cpu", 1)
+    found = distributed.simulate(distributed.problem_of(300, "cpu"), 3, "cpu", 1)
     assert found["same_bits"]
     for kind in ("half_steps", "sweep", "product"):
         assert found[kind]["imbalance"] >= 1

@@ -356,6 +356,40 @@ def test_other_versions_and_kinds(tmp_path, monkeypatch):
         torchgw.load(path)
 
 
+def test_files_of_parts_that_do_not_fit(tmp_path):
+    path, table = tmp_path / "file.npz", {"a": np.ones((4, 3))}
+    for size in (0, "two", None):
+        archive_module.write_archive(path, {"kind": "parts", "size": size, "key": 7}, {})
+        with pytest.raises(InvalidInputError, match="`size` must be the number of parts"):
+            torchgw.load(path)
+    archive_module.write_archive(path, {"kind": "parts", "size": 2, "key": 7}, {})
+    for rank, other in ((0, table), (1, {"a": np.ones((4, 2))})):
+        archive_module.write_part(path, rank, 2, 7, {"kind": "GWResult", "fields": {}}, other)
+    with pytest.raises(InvalidInputError, match="its parts do not fit together"):
+        torchgw.load(path)
+    archive_module.write_part(path, 1, 2, 7, {"kind": "GWResult", "fields": {}}, table)
+    with pytest.raises(InvalidInputError, match="its GWResult differs"):
+        torchgw.load(path)
+
+
+def test_shares_of_a_result(curves, tmp_path):  # noqa: F811
+    result = solve(*curves, gradient="factored", distances="sqeuclidean")
+    shards = [result.shard(rank, 3) for rank in range(3)]
+    for name in ("potential_a", "marginal_a"):
+        parts = [getattr(shard, name) for shard in shards]
+        assert np.array_equal(np.concatenate(parts), getattr(result, name))
+    plan = np.concatenate([shard.plan for shard in shards])
+    # rows of products of factors, whose sums another number of rows may order otherwise
+    np.testing.assert_allclose(plan, result.plan, rtol=1e-9, atol=1e-15)
+    with pytest.raises(UnsupportedError, match=r"result.extension"):
+        shards[0].transform(curves[0][:2])
+    with pytest.raises(InvalidInputError, match="`rank` must be an integer between 0 and 2"):
+        result.shard(3, 3)
+    few = round_trip(solve(*curves, gradient="dense", distances="euclidean"), tmp_path)
+    with pytest.raises(UnsupportedError, match="known by its largest entries alone"):
+        few.shard(0, 2)
+
+
 def test_parts_of_a_cache_are_no_results(tmp_path):
     solve(np.arange(10.0)[:, None], np.arange(9.0)[:, None], cache=tmp_path)
     for path in tmp_path.iterdir():

@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torchgw
 from torchgw._solve import pipeline
 from torchgw._tensors.ranks import join
+from torchgw.distances import knn_graph
+from torchgw.distances._graph import neighbours
 
 
 def points(seed, n, dimension):
@@ -54,6 +56,15 @@ CASES["landmark"] = {
     "distances": "landmark",
     "n_landmarks": 20,
     "gradient": "factored",
+}
+GRAPHS = {"X": knn_graph(X), "Y": knn_graph(Y, 6)}
+CASES["graph"] = {**GRAPHS, "distances": "precomputed", "gradient": "dense"}
+CASES["graph landmark"] = CASES["landmark"] | GRAPHS
+CASES["graph dijkstra"] = {**GRAPHS, "distances": "dijkstra", "gradient": "sampled"}
+# points of which each rank finds the neighbours of some, by a tree and by tiles
+CASES["neighbours"] = CASES["landmark"] | {"X": points(2, 700, 3)}
+CASES["wide neighbours"] = CASES["neighbours"] | {
+    "X": np.random.default_rng(5).integers(0, 3, (700, 13)).astype(float)
 }
 CASES["geodesic"] = {"X": X, "Y": Y, "distances": "precomputed", "gradient": "dense"}
 # what ranks but the first are not given, or get in shards
@@ -115,8 +126,12 @@ def run(names):
     """Solve cases with the process group that there is."""
     found = {}
     for name in names:
-        few = mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50)
-        with few if name == "cells" else nullcontext():
+        small = {
+            "cells": mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50),
+            # tiles of 46 points
+            "wide neighbours": mock.patch.object(neighbours, "_WORK_BYTES", (2**20, 2**20)),
+        }
+        with small.get(name, nullcontext()):
             options = scattered(name) if name in SCATTERED else CASES[name]
             result = torchgw.solve(**LITTLE | options, distributed=True)
         assert (result.report.resolution is not None) == (name == "cells")
@@ -140,6 +155,43 @@ def makers():
     return things, words
 
 
+def cached(folder):
+    """Solve twice with a cache, of which the first process alone knows at first."""
+    found = {}
+    for turn in ("made", "read"):
+        for name in ("graph landmark", "graph"):
+            options = LITTLE | CASES[name] | {"cache": folder / f"cache{dist.get_rank()}"}
+            found[f"{name} {turn}"] = numbers(torchgw.solve(**options, distributed=True))
+    return found
+
+
+def matrix(folder):
+    """Values between seven clouds, by all processes together."""
+    rng = np.random.default_rng(6)
+    spaces = [rng.normal(size=(count, 2)) for count in (6, 9, 12, 7, 8, 11, 10)]
+    options = {"epsilon": 0.05, "progress": False, "output": "objective"}
+    found = torchgw.pairwise(spaces, distributed="auto", **options)
+    assert np.array_equal(found, torchgw.pairwise(spaces, **options))
+    few = torchgw.pairwise(spaces, pairs=[(2, 1)], distributed=True, **options)
+    return {"all": {"f": found, "few": few}}
+
+
+def files(folder):
+    """Save a result by all processes together; what each reads, and maps new points to."""
+    result = torchgw.solve(**LITTLE | CASES["landmark"], distributed=True)
+    if dist.get_rank() == 0:
+        result.save(folder / "alone.npz")
+    together = result.shared()
+    together.save(folder / "together.npz")
+    mapped = together.transform(X[:40] + 0.01)
+    assert np.allclose(mapped, result.transform(X[:40] + 0.01), rtol=1e-6)
+    again = torchgw.load(folder / "together.npz")
+    part = again.shard(dist.get_rank(), dist.get_world_size())
+    part.save(folder / f"part{dist.get_rank()}.npz")
+    values = np.random.default_rng(3).normal(size=(len(Y), 5))
+    return {"all": {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}}
+
+
 def enter(rank, size, folder):
     """Join the process group."""
     torch.set_num_threads(1)
@@ -152,7 +204,9 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
-    found = makers() if names == ["makers"] else run(names)
+    special = {"makers": makers}
+    special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files, matrix)}
+    found = special[names[0]]() if names[0] in special else run(names)
     Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))
     dist.barrier()
     os._exit(0)

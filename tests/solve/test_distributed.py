@@ -68,14 +68,19 @@ def finish(processes, seconds=120):
     return texts
 
 
-def compare(size, names, folder):
-    expected = cases.run(names)
-    processes = start(size, folder, *names)
-    errors = finish(processes)
+def found_by(size, folder, *words):
+    """What each of some processes finds."""
+    errors = finish(processes := start(size, folder, *words))
     assert [process.returncode for process in processes] == size * [0], errors
-    for rank in range(size):
-        found = pickle.loads((folder / f"found{rank}").read_bytes())
-        for name in names:
+    (folder / "meeting").unlink(missing_ok=True)
+    return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(size)]
+
+
+def compare(size, names, folder, expected=None):
+    """Compare what processes find with what one does; ``names`` are cases, or a function."""
+    expected = expected or cases.run(names)
+    for rank, found in enumerate(found_by(size, folder, *names)):
+        for name in expected:
             for key, value in expected[name].items():
                 assert np.array_equal(found[name][key], value, equal_nan=True), (name, key, rank)
             assert np.isfinite(found[name]["f"]).all()
@@ -97,11 +102,7 @@ def test_two_processes_have_the_bits_of_one(one, tmp_path):
 
 
 def test_ranks_make_things_for_each_other(tmp_path):
-    processes = start(2, tmp_path, "makers")
-    errors = finish(processes)
-    assert [process.returncode for process in processes] == [0, 0], errors
-    for rank in range(2):
-        things, words = pickle.loads((tmp_path / f"found{rank}").read_bytes())
+    for things, words in found_by(2, tmp_path, "makers"):
         assert [thing["by"] for thing in things] == [0, 1, 0]
         assert set(words) == {"0 by 0", "1 by 1", "2 by 0"}
         for number, thing in enumerate(things):
@@ -111,8 +112,52 @@ def test_ranks_make_things_for_each_other(tmp_path):
             assert thing["none"] is None
 
 
-def test_three_processes_share_the_sources_of_landmarks(one, tmp_path):
-    compare(3, ["landmark"], tmp_path)
+def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
+    compare(3, ["matrix"], tmp_path, cases.matrix(tmp_path))
+    with pytest.raises(UnsupportedError, match="`resume` is a file of one process"):
+        torchgw.pairwise([cases.X], distributed=True, resume=tmp_path / "file")
+
+
+def test_processes_save_and_read_a_result_together(one, tmp_path):
+    """Each writes some rows; any number of processes reads the whole, or shares of it."""
+    (tmp_path / "one").mkdir()
+    expected, kept = cases.files(tmp_path / "one"), []
+    # the files of three take the place of those of two
+    for size in (2, 3):
+        compare(size, ["files"], tmp_path, expected)
+        whole, together = (torchgw.load(tmp_path / f"{how}.npz") for how in ("alone", "together"))
+        assert np.array_equal(together.potential_a, whole.potential_a)
+        assert together.value == whole.value
+        parts = [torchgw.load(tmp_path / f"part{rank}.npz") for rank in range(size)]
+        assert np.array_equal(np.concatenate([part.marginal_a for part in parts]), whole.marginal_a)
+        products = [part.lazy_plan @ cases.Y for part in parts]
+        assert max(map(len, products)) == -(-len(cases.X) // size)
+        assert np.allclose(np.concatenate(products), whole.lazy_plan @ cases.Y, rtol=1e-6)
+        kept.append((tmp_path / "together.npz.1").read_bytes())
+    (tmp_path / "together.npz.1").write_bytes(kept[0])
+    with pytest.raises(InvalidInputError, match=r"together.npz.1: no part of what"):
+        torchgw.load(tmp_path / "together.npz")
+    (tmp_path / "together.npz.1").unlink()
+    with pytest.raises(InvalidInputError, match="there is no such file"):
+        torchgw.load(tmp_path / "together.npz")
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_processes_than_sides_share_the_sources_of_paths(one, tmp_path, size):
+    names = ["landmark", "neighbours", "wide neighbours", "geodesic"]
+    compare(size, [*names, "graph", "graph landmark", "graph dijkstra"], tmp_path)
+
+
+def test_more_processes_than_sides_share_a_cache(one, tmp_path):
+    (tmp_path / "one").mkdir()
+    compare(3, ["cached"], tmp_path, cases.cached(tmp_path / "one"))
+    names = [
+        {path.name for path in tmp_path.glob(f"{place}/*")} for place in ("one/cache0", "cache0")
+    ]
+    assert names[0] == names[1]
+    assert len(names[0]) == 4
+    # the others have read what the first one has
+    assert not (tmp_path / "cache2").exists()
 
 
 @pytest.mark.slow
@@ -127,10 +172,19 @@ def test_compiled_backends_have_the_bits_of_one(one, tmp_path, name):
     compare(3, [name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tiles", pytest.param("dense", marks=pytest.mark.slow)])
-def test_one_process_of_a_group_solves_the_same_problem(one, name):
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("tiles", "cpu"),
+        pytest.param("dense", "cpu", marks=pytest.mark.slow),
+        # NCCL's group of one
+        *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("tiles", "landmark")),
+    ],
+)
+def test_one_process_of_a_group_solves_the_same_problem(one, name, device):
     """Up to rounding: sums are taken in another order."""
     options = {**cases.LITTLE, **cases.CASES[name], "epsilon": 0.02, "max_iter": 40}
+    options["device"] = device
     shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
     assert shared.value == pytest.approx(alone.value, rel=1e-5)
     # what is asked of a result needs no other process

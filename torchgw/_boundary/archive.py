@@ -159,6 +159,43 @@ def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDA
         np.savez(file, **members)  # type: ignore[arg-type]
 
 
+def write_part(
+    path: str | os.PathLike[str],
+    rank: int,
+    size: int,
+    key: int,
+    tree: Any,
+    arrays: dict[str, NDArray[Any]],
+) -> None:
+    """Write one of ``size`` files that each hold a share of the rows of every array."""
+    shares = {
+        name: np.array_split(array, size)[rank] if array.ndim else array
+        for name, array in arrays.items()
+    }
+    write_archive(f"{os.fspath(path)}.{rank}", {"key": key, "tree": tree}, shares)
+
+
+def read_parts(
+    path: str | os.PathLike[str], size: object, key: object
+) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Put together what :func:`write_part` wrote, ``size`` times with one key."""
+    if not isinstance(size, int) or size < 1:
+        raise InvalidInputError(f"{path}: `size` must be the number of parts; got {size!r:.60}.")
+    found = [read_archive(f"{os.fspath(path)}.{rank}") for rank in range(size)]
+    for rank, (tree, _) in enumerate(found):
+        if not isinstance(tree, dict) or tree.get("key") != key:
+            raise InvalidInputError(f"{path}.{rank}: no part of what {path} is now. Save it again.")
+    tree, first = found[0]
+    try:
+        joined = {
+            name: np.concatenate([part[name] for _, part in found]) if array.ndim else array
+            for name, array in first.items()
+        }
+    except _ODD as error:
+        raise InvalidInputError(f"{path}: its parts do not fit together ({error}).") from error
+    return tree.get("tree"), joined
+
+
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file to write, which takes the place of the old one when the block ends well."""

@@ -44,28 +44,38 @@ class Cache:
 
     def fetch(self, stage: str, key: str, device: torch.device, make: Callable[[], Parts]) -> Parts:
         """Read the tensors and plain values under a key; make and store them if there are none."""
-        path = self.folder / f"{stage}-{key[:32]}.npz"
-        if path.exists():
-            try:
-                return _read(path, device)
-            except InvalidInputError as error:
-                warn_user(
-                    f"A cached result cannot be used, and is computed again: {error}", CacheWarning
-                )
-        made = make()
+        found = self.read(stage, key, device)
+        if found is None:
+            found = make()
+            self.write(stage, key, found)
+        return found
+
+    def read(self, stage: str, key: str, device: torch.device) -> Parts | None:
+        """Read the tensors and plain values under a key, if there are any."""
+        path = self._path(stage, key)
+        if not path.exists():
+            return None
+        try:
+            parts = decode(*read_archive(path), device, _no_types)
+            if not isinstance(parts, dict):
+                kind = type(parts).__name__
+                raise InvalidInputError(f"{path}: holds a {kind}, and no parts by name.")
+        except InvalidInputError as error:
+            warn_user(
+                f"A cached result cannot be used, and is computed again: {error}", CacheWarning
+            )
+            return None
+        return parts
+
+    def write(self, stage: str, key: str, parts: Parts) -> None:
+        """Store tensors and plain values under a key."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stored: dict[str, NDArray[np.generic]] = {}
-        tree = encode(made, stage, lambda value: None, stored)
-        write_archive(path, tree, stored)
-        return made
+        tree = encode(parts, stage, lambda value: None, stored)
+        write_archive(self._path(stage, key), tree, stored)
 
-
-def _read(path: Path, device: torch.device) -> Parts:
-    """Read the parts of one result."""
-    parts = decode(*read_archive(path), device, _no_types)
-    if not isinstance(parts, dict):
-        raise InvalidInputError(f"{path}: holds a {type(parts).__name__}, and no parts by name.")
-    return parts
+    def _path(self, stage: str, key: str) -> Path:
+        return self.folder / f"{stage}-{key[:32]}.npz"
 
 
 def open_cache(folder: Any) -> Cache | None:

@@ -22,13 +22,14 @@ from torchgw._boundary.archive import check_writable, read_archive, write_archiv
 from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.solve_many import check_rules, read_relaxed, warn_of_failures, weights_of_terms
 from torchgw._many.solver import Numbers, Questions, Relaxations, Shelves, solve_questions
 from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
+from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
 Output = Literal["value", "value_quad", "value_linear", "objective"]
 
@@ -91,6 +92,7 @@ def pairwise(
     n_jobs: int | None = None,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    distributed: Distributed = False,
     device: Any = None,
 ) -> Any:
     """Compute the matrix of values between all spaces of two lists, or of one with itself.
@@ -129,6 +131,9 @@ def pairwise(
         the call goes on from there, and ends with the same bits.
     progress : bool
         Whether to show progress on standard error, where it is a terminal.
+    distributed : bool or "auto"
+        Whether the processes of ``torch.distributed`` share the pairs, as in
+        :func:`torchgw.solve`; each makes the same call and gets the whole. Not with ``resume``.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
 
@@ -156,7 +161,8 @@ def pairwise(
     >>> bool((values == values.T).all()), bool(values[0, 1] > values[0, 0])
     (True, True)
     """
-    marginals = read_relaxed(unbalanced, mass, 1, fused=features is not None)
+    weights = weights_of_terms(alpha, 1, fused=features is not None)
+    marginals = read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
@@ -166,6 +172,7 @@ def pairwise(
         check_count("n_jobs", n_jobs)
     if symmetric not in (True, False, "auto"):
         raise InvalidInputError(f"`symmetric` must be True, False or 'auto'; got {symmetric!r}.")
+    check_distributed(distributed)
     if resume is not None:
         check_writable(resume)
     first = Listed.of("X", Xs, D_X)
@@ -193,11 +200,22 @@ def pairwise(
         )
     mirrored = alone and symmetric is not False and alike
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
-    weight = float(weights_of_terms(alpha, 1, fused=features is not None)[0])
+    weight = float(weights[0])
     number = float("nan") if epsilon == "auto" else float(epsilon)
     squared = feature_metric != "euclidean"
     job = _make_job(spaces, _Options(weight, number, squared, n_init, rules, where, marginals))
-    found = _compute(job, i, j + begin, 1 if n_jobs is None else n_jobs, resume, shown=progress)
+    ranks = join(distributed, where)
+    if ranks is not None and resume is not None:
+        raise UnsupportedError(
+            "`resume` is a file of one process, and processes share the pairs. Leave it out, or "
+            "pass distributed=False."
+        )
+    jobs = 1 if n_jobs is None else n_jobs
+    if ranks is None:
+        found = _compute(job, i, j + begin, jobs, resume, shown=progress)
+    else:
+        with together(ranks):
+            found = _compute_together(job, i, j + begin, jobs, ranks, shown=progress)
     warn_of_failures(found)
     numbers = found.value_quad + found.value_linear
     numbers = numbers if output == "value" else getattr(found, output)
@@ -307,6 +325,27 @@ def _spaces_of(job: _Job) -> Iterator[Space]:
         yield Space(take(n, n), take(n), None if d < 0 else take(n, d))
 
 
+def _compute_together(
+    job: _Job, i: Tensor, j: Tensor, n_jobs: int, ranks: Ranks, *, shown: bool
+) -> Numbers:
+    """Compute some of the pairs, as far apart as there are ranks, and get those of the others."""
+    ranks.agree("the start of a hash of spaces and options", [int(job.key[:12], 16)])
+    places = [torch.arange(len(i))[rank :: ranks.size] for rank in range(ranks.size)]
+    mine = places[ranks.rank]
+    own = torch.empty(0, len(Numbers._fields), dtype=torch.float64, device=ranks.device)
+    if len(mine):
+        found = _compute(job, i[mine], j[mine], n_jobs, None, shown=shown and ranks.rank == 0)
+        own = torch.stack([part.double() for part in found], 1).to(ranks.device)
+    joined = ranks.gather(own, [len(part) for part in places]).cpu()
+    return _numbers(torch.empty_like(joined).index_copy_(0, torch.cat(places), joined).T)
+
+
+def _numbers(table: Tensor) -> Numbers:
+    """Take the numbers of pairs from a table, (7, K)."""
+    floats = [row.contiguous() for row in table]
+    return Numbers._make([*floats[:5], floats[5].long(), floats[6].long()])
+
+
 def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown: bool) -> Numbers:
     """Compute all pairs chunk by chunk, beginning with what the file already has."""
     # problems of like size follow each other
@@ -337,8 +376,7 @@ def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown
                 written = now
             wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
             size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
-    floats = [torch.from_numpy(row.copy()) for row in table]
-    return Numbers._make([*floats[:5], floats[5].long(), floats[6].long()])
+    return _numbers(torch.from_numpy(table))
 
 
 def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import row_blocks
-from torchgw._tensors.ranks import join
+from torchgw._tensors.ranks import Ranks, join
 from torchgw._typing import Marginals, Potentials
 
 # Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
@@ -141,6 +141,25 @@ class TransportPlan(DualPlan):
         # without sums, which not every process may have asked for
         plan = TransportPlan(
             self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
+        )
+        return plan.giving(self.in_numpy)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that read the plan together, if it is :meth:`shared`."""
+        return getattr(self.backend, "ranks", None)
+
+    def part(self, rows: slice) -> TransportPlan:
+        """Return some rows of the plan, as a plan of its own that holds nothing of the others."""
+        (f, g), (a, b), (p, q) = self.potentials, self.weights, self.masses
+        cost = self.cost.rows(rows)
+        plan = TransportPlan(
+            type(cost)(*(part.clone() for part in cost)),
+            Potentials(f[rows].clone(), g),
+            Marginals(a[rows].clone(), b),
+            self.epsilon,
+            alone(self.backend, cost.shape),
+            Marginals(p[rows].clone(), q),
         )
         return plan.giving(self.in_numpy)
 

@@ -44,7 +44,7 @@ class Preparation:
         n_landmarks: int | None,
         ranks: Ranks | None = None,
     ) -> None:
-        # Processes that prepare a side each.
+        # Processes that prepare a side each, or where there are more share the sources of paths.
         self._ranks = ranks
         self.device = device
         # Seconds of all stages so far.
@@ -57,15 +57,16 @@ class Preparation:
         self.n_landmarks = n_landmarks
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy
+        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy, ranks: Ranks | None
     ) -> KeyedGraph:
-        """Build the connected neighbour graph of points."""
+        """Build the connected neighbour graph of points, by ``ranks`` together."""
 
         def make() -> dict[str, Any]:
-            return neighbour_geodesics(points.to(self.device), n_neighbors, policy=policy).state()
+            here = points.to(self.device)
+            return neighbour_geodesics(here, n_neighbors, policy=policy, ranks=ranks).state()
 
         with self._timed("graph"):
-            state, key = self._fetch("graph", (points, n_neighbors, policy), make)
+            state, key = self._fetch("graph", (points, n_neighbors, policy), make, ranks)
             return KeyedGraph(Geodesics.restore(state), key)
 
     def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
@@ -89,71 +90,91 @@ class Preparation:
 
     def landmarks(self, graphs: list[KeyedGraph]) -> list[LandmarkDistance]:
         """Find the Nystrom factors of the geodesics."""
-        ranks = self._ranks
-        # what one rank has in its cache, another may have to find
-        if ranks is not None and ranks.size > len(graphs) and self._cache is None:
-            with self._timed("landmarks"):
-                return [
-                    LandmarkDistance.shared(graph.geodesics, self.n_landmarks, self.device, ranks)
-                    for graph in graphs
-                ]
         states = self.divide([partial(self._landmarks, graph) for graph in graphs])
         return [
             LandmarkDistance.restore(graph.geodesics, state)
             for graph, state in zip(graphs, states, strict=True)
         ]
 
-    def _landmarks(self, graph: KeyedGraph) -> dict[str, Any]:
+    def _landmarks(self, graph: KeyedGraph, ranks: Ranks | None) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             geodesics, count = graph.geodesics, self.n_landmarks
+            if ranks is not None:
+                return LandmarkDistance.shared(geodesics, count, self.device, ranks).state()
             return LandmarkDistance(geodesics, count, device=self.device).state()
 
         with self._timed("landmarks"):
-            return self._fetch("landmarks", (graph.key, self.n_landmarks), make)[0]
+            return self._fetch("landmarks", (graph.key, self.n_landmarks), make, ranks)[0]
 
-    def divide(self, makers: Sequence[Callable[[], T]]) -> list[T]:
-        """Call the makers: here, or where there are ranks each on one of them."""
-        if self._ranks is None:
-            return [make() for make in makers]
-        return self._ranks.divide(makers)
+    def divide(
+        self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
+    ) -> list[T]:
+        """Call the makers: here, each on one of the ranks, or by more ranks than makers together.
 
-    def _all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
+        A maker is given the ranks that work on it, if several do.
+        """
+        ranks = self._ranks
+        if ranks is None or (together and ranks.size > len(makers)):
+            return [make(ranks) for make in makers]
+        return ranks.divide([partial(make, None) for make in makers])
+
+    def _all_pairs(self, graphs: list[KeyedGraph], ranks: Ranks | None) -> list[Tensor]:
         if self.device.type == "cuda":
             return [
                 self._fetch("geodesics", (graph.key,), partial(self._table, graph))[0]["table"]
                 for graph in graphs
             ]
-        if self._cache is None:
+        if self._cache is None and ranks is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
             return path_lengths(tasks, progress=self._progress)
-        return [torch.cat(self._parts(graph)) for graph in graphs]
+        return [torch.cat(self._parts(graph, ranks)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> dict[str, Any]:
         """Find all pairs on a GPU."""
         return {"table": graph.geodesics.all_pairs(self.device)}
 
-    def _parts(self, graph: KeyedGraph) -> list[Tensor]:
+    def _parts(self, graph: KeyedGraph, ranks: Ranks | None) -> list[Tensor]:
         """Find all pairs in parts, each cached, so that a run cut short can go on."""
         n = graph.geodesics.n
         found = []
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):
 
-            def make(sources: Any = sources) -> dict[str, Any]:
-                task = graph.geodesics, sources
-                return {"rows": path_lengths([task], progress=self._progress)[0]}
+            def rows(some: slice, sources: Any = sources) -> Tensor:
+                task = graph.geodesics, sources[some]
+                return path_lengths([task], progress=self._progress)[0]
+
+            def make(rows: Any = rows, count: int = len(sources)) -> dict[str, Any]:
+                if ranks is None:
+                    return {"rows": rows(slice(None))}
+                empty = torch.empty(0, n, dtype=torch.float64, device=self.device)
+                return {"rows": ranks.at_once(count, rows, empty)}
 
             content = graph.key, int(sources[0]), len(sources)
-            found.append(self._fetch("geodesics", content, make)[0]["rows"])
+            found.append(self._fetch("geodesics", content, make, ranks)[0]["rows"])
         return found
 
     def _fetch(
-        self, stage: str, content: tuple[Any, ...], make: Callable[[], dict[str, Any]]
+        self,
+        stage: str,
+        content: tuple[Any, ...],
+        make: Callable[[], dict[str, Any]],
+        ranks: Ranks | None = None,
     ) -> tuple[dict[str, Any], str | None]:
-        """Read what a stage makes of some content, or make it; also the key in the cache."""
+        """Read what a stage makes of some content, or make it; also the key in the cache.
+
+        Of ``ranks`` that make it together the first one reads and writes.
+        """
         if self._cache is None:
             return make(), None
         key = content_key(stage, *content)
-        return self._cache.fetch(stage, key, self.device, make), key
+        if ranks is None:
+            return self._cache.fetch(stage, key, self.device, make), key
+        found = ranks.divide([partial(self._cache.read, stage, key, self.device)])[0]
+        if found is None:
+            found = make()
+            if ranks.rank == 0:
+                self._cache.write(stage, key, found)
+        return found, key
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind
+from torchgw._boundary.checks import check_within
 from torchgw._errors import (
     AmbiguityWarning,
     ConvergenceWarning,
@@ -342,6 +343,55 @@ class GWResult(Result):
         """Map new points of a side to the other one."""
         mapped = map_new(self.extension, self.lazy_plan, side, values, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
+
+    def shared(self) -> GWResult:
+        """Return the result that all processes read and save together.
+
+        For the processes of ``torch.distributed`` after a solve with ``distributed``. Every process
+        makes the same calls of it. Products with its plan, :meth:`transform` and
+        :meth:`inverse_transform` compute some of the rows in each and give all of them the whole;
+        :meth:`save` writes a file for each, of some rows, and one that names them, from which
+        :func:`torchgw.load` puts the result together in any number of processes.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is no process group.
+        """
+        return replace(self, lazy_plan=self.lazy_plan.shared())
+
+    def shard(self, rank: int, size: int) -> GWResult:
+        """Return the share of the source points of one of ``size`` processes.
+
+        Rows n rank / size to n (rank + 1) / size, rounded down, of ``lazy_plan``, ``potential_a``
+        and ``marginal_a``; what belongs to the target, and all numbers, are those of the whole. It
+        holds no other rows, and nothing that new points are mapped by.
+
+        Raises
+        ------
+        InvalidInputError
+            If ``rank`` is not between 0 and ``size`` - 1.
+        UnsupportedError
+            If the plan is known by its largest entries alone.
+        """
+        check_within("rank", rank, 0, size - 1, ", the number of processes less one")
+        if not isinstance(self.lazy_plan, TransportPlan):
+            raise UnsupportedError(
+                "This plan is known by its largest entries alone, which have no shares. Save with "
+                "`dense=True`, or take shares before."
+            )
+        n = self.lazy_plan.shape[0]
+        rows = slice(n * rank // size, n * (rank + 1) // size)
+        # by themselves, so that the whole can be let go
+        own = (part[rows] + 0 for part in (self.potential_a, self.marginal_a))
+        return replace(
+            self,
+            lazy_plan=self.lazy_plan.part(rows),
+            potential_a=next(own),
+            marginal_a=next(own),
+            alternatives=(),
+            extension=None,
+        )
 
     def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.

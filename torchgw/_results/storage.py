@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import MISSING
 from operator import attrgetter
@@ -29,7 +30,9 @@ from torchgw._boundary.archive import (
     decode,
     encode,
     read_archive,
+    read_parts,
     write_archive,
+    write_part,
 )
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
@@ -44,6 +47,7 @@ from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._solve.status import Status
+from torchgw._tensors.ranks import together
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
@@ -83,6 +87,8 @@ _ELSEWHERE = {
 }
 # What files written before a part was renamed call it.
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
+# The kind of a file that names others, each with some rows of all arrays.
+_PARTS = "parts"
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -99,21 +105,35 @@ def write_result(
     dense: bool = False,
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write a result of a :func:`stored` class, and arrays for other readers."""
+    """Write a result of a :func:`stored` class, and arrays for other readers.
+
+    Processes that share its plan write a file of their own each, and the first one that names them.
+    """
     if not isinstance(dense, bool):
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)
+    ranks = getattr(getattr(result, "lazy_plan", None), "ranks", None)
     # a differentiable plan is read for its numbers alone
-    with torch.no_grad():
+    with torch.no_grad(), together(ranks):
         fields = {
             name: encode(value, name, lambda part: _parts(part, dense), arrays)
             for name, value in _fields(result).items()
         }
-    write_archive(path, {"kind": type(result).__name__, "fields": fields}, arrays)
+        tree = {"kind": type(result).__name__, "fields": fields}
+        if ranks is None:
+            write_archive(path, tree, arrays)
+            return
+        key = ranks.same_seed(secrets.randbits(62))
+        write_part(path, ranks.rank, ranks.size, key, tree, arrays)
+        # once all parts are there, and before anybody reads them
+        ranks.any(False)
+        if ranks.rank == 0:
+            write_archive(path, {"kind": _PARTS, "size": ranks.size, "key": key}, {})
+        ranks.any(False)
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Any:
-    """Read a result that its ``save`` or ``torchgw align`` wrote.
+    """Read a result that its ``save`` or ``torchgw align`` wrote; whole if processes wrote parts.
 
     Parameters
     ----------
@@ -136,6 +156,8 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     """
     where = resolve_device(device)
     tree, arrays = read_archive(path)
+    if isinstance(tree, dict) and tree.get("kind") == _PARTS:
+        tree, arrays = read_parts(path, tree.get("size"), tree.get("key"))
     if not isinstance(tree, dict):
         raise InvalidInputError(f"{path}: `tree` must be a dictionary; got {str(tree)[:60]}.")
     kind = tree.get("kind")

@@ -140,10 +140,12 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def alone(backend: Backend) -> Backend:
-    """Return a backend as one process uses it by itself."""
+def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:
+    """Return a backend as one process uses it by itself, for costs of another shape if given."""
     if isinstance(backend, TiledBackend):
-        return TiledBackend(alone(backend.whole), backend.kind, backend.tiling)
+        old = backend.tiling
+        tiling = old if shape is None else Tiling(shape, old.width, storable=old.storable)
+        return TiledBackend(alone(backend.whole), backend.kind, tiling)
     return backend.alone if isinstance(backend, ShardedBackend) else backend
 
 

@@ -13,9 +13,11 @@ import pickle
 import platform
 import time
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -157,18 +159,25 @@ class Ranks:
                 "no more of them than there are GPUs."
             )
 
-    def own(self, count: int, work: Sequence[float] | None = None) -> list[range]:
-        """Share pieces among the ranks: those of each, in order, of about equal ``work``."""
-        ends = [count * (rank + 1) // self.size for rank in range(self.size)]
-        if work is not None and sum(work) > 0:
-            total, done, owner, ends = sum(work), 0.0, 0, [0] * self.size
-            for piece, size in enumerate(work):
-                # a piece belongs to the rank in whose share its middle lies
-                owner = max(owner, min(self.size - 1, int(self.size * (done + size / 2) / total)))
-                ends[owner], done = piece + 1, done + size
-            for rank in range(1, self.size):
-                ends[rank] = max(ends[rank], ends[rank - 1])
+    def own(self, count: int, work: Sequence[int] | None = None) -> list[range]:
+        """Share pieces among the ranks, in order, so that the most ``work`` of one is least."""
+        done = [0, *accumulate([1] * count if work is None else work)]
+        least, most = 0, done[-1]
+        while least < most:
+            middle = (least + most) // 2
+            if self._fill(done, middle)[-1] < count:
+                least = middle + 1
+            else:
+                most = middle
+        ends = self._fill(done, most)
         return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _fill(self, done: Sequence[int], most: int) -> list[int]:
+        """Give each rank as many pieces as take it no more than ``most``; where each ends."""
+        ends = [0]
+        for _ in range(self.size):
+            ends.append(bisect_right(done, done[ends[-1]] + most) - 1)
+        return ends[1:]
 
     def cut(self, n: int) -> tuple[list[slice], list[int]]:
         """Cut n rows into pieces: those of this rank, and the number of rows of each rank."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_finite, to_tensor
 from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
 from torchgw.distances._graph.leaves import Leaves, into_leaves
@@ -92,12 +93,19 @@ def knn_graph(
 
 
 def neighbour_geodesics(
-    points: Tensor, n_neighbors: int | None = None, *, policy: ConnectPolicy = "stitch"
+    points: Tensor,
+    n_neighbors: int | None = None,
+    *,
+    policy: ConnectPolicy = "stitch",
+    ranks: Ranks | None = None,
 ) -> Geodesics:
-    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
+    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points.
+
+    Each of ``ranks`` finds the neighbours of some points.
+    """
     embedded = _embed(points, "euclidean")
     leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
-    edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves)
+    edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves, ranks=ranks)
     geodesics = _connect(edges, embedded, policy, 1.5, "euclidean", leaves=leaves)
     geodesics.order = None if leaves is None else leaves.order
     return geodesics
@@ -130,6 +138,7 @@ def _neighbour_edges(
     metric: GraphMetric,
     search: Literal["exact", "approximate"] = "exact",
     leaves: Leaves | None = None,
+    ranks: Ranks | None = None,
 ) -> Edges:
     """Join each point to its nearest neighbours."""
     n = embedded.shape[0]
@@ -141,7 +150,7 @@ def _neighbour_edges(
         n_neighbors = int(n_neighbors)
     if n == 1:
         return from_csr(scipy.sparse.csr_matrix((1, 1)))
-    distance, index = nearest_others(embedded, n_neighbors, search, leaves)
+    distance, index = nearest_others(embedded, n_neighbors, search, leaves, ranks)
     if n <= _HOST_VERTICES:
         distance, index = distance.cpu(), index.cpu()
     length = _edge_length(distance.flatten(), metric)

@@ -35,6 +35,8 @@ _LEAST_GAIN = 0.1
 _PART = 15
 # A vertex is drawn in proportion to this power of its distance to the landmarks so far. [L311]
 _SPREAD = 4
+# Vertices up to which the host makes the random numbers, so that they are the same on a GPU. [L790]
+_HOST_DRAWN = 2**20
 # Further columns that the error is estimated from; a GPU finds 16 at a time. [L103]
 _HELD_OUT = 15
 # Error, relative to the least, that a smaller rank may have. [L194]
@@ -246,7 +248,12 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     """Draw distinct vertices in proportion to a power of their distance to the landmarks."""
     # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006).
     # Landmarks and their duplicates have weight zero and come last.
-    uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device="cpu")
+    device = torch.device("cpu")
+    if len(closest) > _HOST_DRAWN and closest.is_cuda:
+        device = closest.device
+        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+        generator = torch.Generator(device).manual_seed(seed)
+    uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device=device)
     # the power of a small number would underflow
     weight = (closest / closest.max()) ** _SPREAD
     keys = uniform.to(closest.device).log() / weight

@@ -29,19 +29,22 @@ def logsumexp_step(
 
 @triton.jit
 def walk_range(
-    start,  # [row blocks + 1] as in Walk
+    lists,  # [row blocks, 3] as in Walk
     width,  # columns of one split
     m,
     WALK: tl.constexpr,  # points of a block of the lists; 0 for all columns
     BLOCK_N: tl.constexpr,
 ):
-    """Find where this program's walk over tiles begins and ends, in columns."""
+    """Find this program's rows, and where its walk over tiles begins and ends, in columns."""
+    first = tl.program_id(0) * BLOCK_N
     if WALK == 0:
         begin = tl.program_id(1) * width
-        return begin, tl.minimum(begin + width, m)
+        return first + tl.arange(0, BLOCK_N), begin, tl.minimum(begin + width, m)
     else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
-        block = start + tl.program_id(0) * BLOCK_N // WALK
-        return tl.load(block) * WALK, tl.load(block + 1) * WALK
+        mine = lists + first // WALK * 3
+        first = (tl.load(mine) * WALK + first % WALK).to(tl.int32)
+        rows = first + tl.arange(0, BLOCK_N)
+        return rows, tl.load(mine + 1) * WALK, tl.load(mine + 2) * WALK
 
 
 @triton.jit

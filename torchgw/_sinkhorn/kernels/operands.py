@@ -48,12 +48,26 @@ class Walk(NamedTuple):
     start: Tensor  # (row blocks + 1,) int64, where the list of each begins
     tiles: Tensor  # (kept,) int64, blocks of columns, ascending
     width: int  # points of a block; 0 for all columns
+    lists: Tensor  # (row blocks, 3) int64, a block of rows, where its list begins and ends
+
+    @classmethod
+    def of(cls, start: Tensor, tiles: Tensor, width: int) -> Walk:
+        """Put the lists into the order in which programs take them: the longest first."""
+        # the last programs to begin are short, so that none works on alone
+        block = start.diff().argsort(descending=True, stable=True)
+        return cls(start, tiles, width, torch.stack([block, start[block], start[block + 1]], 1))
 
     def rows(self, blocks: range) -> Walk:
         """Restrict to some blocks of rows."""
         if len(blocks) == len(self.start) - 1:
             return self
-        return self._replace(start=self.start[blocks.start : blocks.stop + 1].clone())
+        return Walk.of(self.start[blocks.start : blocks.stop + 1], self.tiles, self.width)
+
+    def programs(self, n: int, blocks: Blocks) -> int:
+        """Count the programs that n rows take, of which each list has several."""
+        if self.width:
+            return len(self.lists) * (self.width // blocks.n)
+        return int(triton.cdiv(n, blocks.n))
 
     def fit(self, blocks: Blocks) -> Blocks:
         """Shrink blocks so that they divide those of the lists."""
@@ -244,7 +258,7 @@ def padded(values: Tensor, fill: float) -> Tensor:
 def whole(device: torch.device) -> Walk:
     """Make the walk over all columns; its lists are not read."""
     nothing = torch.empty(0, dtype=torch.int64, device=device)
-    return Walk(nothing, nothing, 0)
+    return Walk(nothing, nothing, 0, nothing)
 
 
 @cache

@@ -54,7 +54,7 @@ def _apply_kernel(
     bias,  # [m, padded with -inf to whole tiles] column potential plus base-2 log weight
     values,  # [parts, channels, pitch] transposed, padded by zeros; float32 as 2 bfloat16 parts
     out,  # [splits, n, c]
-    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    lists,  # [row blocks, 3] those of a walk, read if WALK
     tiles,  # [kept]
     n,
     m,
@@ -77,8 +77,7 @@ def _apply_kernel(
     EMULATE: tl.constexpr,  # Triton's interpreter has no bfloat16 product: use float32 on the parts
 ):
     """Multiply a block of rows of the plan, without its row weights, by a block of values."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
+    rows, begin, end = walk_range(lists, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     leading, trailing = rows, rows
@@ -145,7 +144,7 @@ def _best_kernel(
     last_column,  # [s] int64, read if NEXT
     score_out,  # [splits, s]
     column_out,  # [splits, s] int64
-    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    lists,  # [row blocks, 3] those of a walk, read if WALK
     tiles,  # [kept]
     seed,  # [1] int64, read if RANDOM
     s,
@@ -169,8 +168,7 @@ def _best_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """Find the largest exponent of each row, the lowest column among equals."""
-    place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
+    place, begin, end = walk_range(lists, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     rows = tl.load(index + place, mask=place < s, other=0) if INDEXED else place
     leading, trailing = rows, rows
@@ -228,8 +226,8 @@ def apply(
         table = _split_bfloat16(table[0])
     out = own.new_empty((splits, n, c))
     launch(
-        _apply_kernel, (triton.cdiv(n, blocks.n), splits, channels),
-        cost.first, cost.second, own, bias, table, out, walk.start, walk.tiles, n, m, c, pitch,
+        _apply_kernel, (walk.programs(n, blocks), splits, channels),
+        cost.first, cost.second, own, bias, table, out, walk.lists, walk.tiles, n, m, c, pitch,
         width, *cost.strides, **cost.constants(), WALK=walk.width, STAGES=blocks.stages,
         BLOCK_N=blocks.n, BLOCK_M=blocks.m, BLOCK_C=block_c, EMULATE=interpreted(),
         **launch_options(blocks),
@@ -283,9 +281,9 @@ def _best(
     column = torch.empty((splits, count), dtype=torch.int64, device=bias.device)
     last_score, last_column = previous or (score, column)
     launch(
-        _best_kernel, (triton.cdiv(count, blocks.n), splits),
+        _best_kernel, (walk.programs(count, blocks), splits),
         cost.first, cost.second, bias, column if rows is None else rows, last_score, last_column,
-        score, column, walk.start, walk.tiles, column if seed is None else seed, count,
+        score, column, walk.lists, walk.tiles, column if seed is None else seed, count,
         n, m, width, *cost.strides,
         **cost.constants(), INDEXED=rows is not None, NEXT=previous is not None,
         RANDOM=seed is not None, WALK=walk.width, STAGES=blocks.stages,

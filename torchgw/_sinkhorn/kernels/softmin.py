@@ -113,7 +113,7 @@ def _softmin_kernel(
     feed_out,  # [n]
     bad,  # [1] int32
     partial,  # [splits, n] log-sum, or sum if STABLE, of each share of the columns
-    start_of,  # [row blocks + 1] lists of a walk, read if WALK
+    lists,  # [row blocks, 3] those of a walk, read if WALK
     tiles,  # [kept]
     groups,  # [groups, group_pitch] sums over groups of the columns' blocks, if STABLE
     group_pitch,
@@ -137,8 +137,7 @@ def _softmin_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """Reduce a block of rows over one share of the columns, or over the tiles of a list."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin, end = walk_range(start_of, width, m, WALK, BLOCK_N)
+    rows, begin, end = walk_range(lists, width, m, WALK, BLOCK_N)
     kind: tl.constexpr = bias.dtype.element_ty
     leading, trailing = rows, rows
     if RANK == BLOCK_R:
@@ -214,9 +213,9 @@ def log_sum_exp(
     partial = bias.new_empty((splits, n))
     # what the kernel does not touch may be any tensor
     launch(
-        _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
+        _softmin_kernel, (walk.programs(n, blocks), splits),
         cost.first, cost.second, bias, bias, bias, bias, bias, bias, bias, bias, bias, partial,
-        walk.start, walk.tiles, bias, 0, 0, n, m, width, *cost.strides, **cost.constants(),
+        walk.lists, walk.tiles, bias, 0, 0, n, m, width, *cost.strides, **cost.constants(),
         STABLE=False, SPLITS=1, WALK=walk.width, STAGES=blocks.stages, BLOCK_N=blocks.n,
         BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip
@@ -250,9 +249,9 @@ def half_step_(
     partial = rows.weight.new_empty((splits, n)) if splits > 1 else rows.weight
     outcome = (*rule, rows.weight, rows.scaling, rows.feed, bad)
     launch(
-        _softmin_kernel, (triton.cdiv(n, blocks.n), splits),
+        _softmin_kernel, (walk.programs(n, blocks), splits),
         cost.first, cost.second, columns.start, columns.feed, rows.start, *outcome, partial,
-        walk.start, walk.tiles, groups.sums, groups.sums.stride(0), groups.width, n, m, width,
+        walk.lists, walk.tiles, groups.sums, groups.sums.stride(0), groups.width, n, m, width,
         *cost.strides, **cost.constants(), STABLE=True, SPLITS=min(splits, 2), WALK=walk.width,
         STAGES=blocks.stages, BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip

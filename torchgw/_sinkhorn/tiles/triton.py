@@ -133,7 +133,7 @@ class TiledTritonProblem(TiledProblem):
 
 def _walk(lists: TileLists) -> Walk:
     """Take lists as the kernels read them."""
-    return Walk(lists.start, lists.column, lists.width)
+    return Walk.of(lists.start, lists.column, lists.width)
 
 
 def _operands(tiles: TileProblem, cost: Cost, epsilon: float) -> Operands:
@@ -311,14 +311,16 @@ class _SharedEngine(_TritonEngine):
 
     def choose(self) -> None:
         """Choose tiles as alone, and what of the cost is this rank's."""
-        self._own_rows = self._own_columns = None
+        self._own: list[tuple[Operands, Walk]] = []
         super().choose()
         chosen, (n, m) = self._chosen, self._prepared.problem.cost.shape
         rows = Cut(self._ranks, chosen.walk.start, n, self._width)
         columns = Cut(self._ranks, chosen.across.start, m, self._width)
         self._cuts = rows, columns
-        self._own_rows = chosen.cost.rows(rows.rows)
-        self._own_columns = chosen.cost.transpose().rows(columns.rows)
+        self._own = [
+            (chosen.cost.rows(rows.rows), chosen.walk.rows(rows.blocks)),
+            (chosen.cost.transpose().rows(columns.rows), chosen.across.rows(columns.blocks)),
+        ]
         width = columns.rows.stop - columns.rows.start
         # the sums of one's own columns alone
         self._sums = self._sums.new_zeros(len(self._sums), width)
@@ -326,38 +328,28 @@ class _SharedEngine(_TritonEngine):
     def update_rows(self) -> None:
         work = self._work
         self._at = None
-        self._share(0, work.f, work.g, work.plain[0], self._own_rows, self._chosen.walk, None)
+        self._share(0, work.f, work.g, work.plain[0], None)
 
     def update_columns(self) -> tuple[Tensor, Tensor]:
         work, chosen = self._work, self._chosen
         before = self.v.clone()
         self._sums.zero_()
-        groups = Groups(self._sums, self._group)
-        self._share(1, work.g, work.f, work.plain[1], self._own_columns, chosen.across, groups)
+        self._share(1, work.g, work.f, work.plain[1], Groups(self._sums, self._group))
         self._feed = torch.exp2(before) * chosen.marginals.b.to(before.dtype)
         return before, self.v.clone()
 
     def _share(
-        self,
-        axis: int,
-        side: KernelSide,
-        other: KernelSide,
-        rule: Rule,
-        cost: Operands | None,
-        walk: Walk,
-        groups: Groups | None,
+        self, axis: int, side: KernelSide, other: KernelSide, rule: Rule, groups: Groups | None
     ) -> None:
         """Take the half-step of one's own points, and then those of the others."""
-        cut = self._cuts[axis]
-        assert cost is not None
+        cut, (cost, walk) = self._cuts[axis], self._own[axis]
         if cut.blocks:
             own, begin = cut.rows, cut.rows.start
             here = KernelSide(
                 side.start[begin:], side.weight[own], side.scaling[own], side.feed[begin:]
             )
             there = rule._replace(shift=rule.shift[own])
-            bad, walk = self._work.vectors.bad, walk.rows(cut.blocks)
-            half_step_(cost, here, other, there, bad, walk=walk, groups=groups)
+            half_step_(cost, here, other, there, self._work.vectors.bad, walk=walk, groups=groups)
         side.scaling.copy_(cut.join(side.scaling[cut.rows]))
         n = len(side.weight)
         torch.mul(torch.exp2(side.scaling), side.weight, out=side.feed[:n])

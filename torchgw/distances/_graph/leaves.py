@@ -11,10 +11,13 @@ from torch import Tensor
 # Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
 # [L151]
 _LEAF_POINTS = 64
+# Levels from which on the first three together may have 5, 6 or 7 parts, so that leaves are nearly
+# full: those of 10,000,000 points have 62 in place of 39. [L791]
+_MANY_LEVELS = 9
 
 
 class Leaves(NamedTuple):
-    """Points in 2^h leaves of equal size, padded with copies of points here and there."""
+    """Points in leaves of equal size, 2^h or 5 to 7 times that, padded with copies of points."""
 
     row: Tensor  # (leaves, size) int64, row of each point; -1 for a copy
     points: Tensor  # (leaves, size, d) float64
@@ -33,23 +36,27 @@ class Leaves(NamedTuple):
 
 
 def into_leaves(points: Tensor) -> Leaves:
-    """Split points (n, d) at the median of their widest coordinate until a leaf is small enough."""
+    """Split points (n, d) into equal parts along their widest coordinate until leaves are small."""
     # all nodes of a level have the same size, so that a level is one sort of a rectangular table
     n, d = points.shape
     points = points.detach().double()
     height = max(0, math.ceil(math.log2(n / _LEAF_POINTS)))
-    size = -(-n // 2**height)
-    padding = size * 2**height - n
+    splits = [2] * height
+    if height >= _MANY_LEVELS and (parts := math.ceil(n / (_LEAF_POINTS * 2 ** (height - 3)))) < 8:
+        splits[:3] = [parts]
+    leaves = math.prod(splits)
+    size = -(-n // leaves)
+    padding = size * leaves - n
     row = torch.arange(n, device=points.device)
     # copies of points from all over, so that no leaf holds copies only
     copied = torch.arange(padding, device=points.device) * n // max(padding, 1)
     row = torch.cat([row, torch.full_like(copied, -1)])[None]
     points = torch.cat([points, points[copied]])[None]
-    for level in range(height):
+    for split in splits:
         widest = (points.amax(dim=1) - points.amin(dim=1)).argmax(dim=1)
         key = points.gather(2, widest[:, None, None].expand(-1, points.shape[1], 1))[:, :, 0]
         order = key.argsort(dim=1)
-        nodes = 2 ** (level + 1)
+        nodes = split * len(row)
         row = row.gather(1, order).reshape(nodes, -1)
         points = points.gather(1, order[:, :, None].expand(-1, -1, d)).reshape(nodes, -1, d)
     return Leaves(row, points, points.amin(dim=1), points.amax(dim=1))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
+from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.approximate import nearest_approximate
 from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
@@ -102,16 +103,34 @@ def nearest_others(
     n_neighbors: int,
     search: Literal["exact", "approximate"] = "exact",
     leaves: Leaves | None = None,
+    ranks: Ranks | None = None,
 ) -> Neighbours:
     """Find the nearest neighbours of each point, whose leaves may be known, among the others."""
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
-    distance, index = nearest(points, points, n_neighbors + 1, leaves)
+    if ranks is None or points.is_cuda or len(points) ** 2 <= _FEW_PAIRS:
+        distance, index = nearest(points, points, n_neighbors + 1, leaves)
+    else:
+        distance, index = _nearest_by_ranks(points, n_neighbors + 1, ranks)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
     # a point with many duplicates need not find itself: its last neighbour goes instead
     keep[:, -1] &= ~keep.all(dim=1)
     shape = points.shape[0], n_neighbors
     return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
+
+
+def _nearest_by_ranks(points: Tensor, n_neighbors: int, ranks: Ranks) -> Neighbours:
+    """Find the nearest points of each on a CPU, each rank those of some."""
+    n, tree = len(points), points.shape[1] <= _TREE_DIMENSIONS
+    # whole tiles: where distances are equal, those found may depend on the other rows of a tile
+    unit = 1 if tree else _tile_rows(points, n_neighbors)
+    ends = [0, *(min(own.stop * unit, n) for own in ranks.own(-(-n // unit)))]
+    begin, end = ends[ranks.rank], ends[ranks.rank + 1]
+    search = _nearest_by_tree if tree else _nearest_by_tiles
+    # a rank without rows looks for one that it does not give
+    found = search(points, points[min(begin, n - 1) : max(end, begin + 1)], n_neighbors)
+    counts = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return Neighbours(*(ranks.gather(part[: end - begin], counts) for part in found))
 
 
 def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
@@ -300,14 +319,19 @@ def _measure(
     return torch.cat(lengths), torch.cat(rows)
 
 
+def _tile_rows(base: Tensor, n_neighbors: int) -> int:
+    """Choose the query points of a tile."""
+    wide = max(base.shape[0], n_neighbors * base.shape[1])
+    return max(1, _work_bytes(len(base)) // 4 // (8 * wide))
+
+
 def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """Select from tiles of products in float64, then measure by differences."""
     base, query = base.detach().double(), query.detach().double()
     centre = base.mean(dim=0)
     centred = base - centre
     square = centred.square().sum(dim=1)
-    wide = max(base.shape[0], n_neighbors * base.shape[1])
-    rows = max(1, _work_bytes(len(base)) // 4 // (8 * wide))
+    rows = _tile_rows(base, n_neighbors)
     distances, indices = [], []
     for start in range(0, query.shape[0], rows):
         tile = query[start : start + rows]

@@ -79,7 +79,14 @@ class _ShortestEdges:
     """The shortest edge out of each component but the largest, so far."""
 
     def __init__(self, leaves: Leaves, labels: Tensor, count: int) -> None:
-        self.leaves = leaves
+        # boxes of nothing, which nothing is near, make pairs of pairs of all
+        self._height = (len(leaves.row) - 1).bit_length()
+        self.leaves = leaves = Leaves(
+            *(
+                torch.cat([part, part.new_full((2**self._height - len(part), *part.shape[1:]), x)])
+                for part, x in zip(leaves, (-1, 0.0, torch.inf, -torch.inf), strict=True)
+            )
+        )
         # squared lengths, (components,) float64, infinite where no edge is known; their ends
         self.square = torch.full((count,), torch.inf, dtype=torch.float64, device=labels.device)
         self.source = torch.zeros_like(labels[:1]).repeat(count)
@@ -91,7 +98,6 @@ class _ShortestEdges:
         self._label = torch.where(leaves.row >= 0, labels[leaves.row], -1)
         # and nothing is near them
         self._points = leaves.points.masked_fill((leaves.row < 0)[:, :, None], torch.inf)
-        self._height = len(leaves.row).bit_length() - 1
         self._low, self._high = [leaves.low], [leaves.high]
         lowest = torch.where(leaves.row >= 0, self._label, count).amin(dim=1)
         self._first, self._last = [lowest], [self._label.amax(dim=1)]
