@@ -172,9 +172,47 @@ def test_levels_fill_the_mass():
         ({"unbalanced": [0.5, 0.5]}, "each of the 3"),
         ({"unbalanced": 0}, "frees both"),
         ({"unbalanced": 0.5, "M": COSTS}, "one side strict"),
-        ({"mass": 0.5, "differentiable": True, "epsilon": 0.1}, "strict marginals"),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(torchgw.TorchGWError, match=message):
         torchgw.solve_many(XS, YS, **options)
+
+
+def test_weights_of_relaxed_marginals_have_no_derivatives():
+    weights = [torch.from_numpy(weight).requires_grad_() for weight in A]
+    with pytest.raises(torchgw.UnsupportedError, match="strict marginals"):
+        torchgw.solve_many(XS, YS, a=weights, mass=0.5, epsilon=0.1, differentiable=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_differences_of_relaxed_objectives(kind):
+    rng = np.random.default_rng(4)
+    fused = kind != "unbalanced"
+    inputs = {
+        "Xs": [torch.from_numpy(table).requires_grad_() for table in XS],
+        "D_Y": [torch.from_numpy(cdist(table, table)).requires_grad_() for table in YS],
+        "M": [torch.from_numpy(cost).requires_grad_() for cost in COSTS] if fused else None,
+    }
+
+    def solved(**changed):
+        return torchgw.solve_many(
+            **{**inputs, **changed}, a=A, b=B, **KINDS[kind], alpha=0.7 if fused else None,
+            epsilon=0.5, tol=1e-9, inner_tol=1e-11, differentiable=True,
+        )  # fmt: skip
+
+    solved().loss.sum().backward()
+    for name, tensors in inputs.items():
+        if tensors is None:
+            continue
+        directions = [torch.from_numpy(rng.normal(size=tensor.shape)) for tensor in tensors]
+        if name == "D_Y":
+            directions = [(part + part.T).fill_diagonal_(0) for part in directions]
+        pairs = list(zip(tensors, directions, strict=True))
+        ahead, behind = (
+            solved(**{name: [at.detach() + step * part for at, part in pairs]}).objective
+            for step in (1e-4, -1e-4)
+        )
+        slopes = torch.stack([(at.grad * part).sum() for at, part in pairs])
+        # of differences, the third derivative times 1e-8; of plans, their tolerance
+        torch.testing.assert_close(slopes, (ahead - behind) / 2e-4, rtol=1e-4, atol=1e-6)

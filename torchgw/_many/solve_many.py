@@ -135,9 +135,9 @@ def solve_many(
     plans : bool
         Whether to keep the plans, 8 n m bytes for each problem.
     differentiable : bool
-        Whether ``result.loss`` carries gradients to the D_X, D_Y, M, a, b that require them, and to
-        points under Euclidean distances. ``epsilon`` has to be a number, and ``scale="auto"`` means
-        None.
+        Whether ``result.loss`` carries gradients to the D_X, D_Y, M that require them, to points
+        under Euclidean distances, and to a and b of strict marginals. ``epsilon`` has to be a
+        number, and ``scale="auto"`` means None.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
 
@@ -192,7 +192,8 @@ def solve_many(
             for place, (side, weights, part) in enumerate(given)
         ]
     check_columns(*read)
-    marginals = read_relaxed(unbalanced, mass, count, fused=fused, differentiable=differentiable)
+    followed = (a, b) if differentiable else ()
+    marginals = read_relaxed(unbalanced, mass, count, fused=fused, followed=followed)
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
@@ -280,9 +281,8 @@ def solve_batch(
     count = len(x)
     if len(y) != count:
         raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
-    marginals = read_relaxed(
-        unbalanced, mass, count, fused=M is not None, differentiable=differentiable
-    )
+    followed = (a, b) if differentiable else ()
+    marginals = read_relaxed(unbalanced, mass, count, fused=M is not None, followed=followed)
     costs = None
     if M is not None:
         costs = to_tensor("M", M).detach().to(where, torch.float64)
@@ -382,9 +382,12 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
 
 
 def read_relaxed(
-    unbalanced: Any, mass: Any, count: int, *, fused: bool, differentiable: bool = False
+    unbalanced: Any, mass: Any, count: int, *, fused: bool, followed: tuple[Any, ...] = ()
 ) -> Relaxations:
-    """Read which marginals the plans of B problems must have."""
+    """Read which marginals the plans of B problems must have.
+
+    ``followed`` are weights to which derivatives would go.
+    """
     shares = None if mass is None else per_problem("mass", mass, count, _share)
     if shares is not None and shares.min(initial=1.0) == 1:
         shares = None
@@ -406,10 +409,12 @@ def read_relaxed(
             "one side strict, (inf, rho), pass `mass`, or loop over torchgw.solve."
         )
     found = Relaxations(rho if free.any() else None, shares)
-    if differentiable and any(part is not None for part in found):
+    each = [part for weights in followed if weights is not None for part in weights]
+    moving = any(isinstance(part, Tensor) and part.requires_grad for part in each)
+    if moving and any(part is not None for part in found):
         raise UnsupportedError(
-            "`differentiable` has strict marginals in batches. Leave `unbalanced` and `mass` out, "
-            "or loop over torchgw.solve."
+            "In batches, derivatives with respect to `a` and `b` are those of strict marginals. "
+            "Detach the weights, leave `unbalanced` and `mass` out, or loop over torchgw.solve."
         )
     return found
 
