@@ -494,9 +494,11 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     objective = terms.quadratic + terms.linear + entropy
     if relaxed is not None:
         entropy = entropy / epsilon - total.log()
-        worth = terms.quadratic + terms.linear
-        best = relaxed.settle(worth, entropy, (p, q), (a, b), epsilon)
+        best = relaxed.settle(*terms[:2], entropy, (p, q), (a, b), epsilon)
         objective = best.objective
+        if linear is not None and relaxed.mass is None:
+            # what grows with the mass alone, beside its square
+            linear = linear / best.mass[:, None, None]
 
     # how the loop goes on
     at_target = epsilon <= target
@@ -571,7 +573,10 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     if relaxed is not None:
         mass, missing = best.mass[over], best.violation[over]
         f = f + (unit * (mass.log() - total[over].log()))[:, None]
-        terms = _Terms(*(mass.square() * part for part in terms))
+        linear_mass = mass.square() if relaxed.mass is not None else mass
+        terms = _Terms(*(mass.square() * part for part in terms))._replace(
+            linear=linear_mass * terms.linear
+        )
         # a relaxed plan may be worth more than a x b: its penalty is less
         product = product._replace(quadratic=torch.full_like(mass, math.inf))
         made, unit = mass[:, None, None] * made, unit if relaxed.mass is None else unit * mass

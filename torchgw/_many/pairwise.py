@@ -150,7 +150,8 @@ def pairwise(
     >>> bool((values == values.T).all()), bool(values[0, 1] > values[0, 0])
     (True, True)
     """
-    marginals = read_relaxed(unbalanced, mass, 1, fused=features is not None)
+    weights = weights_of_terms(alpha, 1, fused=features is not None)
+    marginals = read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
@@ -187,7 +188,7 @@ def pairwise(
         )
     mirrored = alone and symmetric is not False and alike
     i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
-    weight = float(weights_of_terms(alpha, 1, fused=features is not None)[0])
+    weight = float(weights[0])
     job = _make_job(
         spaces, weight, float("nan") if epsilon == "auto" else float(epsilon),
         feature_metric != "euclidean", n_init, rules, where, marginals,

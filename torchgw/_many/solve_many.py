@@ -129,7 +129,7 @@ def solve_many(
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
     unbalanced : float, pair of float, or a list of B of these, optional
-        As in ``solve``. With a linear cost one side has to be strict, ``(inf, rho)``.
+        As in ``solve``.
     mass : float or B of them, optional
         As in ``solve``.
     plans : bool
@@ -193,13 +193,14 @@ def solve_many(
         ]
     check_columns(*read)
     followed = (a, b) if differentiable else ()
-    marginals = read_relaxed(unbalanced, mass, count, fused=fused, followed=followed)
+    shares = weights_of_terms(alpha, count, fused=fused)
+    marginals = read_relaxed(unbalanced, mass, shares, followed)
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
         np.arange(count),
         np.arange(count, 2 * count),
-        weights_of_terms(alpha, count, fused=fused),
+        shares,
         per_problem("epsilon", epsilon, count, _epsilon),
         linear,
         squared=feature_metric != "euclidean",
@@ -282,7 +283,8 @@ def solve_batch(
     if len(y) != count:
         raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
     followed = (a, b) if differentiable else ()
-    marginals = read_relaxed(unbalanced, mass, count, fused=M is not None, followed=followed)
+    shares = weights_of_terms(alpha, count, fused=M is not None)
+    marginals = read_relaxed(unbalanced, mass, shares, followed)
     costs = None
     if M is not None:
         costs = to_tensor("M", M).detach().to(where, torch.float64)
@@ -300,7 +302,7 @@ def solve_batch(
         Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
         np.arange(count),
         np.arange(count, 2 * count),
-        weights_of_terms(alpha, count, fused=costs is not None),
+        shares,
         per_problem("epsilon", epsilon, count, _epsilon),
         costs,
         n_init=n_init,
@@ -382,12 +384,13 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
 
 
 def read_relaxed(
-    unbalanced: Any, mass: Any, count: int, *, fused: bool, followed: tuple[Any, ...] = ()
+    unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
 ) -> Relaxations:
     """Read which marginals the plans of B problems must have.
 
     ``followed`` are weights to which derivatives would go.
     """
+    count = len(alpha)
     shares = None if mass is None else per_problem("mass", mass, count, _share)
     if shares is not None and shares.min(initial=1.0) == 1:
         shares = None
@@ -403,10 +406,10 @@ def read_relaxed(
     rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
     rho = np.array([rule.rho for rule in rules]).reshape(count, 2)
     free = np.isfinite(rho)
-    if fused and free.all(1).any():
+    if (free.all(1) & (alpha == 0)).any():
         raise UnsupportedError(
-            "`unbalanced` with a linear cost needs plans of a mass that is known in a batch. Make "
-            "one side strict, (inf, rho), pass `mass`, or loop over torchgw.solve."
+            "alpha=0 with penalties on both sides is unbalanced transport, which batches do not "
+            "solve. Raise `alpha`, make one side strict, (inf, rho), or loop over torchgw.solve."
         )
     found = Relaxations(rho if free.any() else None, shares)
     each = [part for weights in followed if weights is not None for part in weights]
