@@ -274,12 +274,14 @@ def _solver_in_triton(
     n, m = problems.shape
     # programs hold powers of two
     rows, columns = (1 << (size - 1).bit_length() for size in (n, m))
-    sides = ((problems.x, rows), (problems.y, columns))
-    double = (
-        *(padded(stack.tables, size, size) for stack, size in sides),
-        *(padded(stack.weights, size) for stack, size in sides),
-    )
-    single = tuple(part.float() for part in double)
+    one = padded(problems.x.tables, rows, rows), padded(problems.x.weights, rows)
+    other = one
+    if problems.y is not problems.x:
+        other = padded(problems.y.tables, columns, columns), padded(problems.y.weights, columns)
+    double = (one[0], other[0], one[1], other[1])
+    # what both sides share is kept once
+    floats = {id(part): part.float() for part in double}
+    single = tuple(floats[id(part)] for part in double)
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 

@@ -344,7 +344,8 @@ def _stack(
     used = torch.from_numpy(_sizes(sizes_name, sizes, count, most)).to(device)
     inside = _used(used, most)
     stack = stack.to(device, torch.float64)
-    stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
+    if not bool(inside.all()):
+        stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
     check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
     largest = check_magnitude(name, stack)
     if count and float((stack - stack.mT).abs().max()) > _SYMMETRY * largest:
@@ -395,8 +396,9 @@ def read_relaxed(
     if shares is not None and shares.min(initial=1.0) == 1:
         shares = None
     listed = isinstance(unbalanced, list) or getattr(unbalanced, "ndim", 0) > 0
-    each = [*unbalanced] if listed else [unbalanced] * count
-    if len(each) != count:
+    # one for all is read once
+    each = [*unbalanced] if listed else [unbalanced]
+    if listed and len(each) != count:
         raise InvalidInputError(
             "`unbalanced` must be a number or a pair (rho_a, rho_b), or a list with one of these "
             f"for each of the {count} problems; got {len(each)}."
@@ -404,7 +406,8 @@ def read_relaxed(
     penalties = [to_numpy(one).tolist() if hasattr(one, "tolist") else one for one in each]
     bound = None if mass is None else 1.0
     rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
-    rho = np.array([rule.rho for rule in rules]).reshape(count, 2)
+    rho = np.array([rule.rho for rule in rules]).reshape(len(rules), 2)
+    rho = np.broadcast_to(rho, (count, 2))
     free = np.isfinite(rho)
     if (free.all(1) & (alpha == 0)).any():
         raise UnsupportedError(
