@@ -115,6 +115,38 @@ def test_settled_plans_are_fixed_points_in_float64(device, fused):
         assert np.abs(again - plan[:n, :m]).sum() < 1e-4
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_second_derivatives_are_inverted(device, dtype):
+    from torchgw._batch.inner_triton import _invert
+    from torchgw._batch.tile_triton import tiles_of
+
+    skip_unless_kernels_run(device)
+    n, m, used = 32, 16, 13
+    generator = torch.Generator().manual_seed(0)
+    plan = torch.zeros(n, m, dtype=dtype)
+    plan[:, :used] = torch.rand(n, used, generator=generator, dtype=torch.float64).pow(8).to(dtype)
+    plan = (plan / plan.sum()).to(device)
+    a, columns = plan.sum(1), plan.sum(0)
+    # the columns of a plan are not those that it should have
+    b = torch.zeros(m, dtype=dtype, device=device)
+    b[:used] = 1 / used
+    lines = torch.full((4, m), torch.nan, device=device)
+    lines[0] = 0
+    lines[0, :used] = columns[:used] / b[:used]
+    out = torch.full((m, m), torch.nan, device=device)
+    tiles, warps = tiles_of(n, m, 64)
+    square = {name: tiles[f"SQUARE_{name}"] for name in ("RI", "CI", "RT", "CT")}
+    _invert[1,](plan, a, b, out, lines, used, 0, n, m, 16, **square, num_warps=warps)
+    root = b[:used].double().sqrt()
+    part = plan[:, :used].double() / a[:, None].double().sqrt() / root
+    system = torch.diag(columns[:used].double() / root**2 + 1e-6) - part.T @ part
+    expected = -torch.linalg.inv(system + torch.outer(root, root))
+    # float32 times the condition of the system, some hundreds
+    torch.testing.assert_close(out[:used, :used].double(), expected, rtol=0, atol=1e-3)
+    assert float(expected.abs().max()) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_products_in_triton_have_the_same_bits_in_any_batch(device):

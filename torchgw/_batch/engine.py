@@ -274,12 +274,14 @@ def _solver_in_triton(
     n, m = problems.shape
     # programs hold powers of two
     rows, columns = (1 << (size - 1).bit_length() for size in (n, m))
-    sides = ((problems.x, rows), (problems.y, columns))
-    double = (
-        *(padded(stack.tables, size, size) for stack, size in sides),
-        *(padded(stack.weights, size) for stack, size in sides),
-    )
-    single = tuple(part.float() for part in double)
+    one = padded(problems.x.tables, rows, rows), padded(problems.x.weights, rows)
+    other = one
+    if problems.y is not problems.x:
+        other = padded(problems.y.tables, columns, columns), padded(problems.y.weights, columns)
+    double = (one[0], other[0], one[1], other[1])
+    # what both sides share is kept once
+    floats = {id(part): part.float() for part in double}
+    single = tuple(floats[id(part)] for part in double)
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
@@ -494,9 +496,11 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     objective = terms.quadratic + terms.linear + entropy
     if relaxed is not None:
         entropy = entropy / epsilon - total.log()
-        worth = terms.quadratic + terms.linear
-        best = relaxed.settle(worth, entropy, (p, q), (a, b), epsilon)
+        best = relaxed.settle(*terms[:2], entropy, (p, q), (a, b), epsilon)
         objective = best.objective
+        if linear is not None and relaxed.mass is None:
+            # what grows with the mass alone, beside its square
+            linear = linear / best.mass[:, None, None]
 
     # how the loop goes on
     at_target = epsilon <= target
@@ -571,7 +575,10 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     if relaxed is not None:
         mass, missing = best.mass[over], best.violation[over]
         f = f + (unit * (mass.log() - total[over].log()))[:, None]
-        terms = _Terms(*(mass.square() * part for part in terms))
+        linear_mass = mass.square() if relaxed.mass is not None else mass
+        terms = _Terms(*(mass.square() * part for part in terms))._replace(
+            linear=linear_mass * terms.linear
+        )
         # a relaxed plan may be worth more than a x b: its penalty is less
         product = product._replace(quadratic=torch.full_like(mass, math.inf))
         made, unit = mass[:, None, None] * made, unit if relaxed.mass is None else unit * mass

@@ -12,6 +12,8 @@ from torch import Tensor
 
 # What exponents of potentials alone are kept within. [L690]
 _LARGEST = 300.0
+# Newton's steps to a mass. [L780]
+_STEPS = 30
 
 
 class Settled(NamedTuple):
@@ -66,18 +68,23 @@ class Relaxed(NamedTuple):
     def settle(
         self,
         value: Tensor,
+        linear: Tensor,
         entropy: Tensor,
         masses: tuple[Tensor, Tensor],
         weights: tuple[Tensor, Tensor],
         epsilon: Tensor,
     ) -> Settled:
-        """Give normalised plans of given values, and KL(P | a x b), their best mass (k,)."""
+        """Give normalised plans their best mass (k,).
+
+        ``value`` is what grows with its square, ``linear`` with the mass itself; where that is
+        given, in its units, there is no difference. ``entropy`` is KL(P | a x b).
+        """
         if self.mass is not None:
             over = [
                 (self.mass[:, None] * part - weight).clamp_min(0).sum(1)
                 for part, weight in zip(masses, weights, strict=True)
             ]
-            objective = value + epsilon * (entropy + self.mass.log())
+            objective = value + linear + epsilon * (entropy + self.mass.log())
             return Settled(self.mass, self.mass.square() * objective, over[0].maximum(over[1]))
         assert self.rho is not None
         rho = self.rho
@@ -90,14 +97,33 @@ class Relaxed(NamedTuple):
             missed.append((part - weight).abs().sum(1))
         divergences, errors = torch.stack(parts, 1), torch.stack(missed, 1)
         slope = value + 2 * (held * divergences).sum(1) + epsilon * entropy
-        mass = (-slope / (2 * held.sum(1) + epsilon)).exp()
-        mass = torch.where(strict.any(1), 1.0, mass)
+        log, nothing = _best_logarithm(slope, linear / 2, 2 * held.sum(1) + epsilon)
+        log = torch.where(strict.any(1), 0.0, log)
+        missing = torch.where(strict, errors, 0.0).amax(1)
+        missing = torch.where(nothing & ~strict.any(1), torch.inf, missing)
         # KL(mu x mu | a x a) of the two sides, and half of that of the plan
-        square, log = mass.square(), mass.log()
+        mass = log.exp()
+        square = mass.square()
         sides = 2 * square[:, None] * (divergences + log[:, None]) - square[:, None] + 1
         whole = square * (entropy + log) + (1 - square) / 2
-        objective = square * value + (held * sides).sum(1) + epsilon * whole
-        return Settled(mass, objective, torch.where(strict, errors, 0.0).amax(1))
+        objective = square * value + mass * linear + (held * sides).sum(1) + epsilon * whole
+        return Settled(mass, objective, missing)
+
+
+def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does.
+
+    And where there is none, since nothing is worth moving: there l is where the sum is least.
+    """
+    least = torch.where(linear > 0, (linear / pull).log(), -torch.inf)
+    # from there Newton's steps go to it without passing it
+    found = (-slope / pull).maximum(least)
+    if bool((linear != 0).any()):
+        for _ in range(_STEPS):
+            part = linear * (-found).exp()
+            rest = (slope + part + pull * found) / (pull - part).clamp_min(1e-12 * pull)
+            found = (found - rest).maximum(least)
+    return found, slope + pull * (1 + least) > 0
 
 
 def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from torchgw._batch.inner_triton import solved
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
@@ -17,9 +18,7 @@ from torchgw._batch.tile_triton import (
     own,
     problem,
     read,
-    sums_of_columns,
-    sums_of_rows,
-    tile_of,
+    tiles_of,
     total,
     write,
 )
@@ -27,9 +26,12 @@ from torchgw._batch.warm import Warm
 from torchgw._tensors.launch import launch
 
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
-# [L532]
+# [L532] [L781]
 _ROUGH_TOLERANCE = 5e-4
-_ROUGH_ERROR = 5e-5
+_ROUGH_ERROR = 2e-5
+# Decay of epsilon an iteration, as in the engine, and the column error from which on the inverse of
+# a second derivative leads nearby plans to their marginals. [L781] [L782]
+_DECAY, NEAR = 0.85, 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
 _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
@@ -37,57 +39,9 @@ _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
 # fixed point. [L595]
 MET, FAR = 3e-3, 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
-# multiprocessor. And what of the inner dimension of a product is read at once. [L532]
-# [L596]
-ENTRIES, REGISTERS, CHUNK = 64, 128, 16
-
-
-@triton.jit
-def _relaxed(old, goal, sums, excess):
-    """Go further than from old to goal / sums, within a factor of two."""
-    ratio = goal / (sums * old)
-    step = tl.minimum(tl.maximum(ratio, 0.5), 2.0)
-    return ratio * old * (1.0 + excess * (step - 1.0))
-
-
-@triton.jit
-def _fitted(factor, reduction):
-    """Fit the relaxation to the reduction of the error by eight iterations, as in the engine."""
-    rate = tl.sqrt(tl.sqrt(tl.sqrt(tl.minimum(reduction, 1.0))))
-    plain = (rate + factor - 1.0) * (rate + factor - 1.0)
-    plain = plain / tl.maximum(rate * factor * factor, 1e-30)
-    fitted = 2.0 / (1.0 + tl.sqrt(tl.maximum(1.0 - plain, 1e-6)))
-    fitted = tl.where(rate <= factor - 1.0, 1.0 + 0.97 * (factor - 1.0), fitted)
-    return tl.where(reduction >= 1.0, 1.0, fitted)
-
-
-@triton.jit
-def scaled(kernel, s, mass_a, mass_b, factor, wanted, most):
-    """Iterate scalings of a kernel from those of its rows, s; return it scaled, with exact rows.
-
-    And these scalings, the factor of the relaxation, and the error of the columns.
-    """
-    t = mass_b * 0.0 + 1.0
-    exact = s
-    error = 3.0e38
-    spent = 0
-    busy = 1
-    while busy == 1:
-        for _ in range(8):
-            # nothing is divided by zero where there is no weight
-            sums = sums_of_columns(kernel * by_rows(s)) + 1e-30
-            t = _relaxed(t, mass_b, sums, factor - 1.0)
-            sums = sums_of_rows(kernel * by_columns(t)) + 1e-30
-            s = _relaxed(s, mass_a, sums, factor - 1.0)
-        exact = mass_a / (sums_of_rows(kernel * by_columns(t)) + 1e-30)
-        found = t * (sums_of_columns(kernel * by_rows(exact)) + 1e-30)
-        before = error
-        error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
-        factor = tl.where(before > 1.0e38, factor, _fitted(factor, error / before))
-        spent += 8
-        # NaN compares as false
-        busy = tl.where((error > wanted) & (error < 1.0e38) & (spent < most), 1, 0)
-    return kernel * by_rows(exact) * by_columns(t), exact, t, factor, error
+# multiprocessor. And what of the inner dimension of a product is read at once, and how many of
+# these are under way. [L532] [L596] [L782]
+ENTRIES, REGISTERS, CHUNK, STAGES = 64, 128, 16, 3
 
 
 @triton.jit
@@ -125,6 +79,8 @@ def _rough_kernel(
     chosen,  # [B] int64, one where a problem begins so, read if BEGIN
     noise,  # [N, M] float32
     work,  # [B, N, M] float32, scratch
+    inverse,  # [B, M, M] float32, scratch
+    lines,  # [B, 4, M] float32, scratch
     plan,  # [B, N, M] float32, written
     f,  # [B, N] float64, written
     g,  # [B, M] float64, written
@@ -144,12 +100,22 @@ def _rough_kernel(
     BEHIND: tl.constexpr,
     MET: tl.constexpr,
     FAR: tl.constexpr,
+    DECAY: tl.constexpr,
+    NEAR: tl.constexpr,
+    TARGET: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
     CT: tl.constexpr,
+    SQUARE_RI: tl.constexpr,
+    SQUARE_CI: tl.constexpr,
+    SQUARE_RT: tl.constexpr,
+    SQUARE_CT: tl.constexpr,
 ):
-    """Iterate one problem until its plan has nearly settled."""
+    """Iterate one problem while epsilon falls, or at its target until the plan nearly settles.
+
+    By what programs do not do they are faster: the two are variants of a compiled kernel.
+    """
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
@@ -158,25 +124,36 @@ def _rough_kernel(
     squares_y, _ = own(y, b, M, 16)
     fixed = weight * (squares_x + squares_y)
     weight *= -4.0
+    all_a, all_b = a, b
     a += line(RI, RT)
     b += line(CI, CT)
     f += number * N + line(RI, RT)
     g += number * M + line(CI, CT)
     plan += number * N * M
     work += number * N * M
+    inverse += number * M * M
+    lines += number * 4 * M
     last = tl.load(target + number)
-    epsilon = tl.maximum(tl.load(first + number), last)
-    little = read(noise, shift, RI, CI, RT, CT)
-    write(plan, by_rows(tl.load(a)) * by_columns(tl.load(b)) * little, shift, RI, CI, RT, CT)
-    tl.store(g, tl.zeros([CI, CT], tl.float64))
     values = tl.full([16], float("inf"), tl.float32)
     changes, earlier, known = values, float("inf"), float("inf")
     change, error, factor, value = 0.0, 0.0, 1.0, 0.0
-    budget, done, settling, end, going = BUDGET, 0, 0, 2, 1
+    budget, done, settling, end, near = BUDGET, 0, 0, 2, 0
+    if TARGET:
+        epsilon = last
+        done = tl.load(done_out + number).to(tl.int32)
+        end = tl.load(ended + number).to(tl.int32)
+        change = tl.load(value_out + number)
+        going = tl.where((end == 2) & (done < most), 1, 0)
+    else:
+        epsilon = tl.maximum(tl.load(first + number), last)
+        little = read(noise, shift, RI, CI, RT, CT)
+        write(plan, by_rows(tl.load(a)) * by_columns(tl.load(b)) * little, shift, RI, CI, RT, CT)
+        tl.store(g, tl.zeros([CI, CT], tl.float64))
+        going = tl.where(epsilon > last, 1, 0)
     while going == 1:
         cross(x, plan, y, work, N, M, CHUNK, True)
         mass_a, mass_b = tl.maximum(tl.load(a), 1e-30), tl.maximum(tl.load(b), 1e-30)
-        if epsilon <= last:
+        if TARGET:
             # the objective of the plan that the last iteration has made
             kernel = read(plan, shift, RI, CI, RT, CT)
             spent = 0.5 * weight * read(work, shift, RI, CI, RT, CT)
@@ -209,30 +186,40 @@ def _rough_kernel(
             top = tl.where(mass_b > 1e-29, tl.max(tl.max(kernel, 0), 1), 0.0)
             kernel = tl.exp(tl.maximum(kernel - by_columns(top), -80.0))
             kernel = kernel * by_rows(mass_a) * by_columns(mass_b)
-            # exact rows, so that the columns go on from g
-            s = mass_a / (sums_of_rows(kernel) + 1e-30)
-            arrived = epsilon <= last
-            wanted = tl.where(arrived, inner_tol, 1e-2)
-            kernel, exact, t, factor, error = scaled(
-                kernel, s, mass_a, mass_b, factor, wanted, budget
-            )
+            tl.store(f, (-epsilon * largest).to(tl.float64))
+            tl.store(g, tl.load(g) - (epsilon * top).to(tl.float64))
+            wanted = 1e-2
+            if TARGET:
+                wanted = tl.minimum(tl.maximum(0.1 * change, inner_tol), MET)
+            kernel, near, factor, error, taken = solved(
+                kernel, mass_a, mass_b, all_a, all_b, f, g, epsilon, near, factor, wanted, budget,
+                8 if TARGET else 4, work, inverse, lines, shift, CHUNK, NEAR if TARGET else 0.0,
+                RI, CI, RT, CT, SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+            )  # fmt: skip
             change = total(tl.abs(kernel - read(plan, shift, RI, CI, RT, CT)))
             write(plan, kernel, shift, RI, CI, RT, CT)
-            tl.store(f, (epsilon * (tl.log(exact) - largest)).to(tl.float64))
-            tl.store(g, tl.load(g) + (epsilon * (tl.log(t) - top)).to(tl.float64))
             done += 1
-            settling += tl.where(arrived, 1, 0)
-            behind = (error > BEHIND) | (arrived & (error > change))
+            behind = error > BEHIND
+            if TARGET:
+                settling += 1
+                behind = behind | (error > change)
+                factor = 1.0 + 0.9 * (factor - 1.0)
+            else:
+                factor = 1.0
+                epsilon = tl.maximum(DECAY * epsilon, last)
             budget = tl.where(behind, tl.minimum(2 * budget, MOST), budget)
             # not a number, or a plan that has nearly settled
-            end = tl.where(change == change, tl.where(arrived & (change <= tol), 0, end), 3)
-            going = tl.where((end == 2) & (done < most), 1, 0)
-            factor = tl.where(arrived, 1.0 + 0.9 * (factor - 1.0), 1.0)
-            epsilon = tl.maximum(0.85 * epsilon, last)
+            end = tl.where(change == change, end, 3)
+            if TARGET:
+                end = tl.where(change <= tol, 0, end)
+                going = 1
+            else:
+                going = tl.where(epsilon > last, 1, 0)
+            going = tl.where((end == 2) & (done < most), going, 0)
     tl.store(done_out + number, done)
     tl.store(ended + number, end)
-    # that of the plan before, where this one has settled
-    tl.store(value_out + number, value)
+    # the objective is that of the plan before, where this one has settled
+    tl.store(value_out + number, value if TARGET else change)
 
 
 def rough(
@@ -258,15 +245,18 @@ def rough(
         weight.new_empty(count, n, m), alpha.new_empty(count, n), alpha.new_empty(count, m),
         torch.empty_like(index[0]), torch.empty_like(index[0]), torch.empty_like(weight),
     )  # fmt: skip
-    tile, unread = tile_of(n, m, ENTRIES), noise.float()
-    launch(
-        _rough_kernel, (count,), *tables, *index, weight,
-        *(epsilon.float() for epsilon in epsilons),
+    (tiles, warps), unread = tiles_of(n, m, ENTRIES), noise.float()
+    given = (
+        *tables, *index, weight, *(epsilon.float() for epsilon in epsilons),
         unread if linear is None else linear.float(),
         *((unread, index[0]) if begin is None else (begin[0].float(), begin[1].long())), unread,
-        torch.empty_like(made.plan), *made, 0, limits[0], _ROUGH_TOLERANCE, _ROUGH_ERROR, limits[1],
-        LINEAR=linear is not None, BEGIN=begin is not None, CHUNK=min(CHUNK, n),
-        BUDGET=_BUDGET, MOST=_MOST, BEHIND=_BEHIND, MET=MET, FAR=FAR, **tile._asdict(),
-        num_warps=tile.warps, num_stages=2, maxnreg=REGISTERS,
+        torch.empty_like(made.plan), weight.new_empty(count, m, m), weight.new_empty(count, 4, m),
     )  # fmt: skip
+    for at_target in (False, True):
+        launch(
+            _rough_kernel, (count,), *given, *made, 0, limits[0], _ROUGH_TOLERANCE, _ROUGH_ERROR,
+            limits[1], LINEAR=linear is not None, BEGIN=begin is not None, CHUNK=min(CHUNK, n),
+            BUDGET=_BUDGET, MOST=_MOST, BEHIND=_BEHIND, MET=MET, FAR=FAR, DECAY=_DECAY, NEAR=NEAR,
+            TARGET=at_target, **tiles, num_warps=warps, num_stages=STAGES, maxnreg=REGISTERS,
+        )  # fmt: skip
     return made

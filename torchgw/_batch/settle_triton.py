@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, REGISTERS, falls, scaled
+from torchgw._batch.inner_triton import solved
+from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, NEAR, REGISTERS, STAGES, falls
 from torchgw._batch.tile_triton import (
     cross,
     line,
     problem,
     read,
-    sums_of_rows,
-    tile_of,
+    tiles_of,
     total,
     write,
 )
@@ -91,6 +91,8 @@ def _settle_kernel(
     epsilon,  # [k] float64
     work,  # [k, N, M] float32, scratch
     step,  # [k, N, M] float32, scratch
+    inverse,  # [k, M, M] float32, scratch
+    lines,  # [k, 4, M] float32, scratch
     held,  # [k, N, M] float32, exp((f + g - cost) / epsilon) a b, updated
     plan,  # [k, N, M] float32, updated
     f,  # [k, N] float64, updated
@@ -108,15 +110,21 @@ def _settle_kernel(
     CHUNK: tl.constexpr,
     MET: tl.constexpr,
     FAR: tl.constexpr,
+    NEAR: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
     CT: tl.constexpr,
+    SQUARE_RI: tl.constexpr,
+    SQUARE_CI: tl.constexpr,
+    SQUARE_RT: tl.constexpr,
+    SQUARE_CT: tl.constexpr,
 ):
     """Iterate one problem until its plan stays where it is."""
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
+    all_a, all_b = a, b
     a += line(RI, RT)
     b += line(CI, CT)
     f += number * N + line(RI, RT)
@@ -125,6 +133,8 @@ def _settle_kernel(
     work += number * N * M
     step += number * N * M
     held += number * N * M
+    inverse += number * M * M
+    lines += number * 4 * M
     weight = -4.0 * tl.load(alpha + number)
     unit = tl.load(epsilon + number)
     per_unit = (1.0 / unit).to(tl.float32)
@@ -134,25 +144,25 @@ def _settle_kernel(
     turns = tl.load(done + number).to(tl.int32)
     values = tl.full([16], float("inf"), tl.float32)
     changes, earlier = values, float("inf")
-    factor, last, rate, turn = 1.0, 0.0, 0.0, 0
+    factor, last, rate, turn, near = 1.0, 0.0, 0.0, 0, 0
     while going == 1:
         mass_a, mass_b = tl.maximum(tl.load(a), 1e-30), tl.maximum(tl.load(b), 1e-30)
         kernel = read(held, shift, RI, CI, RT, CT)
-        s = mass_a / (sums_of_rows(kernel) + 1e-30)
         wanted = tl.maximum(tl.minimum(tl.where(last > 0, share * last, 1e-4), 1e-4), inner_tol)
-        kernel, exact, t, factor, error = scaled(
-            kernel, s, mass_a, mass_b, factor, wanted, most_inner
-        )
-        tl.store(f, tl.load(f) + unit * tl.log(exact))
-        tl.store(g, tl.load(g) + unit * tl.log(t))
+        kernel, near, factor, error, taken = solved(
+            kernel, mass_a, mass_b, all_a, all_b, f, g, unit, near, factor, wanted, most_inner,
+            8, work, inverse, lines, shift, CHUNK, NEAR, RI, CI, RT, CT,
+            SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+        )  # fmt: skip
         write(held, kernel, shift, RI, CI, RT, CT)
-        before = read(plan, shift, RI, CI, RT, CT)
-        moved = kernel - before
+        # matrices are read again rather than held: there are registers for one
+        moved = kernel - read(plan, shift, RI, CI, RT, CT)
+        write(step, moved, shift, RI, CI, RT, CT)
         change = total(tl.abs(moved))
         # what the objective falls by over epsilon, less what is quadratic in the change: to second
         # order the divergence of two plans
-        fall = total(moved * moved / (kernel + before + 1e-37))
-        write(step, moved, shift, RI, CI, RT, CT)
+        sums = 2.0 * read(held, shift, RI, CI, RT, CT) - moved
+        fall = total(moved * moved / tl.maximum(sums, 1e-37))
         turns += 1
         # not a number, a plan that stays, or one that goes away
         end = tl.where(change == change, tl.where(change <= tol, 0, 2), 3)
@@ -169,9 +179,9 @@ def _settle_kernel(
         before = read(plan, shift, RI, CI, RT, CT)
         following = before + (1.0 + ahead) * read(step, shift, RI, CI, RT, CT)
         write(plan, following, shift, RI, CI, RT, CT)
+        # of what is stored, so that costs follow the plan exactly
+        write(step, following - before, shift, RI, CI, RT, CT)
         if going == 1:
-            # of what is stored, so that costs follow the plan exactly
-            write(step, following - before, shift, RI, CI, RT, CT)
             cross(x, step, y, work, N, M, CHUNK, True)
             moved = weight * read(work, shift, RI, CI, RT, CT)
             bent = total(moved * read(step, shift, RI, CI, RT, CT)) / (
@@ -209,16 +219,17 @@ def settle(
     all, the change of a plan that the engine asks for, and the fall of the objective that is none.
     """
     count, n, m = warm.plan.shape
-    tile, (most, tol, objective_tol) = tile_of(n, m, ENTRIES), limits
+    (tiles, warps), (most, tol, objective_tol) = tiles_of(n, m, ENTRIES), limits
     work, held = tables[0].new_empty(count, n, m), torch.empty_like(warm.plan)
     launch(
         _settle_begin_kernel, (count,), *tables, *index, alpha, epsilon,
         work if linear is None else linear, warm.plan, work, warm.f, warm.g, held,
-        LINEAR=linear is not None, N=n, M=m, CHUNK=16, num_warps=tile.warps, num_stages=2,
+        LINEAR=linear is not None, N=n, M=m, CHUNK=16, num_warps=warps, num_stages=2,
     )  # fmt: skip
     launch(
         _settle_kernel, (count,), *single, *index, alpha.float(), epsilon,
-        torch.empty_like(held), torch.empty_like(held), held, *warm, 0, most, _INNER_ITERATIONS,
+        torch.empty_like(held), torch.empty_like(held), held.new_empty(count, m, m),
+        held.new_empty(count, 4, m), held, *warm, 0, most, _INNER_ITERATIONS,
         tol, _ERROR, _SHARE, objective_tol, CHUNK=min(CHUNK, n), MET=MET, FAR=FAR,
-        **tile._asdict(), num_warps=tile.warps, num_stages=2, maxnreg=REGISTERS,
+        NEAR=NEAR, **tiles, num_warps=warps, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -45,6 +45,14 @@ def tile_of(rows: int, columns: int, entries: int) -> Tile:
     return Tile(rows // down, columns // across, down, across)
 
 
+def tiles_of(n: int, m: int, entries: int) -> tuple[dict[str, int], int]:
+    """Choose tiles for matrices (n, m) and (m, m), by name, and the warps that hold them."""
+    square = tile_of(m, m, entries)
+    tile = tile_of(n, m, max(1, n * m // (32 * square.warps)))
+    names = {f"SQUARE_{name}": size for name, size in square._asdict().items()}
+    return tile._asdict() | names, max(tile.warps, square.warps)
+
+
 def padded(values: torch.Tensor, *sizes: int) -> torch.Tensor:
     """Fill the last axes up to some sizes by zeros; what has them is not copied."""
     missing = [size - old for size, old in zip(sizes, values.shape[-len(sizes) :], strict=True)]
@@ -92,14 +100,17 @@ def write(
 
 @triton.jit
 def write_row(
-    row, values, number, shift,
+    row, values, group: tl.constexpr, place, shift,
     RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """Store one row of a matrix."""
-    held, thread = tl.arange(0, RI * CI)[:, None], tl.arange(0, RT * CT)[None, :]
-    chosen = held // CI * RT + thread // CT == number
-    place = held % CI * CT + thread % CT
-    tl.store(row + shift + place, tl.reshape(values, [RI * CI, RT * CT]), mask=chosen)
+    """Store row ``group`` * RT + ``place`` of a float32 matrix."""
+    # a sum of bits, all but one of which are zeros to the compiler: one register is left
+    bits = values.to(tl.int32, bitcast=True)
+    inner = tl.arange(0, RI)[:, None, None, None]
+    chosen = tl.sum(tl.where(inner == group, bits, 0), 0).to(tl.float32, bitcast=True)
+    held, thread = tl.arange(0, CI)[:, None], tl.arange(0, RT * CT)[None, :]
+    where = row + shift + held * CT + thread % CT
+    tl.store(where, tl.reshape(chosen, [CI, RT * CT]), mask=thread // CT == place)
 
 
 @triton.jit
@@ -149,7 +160,7 @@ def own(table, mass, SIZE: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _coarse(values):
+def coarse(values):
     """Keep the digits of float32 that a tensor core reads."""
     return (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
@@ -159,24 +170,27 @@ def _product(
     left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply matrices in memory."""
+    """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory.
+
+    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies.
+    """
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
-    left += rows[:, None] * INNER + middle[None, :]
-    right += middle[:, None] * COLUMNS + columns[None, :]
+    left += rows[:, None] + middle[None, :] * ROWS
+    right += middle[:, None] + columns[None, :] * INNER
     kind = right.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], kind)
     for _ in range(INNER // CHUNK):
         here, there = tl.load(left), tl.load(right)
         if SPLIT:
             # tf32x3 of the compiler has a second accumulator, for which no registers are left
-            coarse_left, coarse_right = _coarse(here), _coarse(there)
+            coarse_left, coarse_right = coarse(here), coarse(there)
             total = tl.dot(here - coarse_left, coarse_right, total, input_precision="tf32")
             total = tl.dot(coarse_left, there - coarse_right, total, input_precision="tf32")
             total = tl.dot(coarse_left, coarse_right, total, input_precision="tf32")
         else:
             total = tl.dot(here, there, total, input_precision="ieee", out_dtype=kind)
-        left += CHUNK
-        right += CHUNK * COLUMNS
+        left += CHUNK * ROWS
+        right += CHUNK
     return total
 
 
@@ -184,18 +198,18 @@ def _product(
 def cross(
     x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr
 ):  # fmt: skip
-    """Write X P Y of matrices (N, N), (N, M) and (M, M) of one dtype, through memory.
+    """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory.
 
     Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
     program has stored before, and until its own stores are seen; ``out`` may be the plan.
     """
-    place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+    down, across = tl.arange(0, N), tl.arange(0, M)
     tl.debug_barrier()
-    half = _product(x, plan, N, N, M, CHUNK, SPLIT)
+    half = _product(plan, x, M, N, N, CHUNK, SPLIT)
     tl.debug_barrier()
-    tl.store(out + place, half)
+    tl.store(out + across[:, None] * N + down[None, :], half)
     tl.debug_barrier()
     half = _product(out, y, N, M, M, CHUNK, SPLIT)
     tl.debug_barrier()
-    tl.store(out + place, half)
+    tl.store(out + down[:, None] * M + across[None, :], half)
     tl.debug_barrier()

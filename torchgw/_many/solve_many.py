@@ -129,15 +129,15 @@ def solve_many(
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
     unbalanced : float, pair of float, or a list of B of these, optional
-        As in ``solve``. With a linear cost one side has to be strict, ``(inf, rho)``.
+        As in ``solve``.
     mass : float or B of them, optional
         As in ``solve``.
     plans : bool
         Whether to keep the plans, 8 n m bytes for each problem.
     differentiable : bool
-        Whether ``result.loss`` carries gradients to the D_X, D_Y, M, a, b that require them, and to
-        points under Euclidean distances. ``epsilon`` has to be a number, and ``scale="auto"`` means
-        None.
+        Whether ``result.loss`` carries gradients to the D_X, D_Y, M that require them, to points
+        under Euclidean distances, and to a and b of strict marginals. ``epsilon`` has to be a
+        number, and ``scale="auto"`` means None.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
 
@@ -192,13 +192,15 @@ def solve_many(
             for place, (side, weights, part) in enumerate(given)
         ]
     check_columns(*read)
-    marginals = read_relaxed(unbalanced, mass, count, fused=fused, differentiable=differentiable)
+    followed = (a, b) if differentiable else ()
+    shares = weights_of_terms(alpha, count, fused=fused)
+    marginals = read_relaxed(unbalanced, mass, shares, followed)
     linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
         np.arange(count),
         np.arange(count, 2 * count),
-        weights_of_terms(alpha, count, fused=fused),
+        shares,
         per_problem("epsilon", epsilon, count, _epsilon),
         linear,
         squared=feature_metric != "euclidean",
@@ -280,9 +282,9 @@ def solve_batch(
     count = len(x)
     if len(y) != count:
         raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
-    marginals = read_relaxed(
-        unbalanced, mass, count, fused=M is not None, differentiable=differentiable
-    )
+    followed = (a, b) if differentiable else ()
+    shares = weights_of_terms(alpha, count, fused=M is not None)
+    marginals = read_relaxed(unbalanced, mass, shares, followed)
     costs = None
     if M is not None:
         costs = to_tensor("M", M).detach().to(where, torch.float64)
@@ -300,7 +302,7 @@ def solve_batch(
         Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
         np.arange(count),
         np.arange(count, 2 * count),
-        weights_of_terms(alpha, count, fused=costs is not None),
+        shares,
         per_problem("epsilon", epsilon, count, _epsilon),
         costs,
         n_init=n_init,
@@ -342,7 +344,8 @@ def _stack(
     used = torch.from_numpy(_sizes(sizes_name, sizes, count, most)).to(device)
     inside = _used(used, most)
     stack = stack.to(device, torch.float64)
-    stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
+    if not bool(inside.all()):
+        stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
     check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
     largest = check_magnitude(name, stack)
     if count and float((stack - stack.mT).abs().max()) > _SYMMETRY * largest:
@@ -382,15 +385,20 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
 
 
 def read_relaxed(
-    unbalanced: Any, mass: Any, count: int, *, fused: bool, differentiable: bool = False
+    unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
 ) -> Relaxations:
-    """Read which marginals the plans of B problems must have."""
+    """Read which marginals the plans of B problems must have.
+
+    ``followed`` are weights to which derivatives would go.
+    """
+    count = len(alpha)
     shares = None if mass is None else per_problem("mass", mass, count, _share)
     if shares is not None and shares.min(initial=1.0) == 1:
         shares = None
     listed = isinstance(unbalanced, list) or getattr(unbalanced, "ndim", 0) > 0
-    each = [*unbalanced] if listed else [unbalanced] * count
-    if len(each) != count:
+    # one for all is read once
+    each = [*unbalanced] if listed else [unbalanced]
+    if listed and len(each) != count:
         raise InvalidInputError(
             "`unbalanced` must be a number or a pair (rho_a, rho_b), or a list with one of these "
             f"for each of the {count} problems; got {len(each)}."
@@ -398,18 +406,21 @@ def read_relaxed(
     penalties = [to_numpy(one).tolist() if hasattr(one, "tolist") else one for one in each]
     bound = None if mass is None else 1.0
     rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
-    rho = np.array([rule.rho for rule in rules]).reshape(count, 2)
+    rho = np.array([rule.rho for rule in rules]).reshape(len(rules), 2)
+    rho = np.broadcast_to(rho, (count, 2))
     free = np.isfinite(rho)
-    if fused and free.all(1).any():
+    if (free.all(1) & (alpha == 0)).any():
         raise UnsupportedError(
-            "`unbalanced` with a linear cost needs plans of a mass that is known in a batch. Make "
-            "one side strict, (inf, rho), pass `mass`, or loop over torchgw.solve."
+            "alpha=0 with penalties on both sides is unbalanced transport, which batches do not "
+            "solve. Raise `alpha`, make one side strict, (inf, rho), or loop over torchgw.solve."
         )
     found = Relaxations(rho if free.any() else None, shares)
-    if differentiable and any(part is not None for part in found):
+    each = [part for weights in followed if weights is not None for part in weights]
+    moving = any(isinstance(part, Tensor) and part.requires_grad for part in each)
+    if moving and any(part is not None for part in found):
         raise UnsupportedError(
-            "`differentiable` has strict marginals in batches. Leave `unbalanced` and `mass` out, "
-            "or loop over torchgw.solve."
+            "In batches, derivatives with respect to `a` and `b` are those of strict marginals. "
+            "Detach the weights, leave `unbalanced` and `mass` out, or loop over torchgw.solve."
         )
     return found
 

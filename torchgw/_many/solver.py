@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
@@ -81,7 +82,7 @@ class Shelves:
     def stacked(cls, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Shelves:
         """Shelve padded stacks, each (S, n, n), (S, n) and the points used (S,), one after another.
 
-        Nothing is done space by space.
+        Beyond these there are zeros. Nothing is done space by space.
         """
         shelves = cls.__new__(cls)
         counts = [sizes.cpu().numpy() for _, _, sizes in sides]
@@ -90,10 +91,16 @@ class Shelves:
             for (tables, weights, sizes), used in zip(sides, counts, strict=True):
                 mine = (padded_sizes(used) == size).nonzero()[0]
                 index = torch.from_numpy(mine).to(tables.device)
-                points = sizes[index]
-                rows = repad(tables[index], size, points).mT
-                masses = repad(weights[index], size, points)
-                parts.append((repad(rows, size, points), masses, points))
+                # a stack of one size is not copied
+                whole = slice(None) if len(mine) == len(tables) else index
+                missing = size - tables.shape[1]
+                parts.append(
+                    (
+                        pad(tables[whole], (0, missing, 0, missing)),
+                        pad(weights[whole], (0, missing)),
+                        sizes[index],
+                    )
+                )
             shelves.stacks[size] = make_stack(*map(torch.cat, zip(*parts, strict=True)))
         return shelves
 
