@@ -96,6 +96,7 @@ def sinkhorn(
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     near, stayed = NEWTON_BELOW, 0
     small, sharp = is_small(prepared), may_be_sharp(prepared)
+    before: tuple[Potentials, float] | None = None  # what it was left with for a larger epsilon
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -141,9 +142,13 @@ def sinkhorn(
         if from_above and stayed >= _PATIENCE and most >= _ROOM:
             # the old kernel goes first here, too
             prepared.end_sweeps()
-            current, used = _from_above(prepared, Potentials(sweep.f, sweep.g), most)
+            before = Potentials(sweep.f, sweep.g), error
+            current, used = _from_above(prepared, before[0], most)
             done, error, relaxation, from_above = done + used, float("inf"), 1.0, False
     prepared.end_sweeps()
+    if before is not None and error > before[1]:
+        # there were too few iterations left to come back
+        return SinkhornResult(*before, done, converged=False)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 
 
