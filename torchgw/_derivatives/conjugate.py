@@ -99,5 +99,6 @@ def by_conjugate_gradients(
     answer = found.add_(start)
     growth = float(answer.norm()) / max(float(start.norm()), tiny)
     v = respond_to(given + curvature(answer), *masses)[1]
-    reached = math.sqrt(max(size, 0.0) / first) if first > 0 else 0.0
+    # rounding may leave a product below zero
+    reached = math.sqrt(abs(size) / first) if first > 0 else 0.0
     return Solution(v, answer.flatten(), growth, reached, count)

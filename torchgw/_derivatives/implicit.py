@@ -36,6 +36,10 @@ _MAX_ITER = 1000
 # Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
 # [L244]
 _WORRYING = 1e-4
+# Products of tables that conjugate gradients take, in units of those of moments, and operations
+# below which only calls count. [L730]
+_TABLES = 20
+_FEW_OPERATIONS = 2.5e8
 # Size of the solution over that of the right side from which the fixed point counts as nearly
 # singular: then the default `tol`, 1e-5, leaves two digits of a derivative. [L355]
 _NEARLY_SINGULAR = 1e3
@@ -124,11 +128,13 @@ def respond(
     forced = torch.zeros_like(density.a), torch.zeros_like(density.b)
     if masses is not None:
         forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
-    if all(bool((weight > 0).all()) for weight in plan.weights):
+    positive = all(bool((weight > 0).all()) for weight in plan.weights)
+    small = density.is_stored and _is_small(problem)
+    if positive and not small:
         response = _by_moments(density, problem, upstream, forced)
         if response is not None:
             return response
-    system = _Streamed(density, problem, upstream, forced)
+    system = _Streamed(density, problem, upstream, forced, small)
     tol = _TOLERANCE[plan.dtype]
     found = by_conjugate_gradients(
         density, system.gradient, upstream, forced, tol=tol, max_iter=_MAX_ITER
@@ -137,6 +143,11 @@ def respond(
         _warn_of_growth(found.growth)
         _warn_of_residual(found.residual)
         return system.response(found.v, found.response, found.residual, found.products)
+    if positive and small:
+        # a saddle point
+        response = _by_moments(density, problem, upstream, forced)
+        if response is not None:
+            return response
     right = -system.error_at_zero
     x, reached = gmres(system.times, right, tol=tol, max_iter=_MAX_ITER)
     # the system is about the identity where a change of the plan dies out at once
@@ -153,9 +164,14 @@ class _Streamed:
     """
 
     def __init__(
-        self, density: Density, problem: Problem, upstream: Cost, forced: tuple[Tensor, Tensor]
+        self,
+        density: Density,
+        problem: Problem,
+        upstream: Cost,
+        forced: tuple[Tensor, Tensor],
+        stored: bool,
     ) -> None:
-        stored = problem.source.factors() is None and problem.target.factors() is None
+        stored |= problem.source.factors() is None and problem.target.factors() is None
         self.gradient: Gradient = DenseGradient(problem) if stored else FactoredGradient(problem)
         self.products = 0
         self._density, self._upstream, self._forced = density, upstream, forced
@@ -230,6 +246,16 @@ class _Streamed:
         # potentials are defined up to a constant, which rounding must not excite
         scaled = scaled - (scaled @ self._null) * self._null
         return scaled, (coupling - answer.vector()).to(density.plan.dtype)
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether some products of tables are less work than the moments of factors."""
+    one, two = problem.source.factors(), problem.target.factors()
+    if one is None or two is None:
+        return False
+    (n, r), (m, s) = one.matrix.shape, two.matrix.shape
+    moments = s * s * n * (m + r * r)
+    return _TABLES * n * m * (n + m) < moments + _FEW_OPERATIONS
 
 
 def _by_moments(
