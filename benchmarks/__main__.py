@@ -27,6 +27,7 @@ STUDIES = {
     "first-use": ("solves.first_use", "clusters, spirals, networks and cells by defaults"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
+    "hvp": ("solves.hessians", "products with the Hessian beside their solve"),
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
     "ledger": ("harness.ledger", "rows of the ledger, by id or by words"),
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),

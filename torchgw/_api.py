@@ -503,7 +503,7 @@ def solve(
                 X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,
                 alpha=alpha, epsilon=epsilon,
             )  # fmt: skip
-            check_tracked(inputs, problem, scaled=scale is not None)
+            check_tracked(inputs, problem, options.rule, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             asked = Asked(problem, options, init, generator, keeper, made)

@@ -14,6 +14,9 @@ CASES = {
     "one side strict": {"unbalanced": (1.0, math.inf)},
     "semi-relaxed": {"unbalanced": (math.inf, 0.0), "distances": "euclidean", "epsilon": 0.6},
     "fused semi-relaxed": {"unbalanced": (math.inf, 0.5)},
+    "fused unbalanced": {"unbalanced": 1.0},
+    "linear unbalanced": {"unbalanced": (0.5, 2.0)},
+    "linear semi-relaxed": {"unbalanced": (math.inf, 0.5)},
     "partial": {"mass": 0.7},
     "fused partial": {"mass": 0.6},
 }
@@ -34,8 +37,11 @@ def inputs_of(case):
     }
     if case == "weights of any sum":
         given["a"] = 1.3 * given["a"]
-    if case.startswith("fused"):
+    if case.startswith(("fused", "linear")):
         given |= {"M": normal(7, 6, seed=2).abs(), "alpha": torch.tensor(0.6).double()}
+    if case.startswith("linear"):
+        # the objective has no quadratic term, and penalties are linear in the mass
+        del given["X"], given["Y"], given["alpha"]
     return given | {"epsilon": torch.tensor(CASES[case].get("epsilon", 1.5)).double()}
 
 
@@ -43,14 +49,19 @@ def steps_of(case, given):
     steps = {name: normal(*item.shape, seed=3) for name, item in given.items()}
     for name in ("a", "b"):
         # only weights of any sum may change theirs
-        mean = 0.0 if case in ("unbalanced", "weights of any sum") else steps[name].mean()
+        any_sum = case.endswith("unbalanced") or case == "weights of any sum"
+        mean = 0.0 if any_sum else steps[name].mean()
         steps[name] = 0.1 * (steps[name] - mean)
     return steps
 
 
 def solved(case, given, mode="implicit"):
     leaves = {name: item.clone().requires_grad_() for name, item in given.items()}
-    options = {"distances": "sqeuclidean"} | CASES[case] | leaves | EXACT
+    options = CASES[case] | leaves | EXACT
+    if case.startswith("linear"):
+        options["alpha"] = 0.0
+    else:
+        options = {"distances": "sqeuclidean"} | options
     return leaves, torchgw.solve(differentiable=mode, **options)
 
 
@@ -113,6 +124,12 @@ def test_what_is_refused():
         torchgw.solve(x, y, differentiable="unrolled", **options)
     with pytest.raises(torchgw.UnsupportedError, match="exact gradient"):
         torchgw.solve(x, y, differentiable="value", gradient="sampled", **options)
+    alpha = torch.tensor(0.0, requires_grad=True)
+    with pytest.raises(torchgw.UnsupportedError, match="alpha > 0"):
+        torchgw.solve(
+            x, y, M=torch.ones(8, 8), alpha=alpha, distances="sqeuclidean", epsilon=1.5,
+            unbalanced=1.0, differentiable="value",
+        )  # fmt: skip
     a = torch.ones(8) / 7
     a[0] = 0
     with pytest.raises(torchgw.UnsupportedError, match="positive weights"):

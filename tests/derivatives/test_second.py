@@ -1,5 +1,7 @@
 """Products with the Hessian of the objective, against differences of its gradient."""
 
+import math
+
 import pytest
 import torch
 from problems import LargestTensor
@@ -105,6 +107,21 @@ def test_the_hessian_is_symmetric_and_blocks_can_be_left_out():
         assert gap < 1e-8 * (1 + there[name].abs().max())
 
 
+@pytest.mark.parametrize("case", ["sqeuclidean", "features", "tables"])
+def test_an_input_alone_has_its_block(case):
+    given = inputs_of(case)
+    steps = direction_of(given)
+    _, result = solved(case, given)
+    for name, step in steps.items():
+        alone = given | {name: given[name].clone().requires_grad_()}
+        if "F_X" in alone:
+            alone["features"] = alone.pop("F_X"), alone.pop("F_Y")
+        other = torchgw.solve(differentiable="value", **(CASES[case] | alone), **EXACT)
+        expected = result.hvp({name: step}).products[name]
+        found = other.hvp(step).products[name]
+        assert (found - expected).norm() <= 1e-8 * expected.norm(), name
+
+
 def test_moves_that_change_nothing_have_no_curvature():
     # translations and rotations leave all distances as they are, at a stationary gradient or not
     given = inputs_of("sqeuclidean")
@@ -150,17 +167,25 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
 
 
 @pytest.mark.parametrize("case", ["sqeuclidean", "cosine", "features"])
-def test_moments_of_a_plan_solve_the_same_system(case, monkeypatch):
+def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkeypatch):
     given = inputs_of(case)
     _, result = solved(case, given)
     steps = direction_of(given)
-    found = result.hvp(steps)
-    monkeypatch.setattr("torchgw._derivatives.encoded.MOST_NUMBERS", 0)
-    whole = result.hvp(steps)
-    assert whole.converged
-    assert whole.iterations != found.iterations
-    for name, expected in whole.products.items():
-        assert (found.products[name] - expected).norm() <= 1e-7 * expected.norm(), name
+    found = [result.hvp(steps)]
+    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.encoded"
+    with monkeypatch.context() as saddle:
+        saddle.setattr(f"{module}.by_conjugate_gradients", lambda *given, **options: None)
+        left = result.hvp(steps)
+    changes = (module, "_FEW_OPERATIONS", -math.inf), (encoded, "MOST_NUMBERS", 0)
+    for place, name, value in changes:
+        monkeypatch.setattr(f"{place}.{name}", value)
+        found.append(result.hvp(steps))
+        assert found[-1].converged
+        assert found[-1].iterations != found[-2].iterations
+        for name, expected in found[-1].products.items():
+            assert (found[0].products[name] - expected).norm() <= 1e-7 * expected.norm(), name
+    # what conjugate gradients give up, moments take
+    assert left.iterations == found[1].iterations
 
 
 def test_points_matched_one_to_one_do_not_slow_the_system():

@@ -344,6 +344,20 @@ def test_simulated_ranks_compute_what_one_would():
         assert found[kind]["efficiency"] > 0
 
 
+def test_products_with_the_hessian_are_measured_and_checked(capsys):
+    given = ["--n", "90", "--tol", "1e-8", "--check-tol", "1e-8", "--repeat", "1"]
+    command_line.main(["hvp", *given, "--device", "cpu"])
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["case"] for record in records] == ["rank-64", "dense"]
+    for record in records:
+        assert record["status"] == "CONVERGED"
+        assert record["converged"]
+        assert record["residual"] < 1e-8
+        # differences of 3e-4 err by its square, times third derivatives at sharp plans
+        assert record["error"] < 1e-3
+        assert record["ratio"] == pytest.approx(record["product_s"] / record["solve_s"], rel=0.1)
+
+
 def test_a_cold_start_is_measured_call_by_call():
     record = coldstart.measure(30, 40, "cpu", calls=2)
     assert len(record["calls"]) == 2

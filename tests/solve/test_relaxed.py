@@ -431,7 +431,7 @@ def test_combinations_are_refused_with_the_reason():
     for options, message in (
         ({"mass": 0.5, "regularization": "proximal"}, "entropic"),
         ({"unbalanced": 1.0, "polish": True}, "polish=False"),
-        ({"unbalanced": 1.0, "M": linear, "differentiable": "value", "epsilon": 0.1}, "strict"),
+        ({"unbalanced": 1.0, "M": linear, "checkpoint": "never-made", "epsilon": 0.1}, "strict"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             torchgw.solve(**GIVEN, **options)
@@ -483,8 +483,10 @@ def test_without_structure_plans_are_those_of_unbalanced_transport(totals, rho):
     assert result.report.penalty == pytest.approx(penalty, rel=1e-9)
     assert result.value == pytest.approx((linear * plan).sum(), rel=1e-9)
     assert result.log["objective"] == pytest.approx(result.value + penalty + entropy, rel=1e-9)
-    with pytest.raises(UnsupportedError, match="differentiable"):
-        torchgw.solve(M=linear, alpha=0, differentiable="value", **options)
+    table = torch.from_numpy(linear).requires_grad_()
+    torchgw.solve(M=table, alpha=0, tol=1e-10, differentiable="value", **options).loss.backward()
+    # at a minimum the derivative by the costs is the plan
+    np.testing.assert_allclose(table.grad, plan, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

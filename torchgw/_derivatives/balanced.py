@@ -79,11 +79,13 @@ class BalancedSolve(Solved):
         with torch.enable_grad():
             still, moving = self.model(tuple(part.detach() for part in inputs)), self.model(copies)
             fixed = scalar(moving, still, self.plan, self.potentials)
-            first = torch.autograd.grad(fixed, copies, create_graph=True, allow_unused=True)
             total = scalar(moving, still, self.plan, self.potentials, change)
-            for part, step in zip(first, steps, strict=True):
-                if part is not None and part.requires_grad:
-                    total = total + (part * step).sum()
+            # epsilon alone has a derivative that only the plan moves
+            if fixed.requires_grad:
+                first = torch.autograd.grad(fixed, copies, create_graph=True, allow_unused=True)
+                for part, step in zip(first, steps, strict=True):
+                    if part is not None and part.requires_grad:
+                        total = total + (part * step).sum()
             made = change.plan
             system = System(made.residual, made.iterations, made.residual <= WORRYING)
             return derivatives(total, copies), system

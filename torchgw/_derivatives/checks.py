@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.losses import Loss
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import ScaleName
 from torchgw._solve.options import Differentiable, Options
@@ -69,8 +70,15 @@ def check_units(
     return None if scale == "auto" else scale
 
 
-def check_tracked(inputs: Mapping[str, Tensor], problem: Problem, *, scaled: bool) -> None:
+def check_tracked(
+    inputs: Mapping[str, Tensor], problem: Problem, rule: MarginalRule | None, *, scaled: bool
+) -> None:
     """Refuse inputs that have no gradient, with the reason."""
+    if "alpha" in inputs and problem.alpha == 0 and rule and rule.fixed_mass is None:
+        raise UnsupportedError(
+            "`alpha` requires a gradient and is 0, where the penalties of `unbalanced` become "
+            "those of a linear objective. Pass alpha > 0."
+        )
     for name, provider in (("X", problem.source), ("Y", problem.target)):
         if (name in inputs or f"D_{name}" in inputs) and scaled:
             raise UnsupportedError(

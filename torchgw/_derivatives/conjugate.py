@@ -24,11 +24,9 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     the preconditioner -S need five tables, where GMRES keeps sixty. ``None`` where they do not
     apply: at saddle points, with factors, or for tables that are too large.
     """
-    density, problem, upstream, forced, tol, max_iter = equation
+    density, problem, upstream, forced, tables, tol, max_iter = equation
     plan = density.plan
-    if not density.is_stored or plan.shape[1] > _SOLVED_COLUMNS:
-        return None
-    if problem.source.factors() is not None or problem.target.factors() is not None:
+    if not (tables and density.is_stored) or plan.shape[1] > _SOLVED_COLUMNS:
         return None
     gradient = DenseGradient(problem)
     table = torch.cat([block for _, block in density.blocks()])
@@ -77,5 +75,6 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     found.add_(start)
     cost = added(upstream, curvature(found))
     _, u, v = respond_to(cost.dense().matrix, *masses)
-    reached = math.sqrt(max(size, 0.0) / first) if first > 0 else 0.0
+    # rounding may leave a product below zero
+    reached = math.sqrt(abs(size) / first) if first > 0 else 0.0
     return Response(density, u, v, cost, reached, count, growth(found, start))

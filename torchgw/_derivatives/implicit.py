@@ -31,6 +31,10 @@ _MAX_ITER = 1000
 # Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
 # [L244]
 WORRYING = 1e-4
+# Products of tables that conjugate gradients take, in units of those of moments, and operations
+# below which only calls count. [L730]
+_TABLES = 20
+_FEW_OPERATIONS = 2.5e8
 # Size of the solution over that of the right side from which the fixed point counts as nearly
 # singular: then the default `tol`, 1e-5, leaves two digits of a derivative. [L355]
 _NEARLY_SINGULAR = 1e3
@@ -55,10 +59,17 @@ def respond(
     forced = torch.zeros_like(density.a), torch.zeros_like(density.b)
     if masses is not None:
         forced = masses[0].to(density.a) * plan.epsilon, masses[1].to(density.b) * plan.epsilon
-    equation = Equation(density, problem, upstream, forced, _TOLERANCE[plan.dtype], _MAX_ITER)
+    small = density.is_stored and _is_small(problem)
+    tables = small or (problem.source.factors() is None and problem.target.factors() is None)
+    equation = Equation(
+        density, problem, upstream, forced, tables, _TOLERANCE[plan.dtype], _MAX_ITER
+    )
     found = None
     if all(bool((weight > 0).all()) for weight in plan.weights):
-        found = by_moments(equation) or by_conjugate_gradients(equation)
+        ways = by_moments, by_conjugate_gradients
+        # what conjugate gradients give up, as at saddle points, moments take
+        one, two = reversed(ways) if small else ways
+        found = one(equation) or two(equation)
     found = found or by_gmres(equation)
     if found.growth > _NEARLY_SINGULAR:
         warn_user(
@@ -74,3 +85,13 @@ def respond(
             ConvergenceWarning,
         )
     return found
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether some products of tables are less work than the moments of factors."""
+    one, two = problem.source.factors(), problem.target.factors()
+    if one is None or two is None:
+        return False
+    (n, r), (m, s) = one.matrix.shape, two.matrix.shape
+    moments = s * s * n * (m + r * r)
+    return _TABLES * n * m * (n + m) < moments + _FEW_OPERATIONS

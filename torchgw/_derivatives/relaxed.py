@@ -105,6 +105,9 @@ class RelaxedSolve(Solved):
         self.objective, self.plan = objective, plan
         self.epsilon = plan.epsilon * (rule.mass or 1.0)
         self.table = plan.stored().detach().double().clamp_min(_LEAST)
+        # what the entropy and the penalties grow with
+        self.is_linear = definition.problem.alpha == 0 and rule.fixed_mass is None
+        self.mass = 1.0 if rule.mass is not None or self.is_linear else float(self.table.sum())
         self.held = self._held()
 
     def _held(self) -> Tensor:
@@ -143,14 +146,21 @@ class RelaxedSolve(Solved):
             table = model.linear.to(torch.float64).dense().matrix
             total = total + (1 - model.alpha) * (table * plan).sum()
         whole = (plan * (plan / (a[:, None] * b)).log()).sum()
+
+        def divergence(entropy: Tensor, size: Tensor) -> Tensor:
+            """Compute KL(p x p | a x a), or 2 KL(p | a) for a linear objective."""
+            if self.is_linear:
+                return 2 * (entropy - mass + size)
+            return 2 * mass * entropy - mass**2 + size**2
+
         if self.rule.mass is not None:
             total = total + epsilon * whole
         else:
-            total = total + epsilon / 2 * (2 * mass * whole - mass**2 + (a.sum() * b.sum()) ** 2)
+            total = total + epsilon / 2 * divergence(whole, a.sum() * b.sum())
             for rho, part, weight in zip(self.rule.rho, (p, q), (a, b), strict=True):
                 if math.isfinite(rho) and rho > 0:
                     entropy = (part * (part / weight).log()).sum()
-                    total = total + rho * (2 * mass * entropy - mass**2 + weight.sum() ** 2)
+                    total = total + rho * divergence(entropy, weight.sum())
         sums = torch.cat([p - model.a, q - model.b, mass[None] - (self.rule.mass or 0.0)])
         return total + multipliers[self.held] @ sums[self.held]
 
@@ -159,18 +169,16 @@ class RelaxedSolve(Solved):
         n, m = self.table.shape
         give = self.table.new_full((n + m + 1,), math.inf)
         if self.rule.mass is None:
-            mass = self.table.sum()
             for place, (rho, part) in enumerate(
                 zip(self.rule.rho, (self.table.sum(1), self.table.sum(0)), strict=True)
             ):
                 if 0 < rho < math.inf:
-                    give[place * n : place * n + len(part)] = part / (2 * rho * mass)
+                    give[place * n : place * n + len(part)] = part / (2 * rho * self.mass)
         return torch.where(self.held, 0.0, give)
 
     def _scale(self) -> Tensor:
         """Compute the inverse of the diagonal of the Hessian that the entropy has."""
-        mass = 1.0 if self.rule.mass is not None else self.table.sum()
-        return self.table / (self.epsilon * mass)
+        return self.table / (self.epsilon * self.mass)
 
     def _multipliers(self, force: Tensor) -> Tensor:
         """Find the multipliers that are nearest to a force, y with A' y = force."""
@@ -245,12 +253,18 @@ class RelaxedSolve(Solved):
         near = _Sums(self._scale(), self._soft())
         root, shape = near.scale.sqrt(), plan.shape
         start = near.respond(torch.zeros_like(plan), sums)
-        right = near.respond(force - bend(start))
+        bent = bend(start)
+        right = within(near.respond(force - bent))
+        # where forces cancel, or only move multipliers, rounding is left, and nothing to solve for
+        whole = float((root * force).norm() + (root * bent).norm())
+        share = max(float(right.norm()) / max(whole, _LEAST), _LEAST)
 
         def operator(x: Tensor) -> Tensor:
             return within(near.respond(bend(root * x.view(shape))))
 
-        x, residual, count = gmres(operator, within(right), tol=_TOLERANCE, max_iter=_MAX_ITER)
+        tol = min(1.0, _TOLERANCE / share)
+        x, residual, count = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
+        residual *= share
         change = start + root * x.view(shape)
         if residual > WORRYING:
             warn_user(

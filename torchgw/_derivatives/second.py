@@ -143,7 +143,9 @@ def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ..
     if not value.requires_grad:
         return torch.zeros_like(value)
     weight = torch.zeros_like(value, requires_grad=True)
-    parts = torch.autograd.grad(value, inputs, weight, create_graph=True, allow_unused=True)
+    # as an upstream gradient the weight would make PyTorch load sympy
+    total = (value * weight).sum()
+    parts = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
     terms = [
         (part * step).sum()
         for part, step in zip(parts, direction, strict=True)

@@ -126,6 +126,9 @@ class _StreamedSide:
         def block(near: Tensor, *parts: Tensor) -> Tensor:
             return function(self.between(near, self.rows), *parts)
 
+        if height >= len(self.rows):
+            # nothing to save, and the first checkpoint of a process loads torch.compile
+            return [block(self.rows, *rows)]
         split = zip(*(item.split(height) for item in (self.rows, *rows)), strict=True)
         return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
 

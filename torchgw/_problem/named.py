@@ -97,6 +97,6 @@ def pair_of_distances(distances: Any) -> tuple[Any, Any]:
             raise InvalidInputError(
                 f"`distances` must be one of {', '.join(map(repr, ('auto', *NAMED)))}, a "
                 f"DistanceProvider, or a pair of these; got {item!r}. Compute other distances and "
-                "pass them as `D_X` and `D_Y`."
+                "pass them as `D_X` and `D_Y`; a function or a manifold makes a ManifoldDistance."
             )
     return pair

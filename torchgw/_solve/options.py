@@ -135,10 +135,9 @@ class Options:
                 f"`differentiable` with {relaxed} needs an exact gradient. Pass gradient='auto', "
                 "'dense' or 'factored'."
             )
-        if linear and (differentiable or checkpoint) and self.rule.fixed_mass is None:
-            name = "differentiable" if differentiable else "checkpoint"
+        if linear and checkpoint and self.rule.fixed_mass is None:
             raise UnsupportedError(
-                f"`{name}` with a linear cost (`M` or `features`) needs plans of a mass that is "
+                "`checkpoint` with a linear cost (`M` or `features`) needs plans of a mass that is "
                 "known. Make one side strict, (inf, rho), or pass `mass`."
             )
 
