@@ -81,6 +81,10 @@ def test_a_plan_can_be_pulled_back():
     leaf = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(moved(leaf), leaf, upstream)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    whole = (jacrev(moved)(x) * upstream[..., None, None]).sum((0, 1))
+    torch.testing.assert_close(whole, expected, rtol=1e-9, atol=1e-12)
+    with pytest.raises(torchgw.UnsupportedError, match="reverse"):
+        jvp(moved, (x,), (x,))
 
 
 def test_what_transforms_cannot_do():

@@ -147,5 +147,6 @@ class Equation(NamedTuple):
     problem: Problem  # without its linear cost
     upstream: Cost  # W
     forced: tuple[Tensor, Tensor]  # sums of rows and columns over weights, times epsilon
+    tables: bool  # whether costs are tables, and not in factors
     tol: float  # relative residual
     max_iter: int  # products with the matrix

@@ -35,7 +35,7 @@ class _Moved(NamedTuple):
 
 def by_moments(equation: Equation) -> Response | None:
     """Solve for the response between spaces with factors of small ranks; ``None`` for others."""
-    density, problem, upstream, forced, tol, max_iter = equation
+    density, problem, upstream, forced, _, tol, max_iter = equation
     one, two, epsilon = problem.source.factors(), problem.target.factors(), density.plan.epsilon
     if one is None or two is None or one.signs.numel() * two.signs.numel() > MOST_NUMBERS:
         return None

@@ -87,7 +87,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _one_by_one(_Loss, info, in_dims, *inputs)
+        return one_by_one(_Loss, info, in_dims, *inputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _one_by_one(_Gradient, info, in_dims, *inputs)
+        return one_by_one(_Gradient, info, in_dims, *inputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -154,10 +154,10 @@ class _Curvature(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], solved: Solved, *tensors: Tensor) -> Any:
         # one linear system for each direction
-        return _one_by_one(_Curvature, info, in_dims, solved, *tensors)
+        return one_by_one(_Curvature, info, in_dims, solved, *tensors)
 
 
-def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+def one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     """Call a function for each member of a batch, as vmap wants it."""
     found = []
     for place in range(info.batch_size):

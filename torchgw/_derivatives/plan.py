@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.plans import as_index, as_points_of
-from torchgw._derivatives.loss import Solved, call
+from torchgw._derivatives.loss import Solved, call, one_by_one
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
@@ -17,6 +17,12 @@ from torchgw._plans.transport import TransportPlan
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."
+)
+
+
+_FORWARD = (
+    "The plan has reverse derivatives only: torch.func.vjp, grad and jacrev. Forward ones, "
+    "as of jvp, jacfwd and hessian, are those of the loss."
 )
 
 
@@ -106,6 +112,14 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        raise UnsupportedError(_FORWARD)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return one_by_one(_Product, info, in_dims, *inputs)
+
+    @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (gradient,) = upstream
         solved, transposed = ctx.solved, ctx.transposed
@@ -133,3 +147,11 @@ class _PlanGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         raise UnsupportedError(_TWICE_PLAN)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        raise UnsupportedError(_TWICE_PLAN)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return one_by_one(_PlanGradient, info, in_dims, *inputs)

@@ -23,10 +23,9 @@ def by_gmres(equation: Equation) -> Response:
     Columns are divided by what a change of v does to their sums, and both parts count alike,
     whatever their units.
     """
-    density, problem, upstream, forced, tol, max_iter = equation
+    density, problem, upstream, forced, tables, tol, max_iter = equation
     a, b, dtype = density.a, density.b, density.plan.dtype
-    stored = problem.source.factors() is None and problem.target.factors() is None
-    gradient: Gradient = DenseGradient(problem) if stored else FactoredGradient(problem)
+    gradient: Gradient = DenseGradient(problem) if tables else FactoredGradient(problem)
     generator = torch.Generator(device=density.plan.device)
     start = gradient.start()
     root = density.what_moves(b, a).sqrt()
