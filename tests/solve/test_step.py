@@ -23,7 +23,7 @@ from torchgw._solve import step as steps
 from torchgw._solve.step import CapturedStep, Step, choose_step
 from torchgw._tensors import cuda_graphs
 from torchgw._tensors.cuda_graphs import clone, tensors_of
-from torchgw._typing import Marginals
+from torchgw._typing import Marginals, Potentials
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
 
 EPSILON = 0.3
@@ -80,6 +80,45 @@ def test_epsilon_is_a_unit(name, store):
         assert float(expected.coupling.values.norm()) > 0.01
         torch.testing.assert_close(*pair, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(got.told, expected.told, rtol=1e-11, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5], ids=["", "fused"])
+def test_a_whole_iteration_is_its_parts(alpha):
+    plain = make_step("dense", "cpu", alpha=alpha)
+    point = plain.gradient.start().perturbed()
+    cost = plain.linearise(point)
+    start = Potentials(torch.full((40,), 0.1), torch.zeros(37))
+    start = Potentials(*(part.double() for part in start))
+    prepared = plain.backend.prepare(LinearProblem(cost, plain.marginals, EPSILON))
+    first = prepared.sweep(start, 10)
+    second = prepared.sweep(first.state, 10, 1.2)
+    expected = plain.update(prepared, Potentials(second.f, second.g), point, point)
+    got = CapturedStep(plain, replay=False).iterate(2, EPSILON, 1.2, start, point, point)
+    torch.testing.assert_close(got.coupling.values, expected.coupling.values, rtol=1e-9, atol=0)
+    torch.testing.assert_close(got.potentials.f, second.f, rtol=1e-9, atol=1e-12)
+    checks = torch.cat([first.check, second.check])
+    told = torch.cat([expected.told, torch.tensor([1.2], dtype=torch.float64), checks])
+    torch.testing.assert_close(got.told, told, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [60, 270])
+def test_blind_iterations_end_where_others_do(monkeypatch, size):
+    """In float64 with Newton steps, and in float32 that is settled."""
+    x, y = np.random.default_rng(size).normal(size=(2, size, 3)) * [3, 2, 1]
+    expected = torchgw.solve(x, y, distances="euclidean")
+    seen = []
+    iterate = CapturedStep.iterate
+    monkeypatch.setattr(
+        CapturedStep, "iterate", lambda *given: seen.append(given[1]) or iterate(*given)
+    )
+    monkeypatch.setattr(loop, "choose_step", lambda step: CapturedStep(step, replay=False))
+    found = torchgw.solve(x, y, distances="euclidean")
+    assert found.converged
+    assert len(seen) >= 8
+    # the sweeps of most are known before
+    assert 2 * len(seen) > len(found.history)
+    assert found.value <= expected.value * (1 + 1e-4)
+    assert found.marginal_error < 1e-6
 
 
 def test_a_cpu_and_another_backend_are_not_captured():

@@ -348,11 +348,11 @@ def exact_own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return 2 * problem.alpha * source.double(), 2 * problem.alpha * target.double()
 
 
-def own_value(problem: Problem, masses: Marginals) -> float:
-    """Compute p' DX^2 p + q' DY^2 q."""
+def own_value(problem: Problem, masses: Marginals) -> Tensor:
+    """Compute p' DX^2 p + q' DY^2 q, ()."""
     p, q = masses
     source, target = _own_sums(problem, masses)
-    return float(p @ source.double() + q @ target.double())
+    return p @ source.double() + q @ target.double()
 
 
 def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -> float:

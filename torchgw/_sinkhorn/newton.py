@@ -36,8 +36,13 @@ def is_small(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible and may pay."""
     cost = prepared.problem.cost
     # a streamed cost asks for nothing as large as the plan
-    stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
-    return _is_strict_and_alone(prepared) and stored and max(cost.shape) <= _MOST_POINTS
+    stored = isinstance(cost, DenseCost) and may_pay(cost.shape, cost.dtype)
+    return _is_strict_and_alone(prepared) and stored
+
+
+def may_pay(shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether Newton steps of a stored cost may pay."""
+    return dtype == torch.float64 and max(shape) <= _MOST_POINTS
 
 
 def _is_strict_and_alone(prepared: PreparedProblem) -> bool:

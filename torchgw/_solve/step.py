@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.loop import sweep_unseen
+from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
 
@@ -31,12 +33,23 @@ _CAPTURED_BYTES = 2**25
 # Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
 _KEPT_BYTES = 2**25
 
+# Sinkhorn iterations of a sweep. [L750]
+SWEEP = 10
+
 
 class Updated(NamedTuple):
     """The coupling of a new plan, and what the loop is told about it."""
 
     coupling: Coupling
     told: Tensor  # (5,) float64, what :class:`torchgw._solve.stopping.Verdict` holds
+
+
+class Iterated(NamedTuple):
+    """What a whole outer iteration leads to."""
+
+    coupling: Coupling
+    potentials: Potentials
+    told: Tensor  # (6 + 2 sweeps,) float64: as that of :class:`Updated`, then that of ``Unseen``
 
 
 @dataclass(eq=False)
@@ -80,6 +93,32 @@ class Step:
         plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
         return self._read_off(cost, plan, potentials, point, previous)
 
+    def iterate(
+        self,
+        sweeps: int,
+        units: Tensor,
+        start: Potentials | None,
+        point: Coupling,
+        previous: Coupling,
+    ) -> Iterated:
+        """Linearise, run sweeps of the linear problem, and take the coupling of its plan.
+
+        ``units`` (2,) are epsilon, and what the second sweep is relaxed by.
+        """
+        epsilon, relaxation = units
+        cost = self.linearise(point)
+        scaled = cost.scaled(1 / epsilon)
+        prepared = self.backend.prepare(LinearProblem(scaled, self.marginals, 1.0))
+        if start is None:
+            begin = prepared.half_steps(torch.zeros_like(self.marginals.b))
+        else:
+            begin = Potentials(*(part / epsilon for part in start))
+        swept = sweep_unseen(prepared, begin, sweeps, SWEEP, relaxation)
+        plan = TransportPlan.of(prepared, swept.potentials)
+        potentials = Potentials(*(part * epsilon for part in plan.potentials))
+        coupling, told = self._read_off(cost, plan, potentials, point, previous)
+        return Iterated(coupling, potentials, torch.cat([told, swept.told]))
+
     def _read_off(
         self,
         cost: Cost,
@@ -107,14 +146,24 @@ class _Ends:
 
     def __init__(self, step: Step, memory: GraphMemory | None) -> None:
         self.step = step
-        self.epsilon = torch.ones((), dtype=torch.float64, device=step.marginals.a.device)
+        self.units = torch.ones(2, dtype=torch.float64, device=step.marginals.a.device)
+        self.epsilon, self.relaxation = self.units
+        self._make: Callable[..., Any] | None = None
+        self._whole: dict[int, Callable[..., Iterated]] = {}
         self.linearise: Callable[..., Cost] = step.linearise
         self.update: Callable[..., Updated] = step.update_in_units
         if memory is not None:
-            make = partial(Captured, memory=memory, generator=step.generator)
+            make = self._make = partial(Captured, memory=memory, generator=step.generator)
             self.linearise = make(step.linearise)
             # the cost lies where the other graph leaves it
             self.update = make(step.update_in_units, in_place=2)
+
+    def whole(self, sweeps: int) -> Callable[..., Iterated]:
+        """Find the iteration of so many sweeps."""
+        if sweeps not in self._whole:
+            function = partial(self.step.iterate, sweeps)
+            self._whole[sweeps] = self._make(function, in_place=1) if self._make else function
+        return self._whole[sweeps]
 
 
 class CapturedStep:
@@ -153,6 +202,22 @@ class CapturedStep:
         update = ends.step.update_in_units if previous.empty else ends.update
         coupling, told = update(cost, ends.epsilon, potentials, point, previous)
         return Updated(clone(coupling), told)
+
+    def iterate(
+        self,
+        sweeps: int,
+        epsilon: float,
+        relaxation: float,
+        start: Potentials | None,
+        point: Coupling,
+        previous: Coupling,
+    ) -> Iterated:
+        """Make a whole iteration; nothing is read from the device."""
+        ends = self._ends
+        ends.epsilon.fill_(epsilon)
+        ends.relaxation.fill_(relaxation)
+        coupling, potentials, told = ends.whole(sweeps)(ends.units, start, point, previous)
+        return Iterated(clone(coupling), clone(potentials), told)
 
 
 def _recall(step: Step, memory: GraphMemory) -> _Ends:
