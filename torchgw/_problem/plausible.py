@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._tensors.memory import free_memory
+from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -120,9 +120,10 @@ def check_tables_fit(
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
     # the cost, the plan and one of them in the making
     entries += 3 * n * m if dense else 0
-    needed, free = 4 * entries, free_memory(device) if entries else 0
-    if needed <= free:
+    needed = 4 * entries
+    if fits(needed, device):
         return
+    free = free_memory(device)
     what = "gradient='dense'" if dense else "distances='precomputed'"
     instead = (
         "gradient='auto', which streams the cost or samples it"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import entries_of
 from torchgw._sinkhorn.problem import STRICT
-from torchgw._typing import Potentials
+from torchgw._typing import Marginals, Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
@@ -64,20 +65,38 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
        transport. arXiv:1710.06635.
     """
     problem, (f, g) = prepared.problem, potentials
-    a, b = problem.marginals
-    plan = prepared.dense(potentials).double()
+    step, short = solve_system(*newton_system(prepared.dense(potentials), problem.marginals))
+    if not bool(short):
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
+
+
+class NewtonSystem(NamedTuple):
+    """What a Newton step solves."""
+
+    curvature: Tensor  # (m, m)
+    missing: Tensor  # (m,) mass of the columns
+    b: Tensor
+
+
+def newton_system(plan: Tensor, marginals: Marginals) -> NewtonSystem:
+    """Make the system of a step from a plan with exact rows."""
+    (a, b), plan = marginals, plan.double()
     columns = plan.sum(0)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan / torch.where(a > 0, a, 1.0)[:, None])
     curvature = torch.outer(columns, columns) - shared
     curvature.diagonal().add_(torch.where(b > 0, (1 + _RIDGE) * columns, 1.0))
+    return NewtonSystem(curvature, b - columns, b)
+
+
+def solve_system(curvature: Tensor, missing: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the step in units of epsilon, and whether it is short enough to be taken, ()."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
-    step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
-    size = torch.where(failed == 0, torch.where(b > 0, step, 0.0).abs().amax(), torch.inf)
+    step = torch.cholesky_solve(missing[:, None], factor)[:, 0]
+    step = torch.where(b > 0, step, 0.0)
     # NaN compares as false
-    if not bool(size <= _LARGEST_STEP):
-        return None
-    return Potentials(f, g + problem.epsilon * torch.where(b > 0, step, 0.0).to(g.dtype))
+    return step, (failed == 0) & (step.abs().amax() <= _LARGEST_STEP)
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

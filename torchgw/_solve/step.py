@@ -8,10 +8,10 @@ consists of some 40 launches, each of which takes longer to make than to run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,20 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost
-from torchgw._sinkhorn.loop import sweep_unseen
+from torchgw._sinkhorn.loop import Unseen, sweep_unseen
+from torchgw._sinkhorn.newton import (
+    NEWTON_BELOW,
+    NewtonSystem,
+    newton_system,
+    solve_system,
+)
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
 # long as their launches, and graphs keep a few such matrices of their own. [L75]
@@ -50,6 +58,14 @@ class Iterated(NamedTuple):
     coupling: Coupling
     potentials: Potentials
     told: Tensor  # (6 + 2 sweeps,) float64: as that of :class:`Updated`, then that of ``Unseen``
+
+
+class Begun(NamedTuple):
+    """An iteration before its Newton step."""
+
+    cost: Cost
+    swept: Unseen
+    system: NewtonSystem
 
 
 @dataclass(eq=False)
@@ -105,15 +121,61 @@ class Step:
 
         ``units`` (2,) are epsilon, and what the second sweep is relaxed by.
         """
+        cost, prepared, swept = self._sweep(sweeps, units, start, point)
+        return self._finish(cost, units[0], prepared, swept, point, previous)
+
+    def begin(self, sweeps: int, units: Tensor, start: Potentials, point: Coupling) -> Begun:
+        """Linearise and run sweeps, up to the Newton step of an iteration that has one."""
+        cost, prepared, swept = self._sweep(sweeps, units, start, point)
+        return Begun(cost, swept, newton_system(prepared.dense(swept.potentials), self.marginals))
+
+    def end(
+        self,
+        sweeps: int,
+        units: Tensor,
+        begun: Begun,
+        step: Tensor,
+        short: Tensor,
+        point: Coupling,
+        previous: Coupling,
+    ) -> Iterated:
+        """Take a Newton step if it is of use, run sweeps, and take the coupling of the plan."""
+        (cost, before, _), (f, g) = begun, begun.swept.potentials
+        prepared = self._in_units(cost, units[0])
+        moved = torch.where(short & (before.told[-1] <= NEWTON_BELOW), step, 0.0)
+        start = Potentials(f, g + moved)
+        swept = sweep_unseen(prepared, start, sweeps, SWEEP, before.told[0])
+        told = torch.cat([swept.told[:1], before.told[1:], swept.told[1:]])
+        swept = swept._replace(told=told)
+        return self._finish(cost, units[0], prepared, swept, point, previous)
+
+    def _in_units(self, cost: Cost, epsilon: Tensor) -> PreparedProblem:
+        """Prepare a linear problem in units of epsilon, which is on the device."""
+        return self.backend.prepare(LinearProblem(cost.scaled(1 / epsilon), self.marginals, 1.0))
+
+    def _sweep(
+        self, sweeps: int, units: Tensor, start: Potentials | None, point: Coupling
+    ) -> tuple[Cost, PreparedProblem, Unseen]:
+        """Linearise at a coupling, and run sweeps in units of epsilon."""
         epsilon, relaxation = units
         cost = self.linearise(point)
-        scaled = cost.scaled(1 / epsilon)
-        prepared = self.backend.prepare(LinearProblem(scaled, self.marginals, 1.0))
+        prepared = self._in_units(cost, epsilon)
         if start is None:
             begin = prepared.half_steps(torch.zeros_like(self.marginals.b))
         else:
             begin = Potentials(*(part / epsilon for part in start))
-        swept = sweep_unseen(prepared, begin, sweeps, SWEEP, relaxation)
+        return cost, prepared, sweep_unseen(prepared, begin, sweeps, SWEEP, relaxation)
+
+    def _finish(
+        self,
+        cost: Cost,
+        epsilon: Tensor,
+        prepared: PreparedProblem,
+        swept: Unseen,
+        point: Coupling,
+        previous: Coupling,
+    ) -> Iterated:
+        """Take the coupling of the plan that sweeps have led to."""
         plan = TransportPlan.of(prepared, swept.potentials)
         potentials = Potentials(*(part * epsilon for part in plan.potentials))
         coupling, told = self._read_off(cost, plan, potentials, point, previous)
@@ -149,7 +211,7 @@ class _Ends:
         self.units = torch.ones(2, dtype=torch.float64, device=step.marginals.a.device)
         self.epsilon, self.relaxation = self.units
         self._make: Callable[..., Any] | None = None
-        self._whole: dict[int, Callable[..., Iterated]] = {}
+        self._whole: dict[Hashable, Callable[..., Any]] = {}
         self.linearise: Callable[..., Cost] = step.linearise
         self.update: Callable[..., Updated] = step.update_in_units
         if memory is not None:
@@ -158,12 +220,14 @@ class _Ends:
             # the cost lies where the other graph leaves it
             self.update = make(step.update_in_units, in_place=2)
 
-    def whole(self, sweeps: int) -> Callable[..., Iterated]:
-        """Find the iteration of so many sweeps."""
-        if sweeps not in self._whole:
-            function = partial(self.step.iterate, sweeps)
-            self._whole[sweeps] = self._make(function, in_place=1) if self._make else function
-        return self._whole[sweeps]
+    def call(self, function: Callable[..., T], sweeps: int, *arguments: Any, in_place: int) -> T:
+        """Call a function of so many sweeps, or replay it, in ``units`` and other arguments."""
+        known = function.__name__, sweeps
+        if known not in self._whole:
+            calls = partial(function, sweeps)
+            self._whole[known] = self._make(calls, in_place=in_place) if self._make else calls
+        made: T = self._whole[known](self.units, *arguments)
+        return made
 
 
 class CapturedStep:
@@ -211,13 +275,25 @@ class CapturedStep:
         start: Potentials | None,
         point: Coupling,
         previous: Coupling,
+        *,
+        after: int = 0,
     ) -> Iterated:
-        """Make a whole iteration; nothing is read from the device."""
+        """Make a whole iteration; nothing is read from the device.
+
+        A Newton step comes before so many of its sweeps, if any.
+        """
         ends = self._ends
         ends.epsilon.fill_(epsilon)
         ends.relaxation.fill_(relaxation)
-        coupling, potentials, told = ends.whole(sweeps)(ends.units, start, point, previous)
-        return Iterated(clone(coupling), clone(potentials), told)
+        made: Iterated
+        if after:
+            # libraries solve systems by calls that not all of them let be recorded
+            begun = ends.call(ends.step.begin, sweeps - after, start, point, in_place=1)
+            found = solve_system(*begun.system)
+            made = ends.call(ends.step.end, after, begun, *found, point, previous, in_place=2)
+        else:
+            made = ends.call(ends.step.iterate, sweeps, start, point, previous, in_place=1)
+        return Iterated(clone(made.coupling), clone(made.potentials), made.told)
 
 
 def _recall(step: Step, memory: GraphMemory) -> _Ends:
