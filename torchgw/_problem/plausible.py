@@ -86,14 +86,15 @@ def warn_of_far_points(
                 return
         table = torch.cdist(given[rows], given[some])
     apart = table.median(1).values
-    typical = float(apart.median())
-    far = (apart > _FAR * typical).nonzero()[:, 0]
-    if typical == 0 or not 0 < len(far) <= max(1.0, _FAR_SHARE * count):
+    middle = apart.median()
+    # in one read
+    typical, far = torch.stack([middle, (apart > _FAR * middle).sum().to(middle)]).tolist()
+    if typical == 0 or not 0 < far <= max(1.0, _FAR_SHARE * count):
         return
     worst = int(apart.argmax())
     row = int(rows[worst])
     follows = "their match means little" if flat else "angles are compared instead"
-    others = "" if len(far) == 1 else f" ({len(far)} rows are that far away)"
+    others = "" if far == 1 else f" ({far:.0f} rows are that far away)"
     warn_user(
         f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
         f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "

@@ -402,7 +402,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
 def _is_similarity(provider: DistanceProvider) -> bool:
     """Whether the first point is further from itself than from others, as by similarities."""
     columns = provider.columns(torch.arange(1, device=provider.device))
-    return float(columns[0, 0]) > float(columns.mean())
+    return bool(columns[0, 0] > columns.mean())
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
