@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from torchgw._solve.step import CapturedStep, Step, choose_step
 from torchgw._tensors import cuda_graphs
 from torchgw._tensors.cuda_graphs import clone, tensors_of
 from torchgw._typing import Marginals, Potentials
+from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
 
 EPSILON = 0.3
@@ -201,6 +203,31 @@ def test_kept_steps_follow_their_problem(monkeypatch):
             # the user's tables are read, and never written to
             assert all(map(torch.equal, plain.gradient.tables(), before))
     assert len(memory.kept) == 2
+
+
+@pytest.mark.parametrize("size", [60, 270])
+def test_whole_solves_on_kept_graphs_change_no_bit(monkeypatch, size):
+    """With graphs that call again, as often as the first solves make them and later ones replay."""
+    memory = cuda_graphs.GraphMemory(None, None, None, OrderedDict())
+    monkeypatch.setattr(steps, "borrow_memory", lambda owner, device: memory)
+
+    class Graph:
+        def __init__(self, record, *args, **kwargs):
+            self.replay = record
+            record()
+
+    monkeypatch.setattr(cuda_graphs, "capture", Graph)
+    found = []
+    for replay in (False, True, True, True):
+        choose = partial(CapturedStep, replay=replay)
+        monkeypatch.setattr(loop, "choose_step", choose)
+        for turn in range(2):
+            sides = spiral(size, turn)[0], swiss_roll(size - 9, turn)[0]
+            found.append(torchgw.solve(*sides, distances="euclidean", n_init=2))
+    for turn in range(2):
+        for other in found[2 + turn :: 2]:
+            assert np.array_equal(found[turn].plan, other.plan)
+            assert found[turn].history == other.history
 
 
 def run(step, plain, count=6):

@@ -41,10 +41,6 @@ class DualPlan(Plan):
     ) -> DualPlan:
         """Return the plan of other potentials and weights on the same cost."""
 
-    def keep_sums(self, rows: Tensor, columns: Tensor) -> None:
-        """Remember the marginals, which somebody has computed."""
-        self._sums = rows, columns
-
     def _moved(self) -> tuple[Tensor, Tensor]:
         if self._sums is None:
             self._sums = super()._moved()

@@ -70,12 +70,13 @@ def evaluate(
     ``solved`` is the linear problem of the plan, if the loop has ended with it.
     """
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
-    matrix = None
+    matrix: PlanMatrix | None = None
     if isinstance(gradient, DenseGradient):
         # all of it from one matrix: on a GPU each operation takes as long as this
         matrix = gradient.update(plan, None, generator)
-        plan.keep_sums(*(matrix.values.sum(axis, dtype=torch.float64) for axis in (1, 0)))
-    masses = Marginals(*plan.marginals())
+        masses = Marginals(*(matrix.values.sum(axis, dtype=torch.float64) for axis in (1, 0)))
+    else:
+        masses = Marginals(*plan.marginals())
     missing = [
         (mass - weight).abs().sum() for mass, weight in zip(masses, setting.marginals, strict=True)
     ]

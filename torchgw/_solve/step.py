@@ -222,7 +222,8 @@ class _Ends:
 
     def call(self, function: Callable[..., T], sweeps: int, *arguments: Any, in_place: int) -> T:
         """Call a function of so many sweeps, or replay it, in ``units`` and other arguments."""
-        known = function.__name__, sweeps
+        # the first iteration has no potentials
+        known = function.__name__, sweeps, tuple(part is None for part in arguments)
         if known not in self._whole:
             calls = partial(function, sweeps)
             self._whole[known] = self._make(calls, in_place=in_place) if self._make else calls
