@@ -224,6 +224,7 @@ class Gradient(ABC):
     linear_below: float  # change of the coupling below which steps are nearly linear in it
     momentum: bool = False  # whether slow steps are followed further
     shortens: bool = False  # whether steps that turn back are shortened
+    stores: bool = False  # whether a coupling is the plan itself, as a matrix
     lossy: bool = False  # whether plans may differ where their couplings do not
     n_anchors: int | None = None  # of a sample
 

@@ -49,6 +49,7 @@ class DenseGradient(StrictGradient):
     name = "dense"
     exact = True
     momentum = True
+    stores = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import Coupling, Gradient, InFactors, QuadraticValue
-from torchgw._gradients.dense import DenseGradient, PlanMatrix
 from torchgw._gradients.relaxed import normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
@@ -70,13 +69,13 @@ def evaluate(
     ``solved`` is the linear problem of the plan, if the loop has ended with it.
     """
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
-    matrix: PlanMatrix | None = None
-    if isinstance(gradient, DenseGradient):
+    if gradient.stores:
         # all of it from one matrix: on a GPU each operation takes as long as this
-        matrix = gradient.update(plan, None, generator)
-        masses = Marginals(*(matrix.values.sum(axis, dtype=torch.float64) for axis in (1, 0)))
+        stored = gradient.update(plan, None, generator)
+        matrix = stored.vector().view(plan.shape)
+        masses = Marginals(*(matrix.sum(axis, dtype=torch.float64) for axis in (1, 0)))
     else:
-        masses = Marginals(*plan.marginals())
+        stored, matrix, masses = None, None, Marginals(*plan.marginals())
     missing = [
         (mass - weight).abs().sum() for mass, weight in zip(masses, setting.marginals, strict=True)
     ]
@@ -97,7 +96,7 @@ def evaluate(
         duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
         kl = float((sum(duals) - cost) / plan.epsilon)
     else:
-        quadratic = gradient.evaluate(plan, masses, generator, matrix)
+        quadratic = gradient.evaluate(plan, masses, generator, stored)
         kl, linear = _entropy_and_linear(plan, linear_cost, masses, matrix)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
@@ -312,7 +311,7 @@ def _entropy_and_linear(
     plan: TransportPlan,
     linear_cost: Cost | None,
     masses: Marginals,
-    matrix: PlanMatrix | None = None,
+    matrix: Tensor | None = None,
 ) -> tuple[float, float]:
     """Compute KL(P | a x b) and <M, P>.
 
@@ -325,8 +324,8 @@ def _entropy_and_linear(
     kl = linear = 0.0
     if matrix is not None and linear_cost is None:
         product = torch.outer(a, b).to(plan.dtype)
-        density = matrix.values / product.clamp_min_(torch.finfo(plan.dtype).tiny)
-        return float(torch.special.xlogy(matrix.values, density).sum(dtype=torch.float64)), 0.0
+        density = matrix / product.clamp_min_(torch.finfo(plan.dtype).tiny)
+        return float(torch.special.xlogy(matrix, density).sum(dtype=torch.float64)), 0.0
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     for rows in row_blocks(plan.cost):
         exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
