@@ -141,10 +141,6 @@ class TritonProblem(PreparedProblem):
             return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
         return factored_sweeper(self._kernel_plan(start), tau)
 
-    def factor(self, relaxation: Tensor) -> Tensor:
-        """Leave it there."""
-        return relaxation
-
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
         """Compute plan @ values, shape (n, c), without the plan unless a small cost is stored."""
         cost, least = self.problem.cost, self.backend.least_entries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import partial
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ from torchgw._solve import step as steps
 from torchgw._solve.step import CapturedStep, Step, choose_step
 from torchgw._tensors import cuda_graphs
 from torchgw._tensors.cuda_graphs import clone, tensors_of
-from torchgw._typing import Marginals, Potentials
-from torchgw.datasets import spiral, swiss_roll
+from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
 
 EPSILON = 0.3
@@ -82,49 +80,6 @@ def test_epsilon_is_a_unit(name, store):
         assert float(expected.coupling.values.norm()) > 0.01
         torch.testing.assert_close(*pair, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(got.told, expected.told, rtol=1e-11, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.5], ids=["", "fused"])
-def test_a_whole_iteration_is_its_parts(alpha):
-    plain = make_step("dense", "cpu", alpha=alpha)
-    point = plain.gradient.start().perturbed()
-    cost = plain.linearise(point)
-    start = Potentials(torch.full((40,), 0.1), torch.zeros(37))
-    start = Potentials(*(part.double() for part in start))
-    prepared = plain.backend.prepare(LinearProblem(cost, plain.marginals, EPSILON))
-    first = prepared.sweep(start, 10)
-    second = prepared.sweep(first.state, 10, 1.2)
-    expected = plain.update(prepared, Potentials(second.f, second.g), point, point)
-    got = CapturedStep(plain, replay=False).iterate(2, EPSILON, 1.2, start, point, point)
-    torch.testing.assert_close(got.coupling.values, expected.coupling.values, rtol=1e-9, atol=0)
-    torch.testing.assert_close(got.potentials.f, second.f, rtol=1e-9, atol=1e-12)
-    checks = torch.cat([first.check, second.check])
-    told = torch.cat([expected.told, torch.tensor([1.2], dtype=torch.float64), checks])
-    torch.testing.assert_close(got.told, told, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [60, 270])
-def test_blind_iterations_end_where_others_do(monkeypatch, size):
-    """In float64 with Newton steps, and in float32 that is settled."""
-    x, y, _ = isometric_copy(size, noise=0.1)
-    call = {"distances": "euclidean", "epsilon": 0.01}
-    expected = torchgw.solve(x, y, **call)
-    with_newton, iterate = [], CapturedStep.iterate
-
-    def seen(*given, after):
-        with_newton.append(after > 0)
-        return iterate(*given, after=after)
-
-    monkeypatch.setattr(CapturedStep, "iterate", seen)
-    monkeypatch.setattr(loop, "choose_step", lambda step: CapturedStep(step, replay=False))
-    found = torchgw.solve(x, y, **call)
-    assert found.converged
-    # the sweeps of most are known before
-    assert 2 * len(with_newton) > len(found.history)
-    assert any(with_newton) == (size == 60)
-    # both have settled to 1e-5
-    assert found.report.objective == pytest.approx(expected.report.objective, rel=1e-5)
-    assert found.marginal_error < 1e-6
 
 
 def test_a_cpu_and_another_backend_are_not_captured():
@@ -203,31 +158,6 @@ def test_kept_steps_follow_their_problem(monkeypatch):
             # the user's tables are read, and never written to
             assert all(map(torch.equal, plain.gradient.tables(), before))
     assert len(memory.kept) == 2
-
-
-@pytest.mark.parametrize("size", [60, 270])
-def test_whole_solves_on_kept_graphs_change_no_bit(monkeypatch, size):
-    """With graphs that call again, as often as the first solves make them and later ones replay."""
-    memory = cuda_graphs.GraphMemory(None, None, None, OrderedDict())
-    monkeypatch.setattr(steps, "borrow_memory", lambda owner, device: memory)
-
-    class Graph:
-        def __init__(self, record, *args, **kwargs):
-            self.replay = record
-            record()
-
-    monkeypatch.setattr(cuda_graphs, "capture", Graph)
-    found = []
-    for replay in (False, True, True):
-        choose = partial(CapturedStep, replay=replay)
-        monkeypatch.setattr(loop, "choose_step", choose)
-        for turn in range(2):
-            sides = spiral(size, turn)[0], swiss_roll(size - 9, turn)[0]
-            found.append(torchgw.solve(*sides, distances="euclidean", n_init=2))
-    for turn in range(2):
-        for other in found[2 + turn :: 2]:
-            assert np.array_equal(found[turn].plan, other.plan)
-            assert found[turn].history == other.history
 
 
 def run(step, plain, count=6):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
-from torchgw._sinkhorn.loop import fitted
 
 # Full iterations of a sweep; three square roots take its root. [L391]
 TICK = 8
@@ -17,6 +16,10 @@ TICK = 8
 LARGEST_EXPONENT = 300.0
 # Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L391]
 _RELAXED = 0.5, 2.0
+# Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
+# excess over one after a sweep that shows it to be too large. [L391]
+_SMALLEST_GAP = 1e-6
+_BACK_OFF = 0.97
 
 
 class Sweep(NamedTuple):
@@ -101,4 +104,8 @@ def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
     Roots are rounded alike wherever a number stands in a vector, and other powers are not.
     """
     rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
-    return torch.where(reduction == 0, factor, fitted(factor, rate))
+    plain = (rate + factor - 1).square() / (rate * factor.square())
+    fitted = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())
+    fitted = torch.where(rate <= factor - 1, 1 + _BACK_OFF * (factor - 1), fitted)
+    fitted = torch.where(reduction >= 1, 1.0, fitted)
+    return torch.where(reduction == 0, factor, fitted)

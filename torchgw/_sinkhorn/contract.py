@@ -9,7 +9,7 @@ faster; the two must agree up to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -153,13 +153,6 @@ class PreparedProblem:
         if self._sweeper is None:
             self._sweeper = self.sweeper(start)
         return self._sweeper(start, count, relaxation)
-
-    def factor(self, relaxation: Tensor) -> Any:
-        """Give sweeps the number that they are relaxed by; where it can stay on the device, that.
-
-        A backend whose calls can be recorded looks at nothing.
-        """
-        return float(relaxation)
 
     @property
     def two_level(self) -> bool:

@@ -11,7 +11,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
 from torchgw._sinkhorn.newton import (
@@ -193,41 +192,6 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
         return 1 + _BACK_OFF * (factor - 1)
     plain = (rate + factor - 1) ** 2 / (rate * factor**2)
     return 2 / (1 + math.sqrt(max(1 - plain, _SMALLEST_GAP)))
-
-
-def fitted(factor: Tensor, rate: Tensor) -> Tensor:
-    """Fit factors on the device to a rate of the error, as :func:`next_relaxation` does."""
-    plain = (rate + factor - 1).square() / (rate * factor.square())
-    found = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())
-    found = torch.where(rate <= factor - 1, 1 + _BACK_OFF * (factor - 1), found)
-    return torch.where(rate >= 1, 1.0, found)
-
-
-class Unseen(NamedTuple):
-    """Where sweeps have led at which nothing has looked."""
-
-    potentials: Potentials
-    told: Tensor  # (1 + 2 sweeps,) float64: the last relaxation, and the checks of all
-
-
-def sweep_unseen(
-    prepared: PreparedProblem, start: Potentials, number: int, count: int, relaxation: Tensor
-) -> Unseen:
-    """Run sweeps of ``count`` iterations each, a plain one and others whose factor follows.
-
-    The second has the ``relaxation`` given, and the others what the errors of those before say, all
-    of it on the device. Without the plain one errors go up and down from problem to problem.
-    """
-    checks: list[Tensor] = []
-    for turn in range(number):
-        if turn > 1:
-            share = checks[-1][1] / checks[-2][1]
-            rate = share.clamp(max=1) ** (1 / count)
-            relaxation = torch.where(share > 0, fitted(relaxation, rate), relaxation)
-        found = prepared.sweep(start, count, prepared.factor(relaxation) if turn else 1.0)
-        start = found.state
-        checks.append(found.check)
-    return Unseen(Potentials(found.f, found.g), torch.cat([relaxation[None], *checks]))
 
 
 def iterations_left(reduction: float, excess: float, count: int) -> float:

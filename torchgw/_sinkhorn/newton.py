@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import entries_of
 from torchgw._sinkhorn.problem import STRICT
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
@@ -37,13 +36,8 @@ def is_small(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible and may pay."""
     cost = prepared.problem.cost
     # a streamed cost asks for nothing as large as the plan
-    stored = isinstance(cost, DenseCost) and may_pay(cost.shape, cost.dtype)
-    return _is_strict_and_alone(prepared) and stored
-
-
-def may_pay(shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether Newton steps of a stored cost may pay."""
-    return dtype == torch.float64 and max(shape) <= _MOST_POINTS
+    stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
+    return _is_strict_and_alone(prepared) and stored and max(cost.shape) <= _MOST_POINTS
 
 
 def _is_strict_and_alone(prepared: PreparedProblem) -> bool:
@@ -65,38 +59,20 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
        transport. arXiv:1710.06635.
     """
     problem, (f, g) = prepared.problem, potentials
-    step, short = solve_system(*newton_system(prepared.dense(potentials), problem.marginals))
-    if not bool(short):
-        return None
-    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
-
-
-class NewtonSystem(NamedTuple):
-    """What a Newton step solves."""
-
-    curvature: Tensor  # (m, m)
-    missing: Tensor  # (m,) mass of the columns
-    b: Tensor
-
-
-def newton_system(plan: Tensor, marginals: Marginals) -> NewtonSystem:
-    """Make the system of a step from a plan with exact rows."""
-    (a, b), plan = marginals, plan.double()
+    a, b = problem.marginals
+    plan = prepared.dense(potentials).double()
     columns = plan.sum(0)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan / torch.where(a > 0, a, 1.0)[:, None])
     curvature = torch.outer(columns, columns) - shared
     curvature.diagonal().add_(torch.where(b > 0, (1 + _RIDGE) * columns, 1.0))
-    return NewtonSystem(curvature, b - columns, b)
-
-
-def solve_system(curvature: Tensor, missing: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the step in units of epsilon, and whether it is short enough to be taken, ()."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
-    step = torch.cholesky_solve(missing[:, None], factor)[:, 0]
-    step = torch.where(b > 0, step, 0.0)
+    step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
+    size = torch.where(failed == 0, torch.where(b > 0, step, 0.0).abs().amax(), torch.inf)
     # NaN compares as false
-    return step, (failed == 0) & (step.abs().amax() <= _LARGEST_STEP)
+    if not bool(size <= _LARGEST_STEP):
+        return None
+    return Potentials(f, g + problem.epsilon * torch.where(b > 0, step, 0.0).to(g.dtype))
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

@@ -8,7 +8,6 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._solve.blind import BlindIteration
 from torchgw._solve.evaluation import evaluate
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,
@@ -60,7 +59,6 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     step = choose_step(
         Step(gradient, marginals, setting.backend, generator, setting.store, proximal)
     )
-    blind = BlindIteration(setting, step)
     follow = NextPoint(gradient, anneal, marginals, generator)
     average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
     excess = _dual_excess(setting)
@@ -71,33 +69,25 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     positive = setting.problem.linear is None and setting.problem.loss.is_square
     change, budget = math.inf, _INNER_ITERATIONS[setting.store]
     error, stuck, missed = math.inf, 0, 0
-    shape = setting.problem.source.n, setting.problem.target.n
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
         epsilon = anneal(annealed)
         at_target = epsilon <= anneal.target
 
-        tol = loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE
-        most_inner = min(options.inner_max_iter, budget)
-        prepared: PreparedProblem | None = None
+        with recorder.timed("cost"):
+            cost = step.linearise(point)
         with recorder.timed("sinkhorn"):
-            blindly = blind(state, epsilon, most_inner, tol, at_target=at_target)
-        if blindly is not None:
-            latest, verdict, inner = blindly
-        else:
-            with recorder.timed("cost"):
-                cost = step.linearise(point)
-            with recorder.timed("sinkhorn"):
-                prepared = prepare(setting, cost, epsilon)
-                if at_target and done == 0 and state.start is None:
-                    # what a search found is lost where the first plan is far from its marginals
-                    tol, most_inner = _MET, options.inner_max_iter
-                inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
-            with recorder.timed("coupling"):
-                latest, told = step.update(prepared, inner.potentials, point, state.latest)
-                verdict = Verdict(*told.tolist())
+            prepared = prepare(setting, cost, epsilon)
+            tol = loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE
+            most_inner = min(options.inner_max_iter, budget)
+            if at_target and done == 0 and state.start is None:
+                # what a search found is lost where the first plan is far from its marginals
+                tol, most_inner = _MET, options.inner_max_iter
+            inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
         with recorder.timed("coupling"):
+            latest, told = step.update(prepared, inner.potentials, point, state.latest)
+            verdict = Verdict(*told.tolist())
             change = verdict.change
             check_finite(verdict.dual, inner.error, epsilon)
             # objectives can be compared, and steps followed, of plans with both marginals
@@ -113,20 +103,19 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         reachable = max(setting.tol, setting.rounding(epsilon))
         settled = at_target and not sampled and change <= reachable
         behind = at_target and is_behind(inner, error, change)
-        if settled or blindly is None or inner.n_iters >= budget:
-            longer = behind or missed >= _MISSES
-            budget = next_budget(setting, budget, inner.error, settled=settled, longer=longer)
+        budget = next_budget(
+            setting, budget, inner.error, settled=settled, longer=behind or missed >= _MISSES
+        )
 
         objective = math.nan
         if setting.rule is None and not math.isnan(verdict.now):
             objective = verdict.dual - verdict.own / 2 - excess
         entry = Iteration(
-            done, epsilon, verdict.dual, inner.error, change, inner.n_iters, shape, objective
+            done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape, objective
         )
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
         spent = settled and most_inner == options.inner_max_iter and not inner.converged
-        spent = spent and blindly is None
         stuck = stuck + 1 if spent and inner.error > _STUCK_SHARE * error else 0
         error = inner.error
         ended: Status | None = None
@@ -141,7 +130,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         if ended is not None:
             solved = None
             # graphs would overwrite the cost
-            if prepared and not step.overwrites and _is_result(setting, prepared, inner):
+            if not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
             resolved = change <= max(setting.tol, RESOLVED)
             status = Status.CONVERGED if resolved else Status.PRECISION_LIMIT
@@ -159,10 +148,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
 
 
 def _look(
-    setting: Setting, prepared: PreparedProblem | None, inner: SinkhornResult
+    setting: Setting, prepared: PreparedProblem, inner: SinkhornResult
 ) -> tuple[TransportPlan, float]:
-    """Read off a plan of proximal steps, none of which is blind, and its value."""
-    assert prepared is not None
+    """Read off a plan and its value."""
     plan = TransportPlan.of(prepared, inner.potentials)
     return plan, evaluate(setting, plan, plan.epsilon).value(setting.problem.alpha)
 

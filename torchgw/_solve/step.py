@@ -8,10 +8,10 @@ consists of some 40 launches, each of which takes longer to make than to run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,20 +20,10 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.cost import Cost
-from torchgw._sinkhorn.loop import Unseen, sweep_unseen
-from torchgw._sinkhorn.newton import (
-    NEWTON_BELOW,
-    NewtonSystem,
-    newton_system,
-    solve_system,
-)
-from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
 # long as their launches, and graphs keep a few such matrices of their own. [L75]
@@ -41,31 +31,12 @@ _CAPTURED_BYTES = 2**25
 # Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
 _KEPT_BYTES = 2**25
 
-# Sinkhorn iterations of a sweep. [L750]
-SWEEP = 10
-
 
 class Updated(NamedTuple):
     """The coupling of a new plan, and what the loop is told about it."""
 
     coupling: Coupling
     told: Tensor  # (5,) float64, what :class:`torchgw._solve.stopping.Verdict` holds
-
-
-class Iterated(NamedTuple):
-    """What a whole outer iteration leads to."""
-
-    coupling: Coupling
-    potentials: Potentials
-    told: Tensor  # (6 + 2 sweeps,) float64: as that of :class:`Updated`, then that of ``Unseen``
-
-
-class Begun(NamedTuple):
-    """An iteration before its Newton step."""
-
-    cost: Cost
-    swept: Unseen
-    system: NewtonSystem
 
 
 @dataclass(eq=False)
@@ -109,78 +80,6 @@ class Step:
         plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
         return self._read_off(cost, plan, potentials, point, previous)
 
-    def iterate(
-        self,
-        sweeps: int,
-        units: Tensor,
-        start: Potentials | None,
-        point: Coupling,
-        previous: Coupling,
-    ) -> Iterated:
-        """Linearise, run sweeps of the linear problem, and take the coupling of its plan.
-
-        ``units`` (2,) are epsilon, and what the second sweep is relaxed by.
-        """
-        cost, prepared, swept = self._sweep(sweeps, units, start, point)
-        return self._finish(cost, units[0], prepared, swept, point, previous)
-
-    def begin(self, sweeps: int, units: Tensor, start: Potentials, point: Coupling) -> Begun:
-        """Linearise and run sweeps, up to the Newton step of an iteration that has one."""
-        cost, prepared, swept = self._sweep(sweeps, units, start, point)
-        return Begun(cost, swept, newton_system(prepared.dense(swept.potentials), self.marginals))
-
-    def end(
-        self,
-        sweeps: int,
-        units: Tensor,
-        begun: Begun,
-        step: Tensor,
-        short: Tensor,
-        point: Coupling,
-        previous: Coupling,
-    ) -> Iterated:
-        """Take a Newton step if it is of use, run sweeps, and take the coupling of the plan."""
-        (cost, before, _), (f, g) = begun, begun.swept.potentials
-        prepared = self._in_units(cost, units[0])
-        moved = torch.where(short & (before.told[-1] <= NEWTON_BELOW), step, 0.0)
-        start = Potentials(f, g + moved)
-        swept = sweep_unseen(prepared, start, sweeps, SWEEP, before.told[0])
-        told = torch.cat([swept.told[:1], before.told[1:], swept.told[1:]])
-        swept = swept._replace(told=told)
-        return self._finish(cost, units[0], prepared, swept, point, previous)
-
-    def _in_units(self, cost: Cost, epsilon: Tensor) -> PreparedProblem:
-        """Prepare a linear problem in units of epsilon, which is on the device."""
-        return self.backend.prepare(LinearProblem(cost.scaled(1 / epsilon), self.marginals, 1.0))
-
-    def _sweep(
-        self, sweeps: int, units: Tensor, start: Potentials | None, point: Coupling
-    ) -> tuple[Cost, PreparedProblem, Unseen]:
-        """Linearise at a coupling, and run sweeps in units of epsilon."""
-        epsilon, relaxation = units
-        cost = self.linearise(point)
-        prepared = self._in_units(cost, epsilon)
-        if start is None:
-            begin = prepared.half_steps(torch.zeros_like(self.marginals.b))
-        else:
-            begin = Potentials(*(part / epsilon for part in start))
-        return cost, prepared, sweep_unseen(prepared, begin, sweeps, SWEEP, relaxation)
-
-    def _finish(
-        self,
-        cost: Cost,
-        epsilon: Tensor,
-        prepared: PreparedProblem,
-        swept: Unseen,
-        point: Coupling,
-        previous: Coupling,
-    ) -> Iterated:
-        """Take the coupling of the plan that sweeps have led to."""
-        plan = TransportPlan.of(prepared, swept.potentials)
-        potentials = Potentials(*(part * epsilon for part in plan.potentials))
-        coupling, told = self._read_off(cost, plan, potentials, point, previous)
-        return Iterated(coupling, potentials, torch.cat([told, swept.told]))
-
     def _read_off(
         self,
         cost: Cost,
@@ -208,27 +107,14 @@ class _Ends:
 
     def __init__(self, step: Step, memory: GraphMemory | None) -> None:
         self.step = step
-        self.units = torch.ones(2, dtype=torch.float64, device=step.marginals.a.device)
-        self.epsilon, self.relaxation = self.units
-        self._make: Callable[..., Any] | None = None
-        self._whole: dict[Hashable, Callable[..., Any]] = {}
+        self.epsilon = torch.ones((), dtype=torch.float64, device=step.marginals.a.device)
         self.linearise: Callable[..., Cost] = step.linearise
         self.update: Callable[..., Updated] = step.update_in_units
         if memory is not None:
-            make = self._make = partial(Captured, memory=memory, generator=step.generator)
+            make = partial(Captured, memory=memory, generator=step.generator)
             self.linearise = make(step.linearise)
             # the cost lies where the other graph leaves it
             self.update = make(step.update_in_units, in_place=2)
-
-    def call(self, function: Callable[..., T], sweeps: int, *arguments: Any, in_place: int) -> T:
-        """Call a function of so many sweeps, or replay it, in ``units`` and other arguments."""
-        # the first iteration has no potentials
-        known = function.__name__, sweeps, tuple(part is None for part in arguments)
-        if known not in self._whole:
-            calls = partial(function, sweeps)
-            self._whole[known] = self._make(calls, in_place=in_place) if self._make else calls
-        made: T = self._whole[known](self.units, *arguments)
-        return made
 
 
 class CapturedStep:
@@ -267,34 +153,6 @@ class CapturedStep:
         update = ends.step.update_in_units if previous.empty else ends.update
         coupling, told = update(cost, ends.epsilon, potentials, point, previous)
         return Updated(clone(coupling), told)
-
-    def iterate(
-        self,
-        sweeps: int,
-        epsilon: float,
-        relaxation: float,
-        start: Potentials | None,
-        point: Coupling,
-        previous: Coupling,
-        *,
-        after: int = 0,
-    ) -> Iterated:
-        """Make a whole iteration; nothing is read from the device.
-
-        A Newton step comes before so many of its sweeps, if any.
-        """
-        ends = self._ends
-        ends.epsilon.fill_(epsilon)
-        ends.relaxation.fill_(relaxation)
-        made: Iterated
-        if after:
-            # libraries solve systems by calls that not all of them let be recorded
-            begun = ends.call(ends.step.begin, sweeps - after, start, point, in_place=1)
-            found = solve_system(*begun.system)
-            made = ends.call(ends.step.end, after, begun, *found, point, previous, in_place=2)
-        else:
-            made = ends.call(ends.step.iterate, sweeps, start, point, previous, in_place=1)
-        return Iterated(clone(made.coupling), clone(made.potentials), made.told)
 
 
 def _recall(step: Step, memory: GraphMemory) -> _Ends:

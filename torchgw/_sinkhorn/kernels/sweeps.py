@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -91,12 +90,9 @@ class Workspace:
                 origin = self.vectors.origin[part]
                 self.shift[part] = (factor - 1.0) * self.vectors.scale * origin
 
-    def relax(self, relaxation: float | Tensor) -> None:
+    def relax(self, relaxation: float) -> None:
         """Set how far the relaxed iterations move."""
-        if isinstance(relaxation, Tensor):
-            self._relaxation = math.nan
-            self._factors.copy_(relaxation)
-        elif relaxation != self._relaxation:
+        if relaxation != self._relaxation:
             self._relaxation = relaxation
             self._factors.fill_(relaxation)
 
@@ -124,9 +120,9 @@ class TritonSweeper:
         self._step = step
         self._state = start  # what ``given`` of the workspace holds
 
-    def __call__(self, start: Potentials, count: int, relaxation: float | Tensor = 1.0) -> Sweep:
-        """Run ``count`` full iterations from ``start``; a factor on the device is not looked at."""
-        work, plain = self._workspace, not isinstance(relaxation, Tensor) and relaxation == 1
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run ``count`` full iterations from ``start``."""
+        work, plain = self._workspace, relaxation == 1
         # a sweep leaves its state in place, to more digits than it has in another dtype
         if start is not self._state or start.f.dtype != torch.float64:
             work.read(start)
