@@ -85,6 +85,7 @@ def test_transposed_points_are_warned_of():
 )
 def test_what_cannot_fit_is_refused_before_the_work(monkeypatch, options, what):
     monkeypatch.setattr(plausible, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(plausible, "fits", lambda needed, device: needed <= 2**20)
     stages = "torchgw._problem.providers.Preparation"
     monkeypatch.setattr(stages, lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(torchgw.UnsupportedError, match=r"at least 0\.0 GiB.*Pass") as refused:

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 import torchgw
 from torchgw._search import relation
@@ -87,6 +86,6 @@ def test_small_turns_are_told_by_their_angle():
     """Matches that differ by a step around a circle move no point far."""
     for degrees, told in ((0, "almost the first"), (6, "the first turned by 6 degrees")):
         angle = np.radians(degrees)
-        turn = torch.tensor([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         assert relation._name_of(turn, 0.0) == told
     assert relation._name_of(turn, 0.25) == "almost the first, with 25% of the points elsewhere"

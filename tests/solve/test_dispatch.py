@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchgw._solve import cost_model
 from torchgw._solve.cost_model import problem_seconds, store_cost
 from torchgw._solve.precision import Dtypes, choose_precision
+from torchgw._tensors import memory
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -16,7 +16,7 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 def free(monkeypatch):
     """Bytes that a device has left; a test may change it."""
     left = {"bytes": 10**12}
-    monkeypatch.setattr(cost_model, "free_memory", lambda device: left["bytes"])
+    monkeypatch.setattr(memory, "free_memory", lambda device: left["bytes"])
     return left
 
 

@@ -220,6 +220,7 @@ class Gradient(ABC):
     linear_below: float  # change of the coupling below which steps are nearly linear in it
     momentum: bool = False  # whether slow steps are followed further
     shortens: bool = False  # whether steps that turn back are shortened
+    stores: bool = False  # whether a coupling is the plan itself, as a matrix
     lossy: bool = False  # whether plans may differ where their couplings do not
     n_anchors: int | None = None  # of a sample
 
@@ -344,11 +345,11 @@ def exact_own_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return 2 * problem.alpha * source.double(), 2 * problem.alpha * target.double()
 
 
-def own_value(problem: Problem, masses: Marginals) -> float:
-    """Compute p' DX^2 p + q' DY^2 q."""
+def own_value(problem: Problem, masses: Marginals) -> Tensor:
+    """Compute p' DX^2 p + q' DY^2 q, ()."""
     p, q = masses
     source, target = _own_sums(problem, masses)
-    return float(p @ source.double() + q @ target.double())
+    return p @ source.double() + q @ target.double()
 
 
 def product_value(problem: Problem, own: tuple[Tensor, Tensor], cross: Tensor) -> float:

@@ -49,6 +49,7 @@ class DenseGradient(StrictGradient):
     name = "dense"
     exact = True
     momentum = True
+    stores = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -125,10 +126,10 @@ class DenseGradient(StrictGradient):
         coupling: PlanMatrix | None = None,
     ) -> QuadraticValue:
         """Compute the value by matrix products."""
-        dense = plan.stored().to(self.problem.dtype)
+        dense = (coupling or self.update(plan, None, generator)).values.to(self.problem.dtype)
         own = own_value(self.problem, masses)
         cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
-        return QuadraticValue(own - 2 * float(cross), 0.0)
+        return QuadraticValue(float(own - 2 * cross), 0.0)
 
     def remember(self, coupling: PlanMatrix, masses: Marginals) -> Linearised:
         """Keep the plan and the distances."""

@@ -148,7 +148,7 @@ class FactoredGradient(StrictGradient):
     ) -> QuadraticValue:
         """Compute the value from the coupling of the plan."""
         coupling = self.update(plan, None, generator) if coupling is None else coupling
-        own = own_value(self.problem, masses)
+        own = float(own_value(self.problem, masses))
         values = coupling.values.to(self.problem.dtype)
         cross = torch.sum(self._measured(coupling).double() * values.double())
         return QuadraticValue(own - 2 * float(cross), 0.0)

@@ -200,8 +200,7 @@ def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     """Compute the standard deviation of a distance between two points drawn by weight."""
     # one point has no distance but that to itself, of which factors leave rounding
-    if int((weights > 0).sum()) == 1:
-        return 0.0
+    several = (weights > 0).sum() > 1
     mean, square = _moments(provider, weights, (identity, torch.square))
     weights = weights.to(provider.dtype)
     second = weights @ square
@@ -210,4 +209,4 @@ def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     # vanish beside those to points without weight
     eps = torch.finfo(mean.dtype).eps
     least = torch.maximum(64 * eps * second, eps**2 * square.max())
-    return float(variance.sqrt()) if variance > least else 0.0
+    return float(torch.where(several & (variance > least), variance, 0.0).sqrt())

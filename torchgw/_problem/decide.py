@@ -26,7 +26,7 @@ from torchgw._errors import GraphWarning
 from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.graph import neighbour_geodesics, neighbourhood
+from torchgw.distances.graph import Neighbourhood, neighbour_geodesics, neighbourhood
 from torchgw.distances.points import PointDistance
 
 
@@ -72,6 +72,8 @@ class Decision(NamedTuple):
     why: str
     # of each that was tried; that of squares is their plan's in straight distances
     agreement: dict[str, float]
+    # of both sides, where all points were looked at
+    shapes: tuple[Neighbourhood, ...] = ()
 
 
 def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
@@ -81,9 +83,11 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     dimension = max(shape.dimension for shape in shapes)
     low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
     sizes = sorted(map(len, points))
+    known = tuple(shapes) if sizes[1] <= _LOOKED_AT else ()
     doubted = sizes[0] <= _FEW_POINTS
     if (low and connected and not doubted) or sizes[1] <= _TINY:
-        return Decision("geodesic", f"neighbour graphs of dimension {dimension:.1f}", {})
+        why = f"neighbour graphs of dimension {dimension:.1f}"
+        return Decision("geodesic", why, {}, known)
     found: dict[str, float] = {}
     # paths between clusters are by chance
     chance = not (low or connected)
@@ -93,7 +97,7 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     for name in order:
         if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
             continue
-        x, y = (_measured(side, name) for side in few)
+        x, y = (_measured(*side, name) for side in zip(few, shapes, strict=True))
         if x is not None and y is not None:
             found[name] = judge(x, y)
         if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
@@ -111,7 +115,7 @@ def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
     pieces = "" if connected else "neighbour graphs in pieces, "
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
     why = f"{pieces}dimension {dimension:.1f}; agreement of a few points: {shown}"
-    return Decision(best, why, found)
+    return Decision(best, why, found, known)
 
 
 def _is_better(name: str, found: dict[str, float]) -> bool:
@@ -131,13 +135,13 @@ def _some(points: Tensor, seed: int) -> Tensor:
     return points.detach().cpu().double()
 
 
-def _measured(points: Tensor, name: Any) -> DistanceProvider | None:
+def _measured(points: Tensor, known: Neighbourhood, name: Any) -> DistanceProvider | None:
     """Measure points in one way; ``None`` where that is not possible."""
     if name == "geodesic":
         with warnings.catch_warnings():
             # said again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
-            return DijkstraDistance(neighbour_geodesics(points))
+            return DijkstraDistance(neighbour_geodesics(points, known=known))
     if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
         return None
     return PointDistance(points, name)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._tensors.memory import free_memory
+from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
@@ -86,14 +86,15 @@ def warn_of_far_points(
                 return
         table = torch.cdist(given[rows], given[some])
     apart = table.median(1).values
-    typical = float(apart.median())
-    far = (apart > _FAR * typical).nonzero()[:, 0]
-    if typical == 0 or not 0 < len(far) <= max(1.0, _FAR_SHARE * count):
+    middle = apart.median()
+    # in one read
+    typical, far = torch.stack([middle, (apart > _FAR * middle).sum().to(middle)]).tolist()
+    if typical == 0 or not 0 < far <= max(1.0, _FAR_SHARE * count):
         return
     worst = int(apart.argmax())
     row = int(rows[worst])
     follows = "their match means little" if flat else "angles are compared instead"
-    others = "" if len(far) == 1 else f" ({len(far)} rows are that far away)"
+    others = "" if far == 1 else f" ({far:.0f} rows are that far away)"
     warn_user(
         f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
         f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "
@@ -120,9 +121,10 @@ def check_tables_fit(
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
     # the cost, the plan and one of them in the making
     entries += 3 * n * m if dense else 0
-    needed, free = 4 * entries, free_memory(device) if entries else 0
-    if needed <= free:
+    needed = 4 * entries
+    if fits(needed, device):
         return
+    free = free_memory(device)
     what = "gradient='dense'" if dense else "distances='precomputed'"
     instead = (
         "gradient='auto', which streams the cost or samples it"
@@ -143,12 +145,12 @@ def are_copies(problem: Problem) -> bool:
         return False
     if not torch.allclose(a.sort().values, b.sort().values, rtol=_SAME, atol=0):
         return False
-    spectra: list[Tensor] = []
-    for side, weight in zip(sides, (a, b), strict=True):
-        table = stored_matrix(side).double()
-        table = weight.sqrt()[:, None] * table * weight.sqrt()
-        # the sum of their squares, which costs nothing
-        if spectra and not torch.isclose(table.norm(), spectra[0].norm(), rtol=_SAME, atol=0):
-            return False
-        spectra.append(torch.linalg.eigvalsh(table))
-    return bool((spectra[0] - spectra[1]).abs().max() <= _SAME * spectra[0].abs().max())
+    tables = [
+        weight.sqrt()[:, None] * stored_matrix(side).double() * weight.sqrt()
+        for side, weight in zip(sides, (a, b), strict=True)
+    ]
+    # eigenvalues take a GPU milliseconds, and their squares have sums that cost nothing
+    if not torch.isclose(tables[0].norm(), tables[1].norm(), rtol=_SAME, atol=0):
+        return False
+    one, other = map(torch.linalg.eigvalsh, tables)
+    return bool((one - other).abs().max() <= _SAME * one.abs().max())

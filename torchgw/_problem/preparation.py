@@ -16,7 +16,12 @@ from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances.geodesics import Geodesics, path_lengths
-from torchgw.distances.graph import ConnectPolicy, given_geodesics, neighbour_geodesics
+from torchgw.distances.graph import (
+    ConnectPolicy,
+    Neighbourhood,
+    given_geodesics,
+    neighbour_geodesics,
+)
 from torchgw.distances.landmark import LandmarkDistance
 
 T = TypeVar("T")
@@ -57,13 +62,23 @@ class Preparation:
         self.n_landmarks = n_landmarks
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy, ranks: Ranks | None
+        self,
+        points: Tensor,
+        n_neighbors: int | None,
+        policy: ConnectPolicy,
+        ranks: Ranks | None,
+        known: Neighbourhood | None = None,
     ) -> KeyedGraph:
-        """Build the connected neighbour graph of points, by ``ranks`` together."""
+        """Build the connected neighbour graph of points, by ``ranks`` together.
+
+        Something may be ``known`` of the points.
+        """
 
         def make() -> dict[str, Any]:
             here = points.to(self.device)
-            return neighbour_geodesics(here, n_neighbors, policy=policy, ranks=ranks).state()
+            return neighbour_geodesics(
+                here, n_neighbors, policy=policy, known=known, ranks=ranks
+            ).state()
 
         with self._timed("graph"):
             state, key = self._fetch("graph", (points, n_neighbors, policy), make, ranks)

@@ -27,7 +27,7 @@ from torchgw._problem.scaling import scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
-from torchgw.distances.graph import ConnectPolicy, default_n_neighbors
+from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
@@ -129,6 +129,7 @@ class _Side:
     is_table: bool  # whether it was given as D_X or D_Y
     name: str = "given"  # of its distances, where they are made here
     graph: KeyedGraph | None = None
+    shape: Neighbourhood | None = None  # of all points, if it has been looked at
 
     def in_units(
         self, provider: DistanceProvider, options: DistanceOptions, *, decided: bool
@@ -198,6 +199,9 @@ def build_providers(
     decision = _decide(pair, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
+    if decision is not None:
+        for side, shape in zip(pair, decision.shapes, strict=False):
+            side.shape = shape
     for side in pair:
         if decision is not None and decision.chosen != "geodesic":
             side.spec = decision.chosen
@@ -210,7 +214,7 @@ def build_providers(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
     )
     connected = [side for side in pair if side.name in from_graphs()]
-    makers = [partial(_graph, side.given, options, stages) for side in connected]
+    makers = [partial(_graph, side, options, stages) for side in connected]
     # a GPU takes less time for all neighbours than for what follows
     graphs = stages.divide(makers, together=device.type == "cpu")
     for side, graph in zip(connected, graphs, strict=True):
@@ -354,9 +358,10 @@ def _refuse_unused(pair: list[_Side], options: DistanceOptions) -> None:
 
 
 def _graph(
-    item: GivenSpace, options: DistanceOptions, stages: Preparation, ranks: Ranks | None
+    side: _Side, options: DistanceOptions, stages: Preparation, ranks: Ranks | None
 ) -> KeyedGraph:
     """Make the connected graph of one side, by ``ranks`` together."""
+    item = side.given
     if item.points is None:
         return stages.given_graph(item.name, item.graph, options.disconnected)
     count = options.n_neighbors
@@ -365,4 +370,4 @@ def _graph(
             f"`n_neighbors` must be below the number of points; got {count} for the {item.n} "
             f"points of {item.name}."
         )
-    return stages.neighbour_graph(item.points, count, options.disconnected, ranks)
+    return stages.neighbour_graph(item.points, count, options.disconnected, ranks, side.shape)

@@ -40,8 +40,9 @@ def scaled(
             # of identical points factors leave rounding, and below zero as often as above
             size = max(0.0, min(size, provider.maximum()))
     else:
-        size = _maximum(provider, points, used)
-        if not bool(used.all()):
+        every = weights is None or bool(used.all())
+        size = provider.maximum() if every else _maximum(provider, points, used)
+        if not every:
             # what factors leave of a distance of zero is no unit
             largest = provider.maximum()
             size = size if size > _NOTHING * largest else largest
@@ -57,9 +58,7 @@ def scaled(
 
 
 def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
-    """Find the largest distance among the points that are used."""
-    if bool(used.all()):
-        return provider.maximum()
+    """Find the largest distance among the points that are used, of which some are not."""
     if isinstance(provider, PointDistance) and points is not None:
         return PointDistance(points[used.to(points.device)], provider.metric).maximum()
     index = used.nonzero()[:, 0]

@@ -61,7 +61,8 @@ def agreement(
     found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
     if made is not None:
         # a copy, as the next search may have been recorded over it
-        made.append(Searched(few, _EPSILON, starts.labels, clone(found.batch)))
+        sizes = sides[0].n, sides[1].n
+        made.append(Searched(sizes, few, _EPSILON, starts.labels, clone(found.batch)))
     plan = found.rounded[found.table[:, 0].argmin()]
     x, y = few.x, few.y
     if found_by:

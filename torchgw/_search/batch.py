@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.rounded import round_to_marginals
-from torchgw._search.coarse import CoarseProblem, cross_terms, side_by_side
+from torchgw._problem.problem import Problem
+from torchgw._search.coarse import Coarsened, CoarseProblem, as_before, cross_terms, side_by_side
 from torchgw._search.starts import start_costs
 from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.contract import Backend
@@ -26,9 +27,10 @@ _INNER = {"search": 10, "compare": 60}
 _RELAXATION = {"search": 1.5, "compare": 1.7}
 # Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
-# Relative difference of epsilons, and of distances and weights, up to which a search is the same. A
-# choice. [L610]
-_SAME_SHARE, _SAME = 0.2, 1e-5
+# Relative difference of epsilons up to which a search is the same. A choice. [L610]
+_SAME_SHARE = 0.2
+# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
+LEAST_EPSILON = 1e-3
 # Outer iterations that a search ends with, in which the marginals are met. [L225]
 _LAST_ITERATIONS = 5
 
@@ -51,40 +53,27 @@ class Judged(NamedTuple):
 class Searched(NamedTuple):
     """A search that was made between few points, to be had by whoever asks for the same."""
 
+    sizes: tuple[int, int]  # of the whole problem
     problem: CoarseProblem
     share: float  # epsilon that the starts were led to, as a share of the natural scale
     labels: tuple[str, ...]  # of its starts
     batch: Batch
 
 
-def among_these(
-    coarse: CoarseProblem, share: float, count: int, made: Iterable[Searched]
-) -> Searched | None:
+def made_before(
+    problem: Problem, epsilon: float, count: int, made: Iterable[Searched], call: Call
+) -> tuple[Coarsened, Searched] | None:
     """Find a search from so many starts among those that were ``made``, of distances alone.
 
     Its tables may be in another unit: which plan is the best does not depend on it.
     """
     for other in made:
-        alike = abs(other.share / share - 1) <= _SAME_SHARE and len(other.labels) == count
-        if alike and bool(_are_same(coarse, other.problem)):
-            return other
+        if other.sizes == (problem.source.n, problem.target.n) and len(other.labels) == count:
+            coarse = as_before(problem, (other.problem.source, other.problem.target), call)
+            share = 0.0 if coarse is None else max(epsilon / coarse.scale, LEAST_EPSILON)
+            if coarse is not None and abs(other.share / share - 1) <= _SAME_SHARE:
+                return coarse, other
     return None
-
-
-def _are_same(one: CoarseProblem, other: CoarseProblem) -> Tensor:
-    """Whether two problems have the same points of the same weights, and tables but for a unit."""
-    same = torch.ones((), dtype=torch.bool, device=one.x.device)
-    for mine, its in zip(one[:2], other[:2], strict=True):
-        if mine.table.shape != its.table.shape:
-            return ~same
-        units = [(side.weights @ side.table @ side.weights) for side in (mine, its)]
-        same &= (mine.indices == its.indices).all()
-        for left, right in (
-            (mine.weights, its.weights),
-            (mine.table * units[1], its.table * units[0]),
-        ):
-            same &= ((left - right).abs() <= _SAME * right.abs().amax()).all()
-    return same
 
 
 def way_to_call(

@@ -26,6 +26,9 @@ from torchgw.distances.sampling import (
     without_surplus,
 )
 
+# Difference of distances and weights up to which they are the same. A choice. [L610]
+_SAME = 1e-5
+
 
 class CoarseProblem(NamedTuple):
     """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38).
@@ -94,7 +97,7 @@ class _Built(NamedTuple):
     """A coarse problem as built, which has to be checked."""
 
     problem: CoarseProblem
-    numbers: Tensor  # (7,) float64: floor, scale, resolution squared, counts of both sides
+    numbers: Tensor  # float64: floor, scale, resolution squared; what is to be checked
 
 
 def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:
@@ -120,6 +123,42 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
     floor, scale, ratio = numbers
     # all points of one side coincide: every plan costs the same and any scale will do
     return Coarsened(coarse, floor, scale or 1.0, math.sqrt(ratio))
+
+
+def as_before(
+    problem: Problem, before: tuple[SpreadPoints, SpreadPoints], call: Call = call_directly
+) -> Coarsened | None:
+    """Make the coarse problem of points that were drawn before, of all points of equal weights.
+
+    ``None`` if weights are not equal, or distances not the same but for a unit.
+    """
+    alpha = torch.full_like(problem.marginals.a[0], problem.alpha)
+    readers = map(column_reader, (problem.source, problem.target))
+    built = call("as before", _build_again, *readers, *problem.marginals, *before, alpha)
+    floor, scale, ratio, same = built.numbers.tolist()
+    return Coarsened(built.problem, floor, scale, math.sqrt(ratio)) if same else None
+
+
+def _build_again(
+    source: ColumnReader,
+    target: ColumnReader,
+    a: Tensor,
+    b: Tensor,
+    x: SpreadPoints,
+    y: SpreadPoints,
+    alpha: Tensor,
+) -> _Built:
+    """Read the distances of points drawn before, and compare them with those of before."""
+    points, same = [], torch.ones_like(alpha, dtype=torch.bool)
+    for reader, weights, old in ((source, a, x), (target, b, y)):
+        table = reader.columns(old.indices)[old.indices].double()
+        unit = (old.weights @ table @ old.weights) / (old.weights @ old.table @ old.weights)
+        near = (table - unit * old.table).abs().amax() <= _SAME * table.amax()
+        same &= near & ((weights - 1 / len(weights)).abs().amax() <= _SAME / len(weights))
+        table = (table + table.T) / 2
+        points.append(old._replace(table=table, square=unit.square() * old.square))
+    coarse, numbers = _constants(points[0], points[1], alpha, None)
+    return _Built(coarse, torch.cat([numbers, same[None].to(numbers)]))
 
 
 def _build(

@@ -74,14 +74,14 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
             return None
     near, far = (_readable(side, stored=stored) for side in sides)
     known = moments(near, a), moments(far, b)
-    sizes = float(a @ known[0][:, 1]) ** 0.5, float(b @ known[1][:, 1]) ** 0.5
+    sizes = torch.stack([a @ known[0][:, 1], b @ known[1][:, 1]]).sqrt().tolist()
     if min(sizes) == 0:
         return None
     doubts = [
         _UNCERTAINTIES * side.uncertainty() / size for side, size in zip(sides, sizes, strict=True)
     ]
     # sums of the outermost points differ, and sizes where they are given by such points
-    slack = max(float(doubt.max()) for doubt in doubts)
+    slack = float(torch.maximum(*(doubt.max() for doubt in doubts)))
     if slack > _TOO_COARSE or abs(sizes[0] / sizes[1] - 1) > max(_SAME, slack):
         return None
     if not all(_same_sums(x, y, slack) for x, y in zip(known[0].T, known[1].T, strict=True)):

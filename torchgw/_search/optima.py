@@ -15,11 +15,12 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import (
+    LEAST_EPSILON,
     Judged,
     Searched,
-    among_these,
     carry_over,
     judge,
+    made_before,
     search_all,
     way_to_call,
 )
@@ -59,8 +60,6 @@ _COMPARED = 3
 # They are not if the best is this far ahead: multiples of its value, and of the natural scale times
 # the resolution squared, which is what coarse points make up. [L115]
 _CLOSE, _CLOSE_SHARE = 2.0, 4.0
-# Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
-_LEAST_EPSILON = 1e-3
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are no more than this on either side.
 # [L109, L219]
@@ -231,19 +230,21 @@ def find_optima(
     """
     backend = backend or EagerBackend()
     call = _way_to_call(problem, count, backend)
-    coarse = represent(problem, call)
+    solve = batch_solver(backend)
+    plain = problem.alpha == 1 and problem.linear is None and problem.loss.is_square
+    before = made_before(problem, epsilon, count, made if plain else (), call)
+    if before is not None and before[0].resolution > _COARSEST:
+        before = None
+    coarse = represent(problem, call) if before is None else before[0]
     if coarse is None:
         return Search((), float("nan"))
     size = max(len(coarse.problem.source.indices), len(coarse.problem.target.indices))
     if size > _POINTS:
         count = (count + 1) // 2
-    target = max(epsilon, _LEAST_EPSILON * coarse.scale)
-    solve = batch_solver(backend)
-    plain = problem.alpha == 1 and problem.linear is None and problem.loss.is_square
-    known = among_these(coarse.problem, target / coarse.scale, count, made if plain else ())
-    if known is not None:
-        labels = known.labels
-        judged = call("judge", judge, coarse.problem, known.batch, in_place=1)
+    target = max(epsilon, LEAST_EPSILON * coarse.scale)
+    if before is not None:
+        labels = before[1].labels
+        judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
         axes = leading_axes(coarse.problem)
         starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
@@ -307,7 +308,7 @@ def search_all_points(
         # nothing is better than a match that keeps all distances
         return first
     # far below, a ladder of stages would have no end
-    target = max(epsilon, _LEAST_EPSILON * whole.scale)
+    target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
     in_time = how == "auto" and n_init is None
     found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time)
@@ -401,7 +402,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
 def _is_similarity(provider: DistanceProvider) -> bool:
     """Whether the first point is further from itself than from others, as by similarities."""
     columns = provider.columns(torch.arange(1, device=provider.device))
-    return float(columns[0, 0]) > float(columns.mean())
+    return bool(columns[0, 0] > columns.mean())
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:

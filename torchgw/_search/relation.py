@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,67 +31,62 @@ def related(
     """Say of each alternative but the first what it is to that."""
     if len(found) < 2:
         return found
-    # small decompositions, for which a GPU takes milliseconds
-    first, *others = (
-        replace(each, source=each.source.cpu(), target=each.target.cpu(), plan=each.plan.cpu())
-        for each in found
-    )
-    mean, axes = _axes(target, first.target)
-    places, told = _places(first, target, first.target, mean, axes), []
-    for other, given in zip(others, found[1:], strict=True):
-        moved = _places(other, target, first.target, mean, axes)
-        if not torch.equal(other.source, first.source):
-            moved = moved[_squares(source, other.source, first.source).argmin(1)]
-        told.append(replace(given, relation=_relation(places, moved, first.plan.sum(1))))
-    return (found[0], *told)
+    # by NumPy, for whose calls a GPU takes ten times as long; many are between the same points
+    first, told = found[0], [found[0]]
+    squares = {
+        id(points): _squares(target, first.target, points)
+        for points in {id(each.target): each.target for each in found}.values()
+    }
+    mean, axes = _axes(squares[id(first.target)])
+    mass, places = None, None
+    for each in found:
+        plan = each.plan.cpu().numpy()
+        rows = plan.sum(1, keepdims=True)
+        there = (mean - squares[id(each.target)]) / 2 @ axes
+        moved = plan @ there / np.maximum(rows, np.finfo(plan.dtype).tiny)
+        if places is None:
+            mass, places = rows / rows.sum(), moved
+            continue
+        if each.source is not first.source and not torch.equal(each.source, first.source):
+            moved = moved[_squares(source, each.source, first.source).argmin(1)]
+        told.append(replace(each, relation=_relation(places, moved, mass)))
+    return tuple(told)
 
 
-def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Tensor:
+def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Any:
     """Read the squared distances of some points to others, (p, o)."""
     table = side.columns(others.to(side.device))[points.to(side.device)]
-    return table.double().square().to(points.device)
+    return table.cpu().numpy().astype(np.float64) ** 2
 
 
-def _axes(target: DistanceProvider, points: Tensor) -> tuple[Tensor, Tensor]:
+def _axes(square: Any) -> tuple[Any, Any]:
     """Find what makes coordinates of squared distances to some points: their mean, and axes."""
-    square = _squares(target, points, points)
     mean = square.mean(0)
     gram = -(square - mean - mean[:, None] + mean.mean()) / 2
-    sizes, vectors = (part.flip(-1)[..., :_AXES] for part in torch.linalg.eigh(gram))
+    sizes, vectors = (part[..., ::-1][..., :_AXES] for part in np.linalg.eigh(gram))
     kept = (sizes > _EXTENT**2 * sizes[0]) & (sizes > 0)
-    return mean, vectors[:, kept] / sizes[kept].sqrt()
+    return mean, vectors[:, kept] / np.sqrt(sizes[kept])
 
 
-def _places(
-    match: Alternative, target: DistanceProvider, anchors: Tensor, mean: Tensor, axes: Tensor
-) -> Tensor:
-    """Find where a match sends its source points, in coordinates of the target, (s, k)."""
-    square = _squares(target, anchors, match.target)
-    plan: Tensor = match.plan
-    mass = plan.sum(1, keepdim=True).clamp_min(torch.finfo(plan.dtype).tiny)
-    return plan @ ((mean - square) / 2 @ axes) / mass
-
-
-def _relation(first: Tensor, other: Tensor, mass: Tensor) -> str:
+def _relation(first: Any, other: Any, weight: Any) -> str:
     """Say in words what takes the places under one match to those under another."""
-    weight = (mass / mass.sum())[:, None]
     first, other = first - (weight * first).sum(0), other - (weight * other).sum(0)
-    spread = float((weight * other.square()).sum())
+    spread = float((weight * other**2).sum())
     if first.shape[1] == 0 or spread == 0:
         return "another match"
-    left, sizes, right = torch.linalg.svd(first.T @ (weight * other))
+    left, _, right = np.linalg.svd(first.T @ (weight * other))
     turn = left @ right
-    apart = (other - first).square().sum(1)
-    elsewhere = float((apart > _ELSEWHERE**2 * spread).double() @ weight[:, 0])
-    if float((weight * (other - first @ turn).square()).sum()) > _RIGID * spread:
+    apart = ((other - first) ** 2).sum(1)
+    elsewhere = float((apart > _ELSEWHERE**2 * spread) @ weight[:, 0])
+    if float((weight * (other - first @ turn) ** 2).sum()) > _RIGID * spread:
         return f"another match, which sends {elsewhere:.0%} of the points elsewhere"
     return _name_of(turn, elsewhere)
 
 
-def _name_of(turn: Tensor, elsewhere: float) -> str:
+def _name_of(turn: Any, elsewhere: float) -> str:
     """Name a rigid motion of the coordinates, the longest extent first."""
     size = len(turn)
-    trace, mirrored = float(turn.trace()), float(torch.linalg.det(turn)) < 0
+    trace, mirrored = float(turn.trace()), float(np.linalg.det(turn)) < 0
     if mirrored:
         if size == 1:
             return "the first read backwards"

@@ -8,7 +8,7 @@ import torch
 
 from torchgw._solve.options import Storage
 from torchgw._solve.precision import Dtypes
-from torchgw._tensors.memory import free_memory
+from torchgw._tensors.memory import fits
 
 
 class _Rates(NamedTuple):
@@ -84,7 +84,7 @@ def cost_fits(device: torch.device, dtypes: Dtypes, shape: tuple[int, int]) -> b
     """Whether a cost may be stored, in each dtype that the outer iterations go through."""
     needed = shape[0] * shape[1] * max(dtypes.loop.itemsize, dtypes.settle.itemsize)
     small = needed <= _STORED_BYTES.get(device.type, 0)
-    return small and _STORED_MATRICES * needed <= free_memory(device)
+    return small and fits(_STORED_MATRICES * needed, device)
 
 
 def problem_seconds(

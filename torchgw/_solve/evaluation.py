@@ -69,11 +69,17 @@ def evaluate(
     ``solved`` is the linear problem of the plan, if the loop has ended with it.
     """
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
-    masses = Marginals(*plan.marginals())
-    error = max(
-        float((mass - weight).abs().sum())
-        for mass, weight in zip(masses, setting.marginals, strict=True)
-    )
+    if gradient.stores:
+        # all of it from one matrix: on a GPU each operation takes as long as this
+        stored = gradient.update(plan, None, generator)
+        matrix = stored.vector().view(plan.shape)
+        masses = Marginals(*(matrix.sum(axis, dtype=torch.float64) for axis in (1, 0)))
+    else:
+        stored, matrix, masses = None, None, Marginals(*plan.marginals())
+    missing = [
+        (mass - weight).abs().sum() for mass, weight in zip(masses, setting.marginals, strict=True)
+    ]
+    error = max(torch.stack(missing).tolist())
     factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
     # beside a linear cost it is not known which of the two terms rounding has moved
     plain = factors is not None and linear_cost is None and error <= RESOLVED
@@ -90,8 +96,8 @@ def evaluate(
         duals = [mass @ part.double() for mass, part in zip(masses, plan.potentials, strict=True)]
         kl = float((sum(duals) - cost) / plan.epsilon)
     else:
-        quadratic = gradient.evaluate(plan, masses, generator)
-        kl, linear = _entropy_and_linear(plan, linear_cost, masses)
+        quadratic = gradient.evaluate(plan, masses, generator, stored)
+        kl, linear = _entropy_and_linear(plan, linear_cost, masses, matrix)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
@@ -257,10 +263,9 @@ def judge(
         return status
     alpha, product = problem.alpha, gradient.product
     # what a missing marginal shifts may lie where a squared term is largest
-    reach = max(
-        gradient.squares(), *(float(part.max()) for part in (gradient.row, gradient.column))
-    )
-    slack = _VALUE_ROUNDING * gradient.squares()
+    squares = gradient.squares()
+    reach = max(squares, float(torch.maximum(gradient.row.max(), gradient.column.max())))
+    slack = _VALUE_ROUNDING * squares
     slack += _VALUE_PER_MARGINAL * found.marginal_error * reach
     if found.quadratic.standard_error > 0:
         slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
@@ -293,7 +298,10 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 
 
 def _entropy_and_linear(
-    plan: TransportPlan, linear_cost: Cost | None, masses: Marginals
+    plan: TransportPlan,
+    linear_cost: Cost | None,
+    masses: Marginals,
+    matrix: Tensor | None = None,
 ) -> tuple[float, float]:
     """Compute KL(P | a x b) and <M, P>.
 
@@ -302,9 +310,13 @@ def _entropy_and_linear(
     """
     if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
         return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
-    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     a, b = plan.weights
     kl = linear = 0.0
+    if matrix is not None and linear_cost is None:
+        product = torch.outer(a, b).to(plan.dtype)
+        density = matrix / product.clamp_min_(torch.finfo(plan.dtype).tiny)
+        return float(torch.special.xlogy(matrix, density).sum(dtype=torch.float64)), 0.0
+    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     for rows in row_blocks(plan.cost):
         exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
         density = exp_(exponent)

@@ -286,7 +286,7 @@ def _levelled(weights: Tensor) -> Tensor:
     """Raise tiny weights: what a plan costs where next to no mass is has a scale as well."""
     least = _LEAST_WEIGHT / len(weights)
     raised = torch.where(weights > 0, weights.clamp_min(least), 0.0)
-    return weights if bool((raised == weights).all()) else raised / raised.sum()
+    return torch.where((raised == weights).all(), weights, raised / raised.sum())
 
 
 def choose_tiling(

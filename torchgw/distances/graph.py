@@ -97,15 +97,19 @@ def neighbour_geodesics(
     n_neighbors: int | None = None,
     *,
     policy: ConnectPolicy = "stitch",
+    known: Neighbourhood | None = None,
     ranks: Ranks | None = None,
 ) -> Geodesics:
     """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points.
 
-    Each of ``ranks`` finds the neighbours of some points.
+    What is ``known`` of the points has the edges of their graph with the default number; else each
+    of ``ranks`` finds the neighbours of some points.
     """
     embedded = _embed(points, "euclidean")
     leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
-    edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves, ranks=ranks)
+    edges = None if known is None else known.edges
+    if edges is None:
+        edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves, ranks=ranks)
     geodesics = _connect(edges, embedded, policy, 1.5, "euclidean", leaves=leaves)
     geodesics.order = None if leaves is None else leaves.order
     return geodesics
@@ -116,20 +120,22 @@ class Neighbourhood(NamedTuple):
 
     dimension: float  # by maximum likelihood (Levina and Bickel 2004)
     connected: bool  # whether their graph is in one piece
+    edges: Edges | None  # of that graph; None if there is none
 
 
 def neighbourhood(points: Tensor) -> Neighbourhood:
     """Find the dimension of points on the CPU, and whether their graph is in one piece."""
     n, count = len(points), default_n_neighbors(len(points))
     if n <= count + 1:
-        return Neighbourhood(0.0, True)
+        return Neighbourhood(0.0, True, None)
     distance, index = nearest_others(points, count)
     source = torch.arange(n).repeat_interleave(count)
-    pieces, _ = components(symmetric_edges(n, source, index.flatten(), distance.flatten()))
+    edges = symmetric_edges(n, source, index.flatten(), distance.flatten())
+    pieces, _ = components(edges)
     near = distance.numpy()
     used = near[near[:, 0] > 0]
     spread = float(np.log(used[:, -1:] / used[:, :-1]).mean()) if len(used) else 0.0
-    return Neighbourhood(1 / spread if spread > 0 else 0.0, pieces == 1)
+    return Neighbourhood(1 / spread if spread > 0 else 0.0, pieces == 1, edges)
 
 
 def _neighbour_edges(
