@@ -64,6 +64,7 @@ class Ladder(NamedTuple):
     outer: int
     step: float = 1.0  # how far each linearisation goes from the last one to that of the plan
     meeting: int = _LAST_INNER  # Sinkhorn iterations in which the plans meet their marginals
+    momentum: float = 0.0  # share of the last step that the next one repeats
 
     def stages(self, last: float) -> list[float]:
         """List the epsilons down to the last one."""
@@ -127,6 +128,11 @@ _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
 # Entries up to which guesses are also looked at as they are, and chains that agree do not end
 # these rounds: it takes little to be surer. [L661]
 _TINY = 2**10
+# Share of the last step that a step of these rounds repeats: plans had not settled in the
+# iterations that they have. [L760]
+_MOMENTUM = 0.6
+# Times that they are begun anew, with other chains, unless two end at the same optimum. [L762]
+_ATTEMPTS = 3
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
@@ -431,13 +437,13 @@ def _again(
     numbers: Iterator[int],
     left: list[Trial],
 ) -> tuple[list[_Chain], bool]:
-    """Improve chains by rounds and, where they disagree, others as well.
+    """Improve chains by rounds and, where they disagree, others as well, a few times over.
 
     Returns the best of different plans, and whether independent ones agree; ``left`` gets what the
     others came to.
     """
     width = min(count, _WIDEST)
-    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING)
+    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
     rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
     first = sorted(chains, key=lambda chain: chain.objective)
     groups = [_apart(first, width, left)]
@@ -447,17 +453,39 @@ def _again(
         # those that were sent round again come from each other
         if _near(first[_AGREEING - 1], groups[0][0], _SAME):
             return groups[0], True
-    for _ in range(1, _GROUPS):
-        kinds = itertools.islice(itertools.cycle(_FIRST), width)
+    pools: list[list[_Chain]] = []
+    for _ in range(_ATTEMPTS):
+        pool, alike = _attempt(world, groups, rounds, numbers, left)
+        pools = sorted([*pools, pool], key=lambda one: one[0].objective)
+        twice = len(pools) > 1 and _near(pools[1][0], pools[0][0], _BETTER)
+        if twice or (alike and pool is pools[0]):
+            return pools[0], True
+        groups = []
+    together = [list(itertools.chain(*pools))]
+    return _improved(world, together, rounds, numbers, left)[0], False
+
+
+def _attempt(
+    world: _World,
+    groups: list[list[_Chain]],
+    rounds: _Rounds,
+    numbers: Iterator[int],
+    left: list[Trial],
+) -> tuple[list[_Chain], bool]:
+    """Improve groups of chains, some of them new ones, apart and then together.
+
+    Returns the best of different plans, and whether each group has found the best.
+    """
+    while len(groups) < _GROUPS:
+        kinds = itertools.islice(itertools.cycle(_FIRST), rounds.width)
         fresh = [world.begin(kind, next(numbers)) for kind in kinds]
-        world.descend(fresh, _QUICK._replace(step=_STEP), epsilon)
-        groups.append(_apart(fresh, width, left))
+        world.descend(fresh, _QUICK._replace(step=_STEP), rounds.epsilon)
+        groups = [*groups, _apart(fresh, rounds.width, left)]
     groups = _improved(world, groups, rounds, numbers, left)
     together = [list(itertools.chain(*groups))]
-    rounds = rounds._replace(width=_GROUPS * width)
+    rounds = rounds._replace(width=_GROUPS * rounds.width)
     better = _improved(world, together, rounds, numbers, left)[0]
-    found = sum(_near(group[0], better[0], _BETTER) for group in groups)
-    return better, found >= _AGREEING - 1
+    return better, all(_near(group[0], better[0], _BETTER) for group in groups)
 
 
 def _improve(
@@ -753,10 +781,15 @@ class _World:
             noise = torch.randn(plans.shape, device=plans.device, generator=generator)
             plans = plans * (1 + _STIR * noise).clamp_(0.5)
             last = math.inf
-            costs = None
+            costs = push = None
             for _ in range(ladder.outer):
                 before = plans
-                costs = self.step(costs, plans, ladder.step)
+                if costs is None or not ladder.momentum:
+                    costs = self.step(costs, plans, ladder.step)
+                else:
+                    way = self.costs(plans).sub_(costs).mul_(ladder.step)
+                    push = way if push is None else push.mul_(ladder.momentum).add_(way)
+                    costs.add_(push)
                 plans, g = self.solve(costs, g, share * self.scale, _INNER)
                 change = float((plans - before).abs().sum((1, 2)).amax())
                 # one that grows leaves a saddle point

@@ -80,11 +80,12 @@ def _iterate_on_host(
 
     def relax(old: Any, new: Any, factor: Any) -> None:
         # a call of clip() takes as long as three of these
-        np.divide(new, old, out=factor)
-        np.minimum(np.maximum(factor, 1 / RELAXED_FACTOR, out=factor), RELAXED_FACTOR, out=factor)
-        np.power(factor, excess, out=factor)
-        np.multiply(new, factor, out=old)
-        np.minimum(np.maximum(old, SMALLEST, out=old), LARGEST, out=old)
+        if excess:
+            np.divide(new, old, out=factor)
+            np.maximum(factor, 1 / RELAXED_FACTOR, out=factor)
+            np.power(np.minimum(factor, RELAXED_FACTOR, out=factor), excess, out=factor)
+            np.multiply(new, factor, out=new)
+        np.minimum(np.maximum(new, SMALLEST, out=old), LARGEST, out=old)
 
     for _ in range(iterations):
         np.divide(columns, np.matmul(u, forth, out=new_v), out=new_v)
