@@ -357,6 +357,14 @@ def test_what_has_no_gradient_is_refused(change, error, message):
         torchgw.solve(x, given["Y"], **options)
 
 
+def test_points_inside_a_provider_have_no_gradient_and_that_is_said():
+    given = problem()
+    (x,) = require([given["X"]])
+    held = torchgw.distances.PointDistance(x, "sqeuclidean")
+    with pytest.raises(torchgw.UnsupportedError, match="`X` is a PointDistance of points"):
+        torchgw.solve(held, given["Y"], epsilon=1.0, differentiable="value")
+
+
 def test_unrolled_refuses_what_it_cannot_hold():
     given = problem(300, 200)
     (x,) = require([given["X"]])

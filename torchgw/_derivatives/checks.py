@@ -27,8 +27,15 @@ def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
     A provider in place of X or Y that was made from such a tensor counts as D_X or D_Y.
     """
     for name in ("X", "Y"):
-        if isinstance(inputs[name], DistanceProvider):
-            inputs[f"D_{name}"] = inputs[name].given
+        provider = inputs[name]
+        if isinstance(provider, DistanceProvider):
+            inputs[f"D_{name}"] = provider.given
+            kept = vars(provider).values() if provider.given is None else ()
+            if any(isinstance(part, Tensor) and part.requires_grad for part in kept):
+                raise UnsupportedError(
+                    f"`{name}` is a {type(provider).__name__} of points that require a gradient, "
+                    "and only points themselves get one. Pass them and `distances`."
+                )
     features = inputs.pop("F", None)
     if features is not None:
         inputs.update(zip(("F_X", "F_Y"), features, strict=True))
