@@ -220,6 +220,23 @@ def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkey
     assert left == [found[1].iterations] * 2
 
 
+def test_a_plan_that_cannot_move_raises_no_doubt(recwarn):
+    torch.manual_seed(0)
+    x = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
+    y, direction = x.detach()[torch.randperm(7)], torch.randn(7, 2, dtype=torch.float64)
+    options = {"distances": "sqeuclidean", "differentiable": "value", "random_state": 0, **EXACT}
+    found = {}
+    for epsilon in (0.05, 0.08):
+        result = torchgw.solve(x, y, epsilon=epsilon, **options)
+        product = result.hvp(direction)
+        assert product.converged
+        assert product.residual < 1e-6
+        (found[epsilon],) = product.products.values()
+    assert not [each for each in recwarn if "residual" in str(each.message)]
+    # that of the match itself, whatever epsilon is
+    assert (found[0.05] - found[0.08]).norm() <= 1e-6 * found[0.05].norm()
+
+
 def test_points_matched_one_to_one_do_not_slow_the_system():
     generator = torch.Generator().manual_seed(0)
     scale = torch.arange(1, 21).double() ** -0.5

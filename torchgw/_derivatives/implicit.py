@@ -13,6 +13,9 @@ plan is stored, and by GMRES for all.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -73,6 +76,11 @@ def respond(
         if found is None or (small and found.residual > WORRYING):
             found = two(equation)
     found = found or by_gmres(equation)
+    if max(found.residual / WORRYING, found.growth / _NEARLY_SINGULAR) > 1:
+        share = _share(found, equation)
+        # where forces cancel to rounding, as at a match point by point, there is nothing to solve
+        if share * WORRYING < torch.finfo(plan.dtype).eps:
+            found = replace(found, residual=found.residual * share, growth=1.0)
     if found.growth > _NEARLY_SINGULAR:
         warn_user(
             "The fixed point of the solve is nearly singular: the implicit derivative enlarges "
@@ -87,6 +95,16 @@ def respond(
             ConvergenceWarning,
         )
     return found
+
+
+def _share(found: Response, equation: Equation) -> float:
+    """Divide the size of a response by that of the forces along which a plan would move."""
+    density, size, forces = equation.density, 0.0, 0.0
+    for (rows, change), (_, block) in zip(found.blocks(), density.blocks(), strict=True):
+        plan = block * density.a[rows, None] * density.b
+        size += float(change.square().sum())
+        forces += float((plan * equation.upstream.rows(rows).dense().matrix).square().sum())
+    return density.plan.epsilon * math.sqrt(size / forces) if forces > 0 else 1.0
 
 
 def _is_small(problem: Problem) -> bool:
