@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import torchgw
-from benchmarks.harness.measure import MemoryProbe, synchronize
+from benchmarks.harness.measure import MemoryProbe, timed
 
 __all__ = ["CASES", "main", "measure"]
 
@@ -52,17 +52,13 @@ def clouds(case: Case, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
     return x.to(dtype), y.to(dtype), (normal(n) * scale).to(dtype)
 
 
-def timed(
+def spent_on(
     device: torch.device, call: Callable[[Tensor], T], points: Tensor
 ) -> tuple[T, tuple[float, float], dict[str, float]]:
     """Call; return the result, seconds of the clock and of the processor, and peak memory."""
-    probe = MemoryProbe(device)
-    synchronize(device)
-    begin, processor = time.perf_counter(), time.process_time()
-    result = call(points)
-    synchronize(device)
-    spent = time.perf_counter() - begin, time.process_time() - processor
-    return result, spent, probe.peak_mib()
+    probe, processor = MemoryProbe(device), time.process_time()
+    seconds, result = timed(lambda _: call(points), 0, device)
+    return result, (seconds, time.process_time() - processor), probe.peak_mib()
 
 
 def measure(
@@ -86,8 +82,8 @@ def measure(
         return torchgw.solve(points.clone().requires_grad_(), y, **settings | more)
 
     for _ in range(repeat):
-        result, solved, memory = timed(device, solve, x)
-        found, spent, more = timed(device, result.hvp, step)
+        result, solved, memory = spent_on(device, solve, x)
+        found, spent, more = spent_on(device, result.hvp, step)
     ends = []
     for sign in (1, -1):
         moved = (x + sign * size * step).requires_grad_()
