@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
-# some pivots of the simplex at most. [L408, L482, L518, L740]
+# some pivots of the simplex at most. [L408, L482, L518, L740, L820]
 _LARGE = 150
 _KEPT = 8
 _EVERY = 16
@@ -50,13 +50,12 @@ class ExactTransport:
         try:
             from ot import emd
         except ImportError:
-            self._emd: Any = None
-            self._sparse = False
-        else:
-            # POT takes sparse costs since it takes these
-            self._emd = emd
-            self._sparse = "potentials_init" in inspect.signature(emd).parameters
-        self.last: Vertex | None = None  # of the last cost, less its least entry
+            emd = None
+        self._emd: Any = emd
+        # POT takes sparse costs since it takes these
+        sparse = self.by_pot and "potentials_init" in inspect.signature(emd).parameters
+        self.by_parts = sparse and min(len(p), len(q)) >= _LARGE
+        self.last: Vertex | None = None
         self.short = False  # whether pivots ever ran out
 
     @property
@@ -67,36 +66,44 @@ class ExactTransport:
     def __call__(self, cost: Array, reached: float = -np.inf, enough: float = np.inf) -> Vertex:
         """Solve; a plan that gains half of the most on a value reached, or enough, will do."""
         if not self.by_pot:
-            return _by_scipy(self.p, self.q, cost)
-        # of negative costs the network simplex may say that there is no plan
-        lowest = cost.min()
-        if lowest:
-            cost = cost - lowest
-        if not self._by_parts(cost, reached - lowest * self.p.sum(), enough):
-            self.on(cost)
+            self.last = _by_scipy(self.p, self.q, cost)
+        elif not self._on_parts(cost, reached, enough):
+            # of negative costs the network simplex may say that there is no plan
+            lowest = cost.min()
+            self.on(cost - lowest if lowest else cost)
+            assert self.last is not None
+            self.last = self.last._replace(u=self.last.u + lowest)
         assert self.last is not None
-        return self.last._replace(u=self.last.u + lowest)
+        return self.last
 
-    def _by_parts(self, cost: Array, worth: float, enough: float) -> bool:
+    def _on_parts(self, cost: Array, reached: float, enough: float) -> bool:
         """Solve on some entries, unless these would be many or POT takes no sparse costs."""
-        if self.last is None or min(cost.shape) < _LARGE or not self._sparse:
+        if self.last is None or not self.by_parts:
             return False
         plan, u, v = self.last
-        rest = cost - u[:, None] - v
+        # less the last prices costs ask for fewer pivots
+        rest = cost - v
+        rest -= u[:, None]
         used = (plan > 0) | (rest <= _cheap(rest))
-        slack = 1e-12 * cost.max()
         for _ in range(_ROUNDS):
             entries = np.divmod(np.flatnonzero(used), used.shape[1])
-            _, value = self.on(scipy.sparse.coo_array((cost[entries], entries), cost.shape))
-            if worth - value > enough:
+            few = rest[entries]
+            few -= (least := few.min())
+            self.on(scipy.sparse.coo_array((few, entries), cost.shape))
+            more = self.last.u + least, self.last.v
+            u, v = u + more[0], v + more[1]
+            self.last = self.last._replace(u=u, v=v)
+            value = float(self.p @ u + self.q @ v)
+            if reached - value > enough:
                 return True
-            _, u, v = self.last
-            rest = cost - u[:, None] - v
+            rest -= more[0][:, None]
+            rest -= more[1]
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
-            missed = -float(max(bounds))
-            if float(worth) - value > missed or missed <= _EXACT * value or rest.min() >= -slack:
+            missed, lowest, wrong = -float(max(bounds)), cost.min(), -1e-12 * abs(cost).max()
+            proven = missed <= _EXACT * (value - lowest * self.p.sum())
+            if reached - value > missed or proven or rest.min() >= wrong:
                 return True
-            used |= rest < (min(-slack, _cheap(rest)) if worth > -np.inf else -slack)
+            used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)
         return False
 
     def on(self, cost: Any, pivots: int = _PIVOTS) -> tuple[Array, float]:

@@ -212,10 +212,10 @@ def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tens
     if rule is not None:
         strict = rule.rho.index(math.inf)
         return lambda cost: _one_sided_vertex(cost, marginals, strict)
-    if _is_assignment(marginals):
-        return lambda cost: _assigned(cost, marginals.a)
     a, b = (weight.cpu().numpy() for weight in marginals)
     exact = ExactTransport(a, b / b.sum() * a.sum())
+    if _is_assignment(marginals) and not exact.by_parts:
+        return lambda cost: _assigned(cost, marginals.a)
     return lambda cost: torch.from_numpy(exact(cost.cpu().numpy()).plan).to(cost)
 
 

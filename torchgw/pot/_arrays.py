@@ -131,4 +131,7 @@ def product(p: Array, q: Array, mass: float | None = None) -> Array:
 
 def is_symmetric(*tables: Array) -> bool:
     """Say whether tables are symmetric, to the tolerance of POT."""
-    return all(np.allclose(table, table.T, atol=_SYMMETRY) for table in tables)
+    return all(
+        np.array_equal(table, table.T) or np.allclose(table, table.T, atol=_SYMMETRY)
+        for table in tables
+    )

@@ -41,9 +41,8 @@ def coarse_start(
     plan[part] = found.plan
     cost = linear + weight * term.gradient(plan)
     u, v = inner.prices
-    least = cost.min()
-    first = np.minimum((cost[:, columns] - least - v[:-1]).min(1), -v[-1])
-    second = np.minimum((cost[rows] - least - u[:-1, None]).min(0), -u[-1])
+    first = np.minimum((cost[:, columns] - v[:-1]).min(1), -v[-1])
+    second = np.minimum((cost[rows] - u[:-1, None]).min(0), -u[-1])
     solver.expect(np.append(first, u[-1]), np.append(second, v[-1]))
     return solver(cost, np.inf).plan
 

@@ -37,7 +37,8 @@ def transport(p: Array, q: Array, *, as_pot: bool = False) -> LinearSolver:
     """
     general = ExactTransport(p, q)
     as_pot &= general.by_pot
-    if not as_pot and len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all():
+    equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
+    if equal and not as_pot and not general.by_parts:
         return lambda cost, reached=-np.inf: _assign(cost, p[0])
 
     def solve(cost: Array, reached: float = -np.inf) -> Linear:
@@ -93,14 +94,11 @@ class PartialTransport:
 
         So does one that gains a share of what the last one gained.
         """
-        lowest, table = cost.min(), self._table
-        table[-1, -1] = 0
-        np.subtract(cost, lowest, out=table[:-1, :-1])
-        table[-1, -1] = 2 * table.max() + 1
-        worth = reached - self.mass * lowest
-        plan = self._general(table, worth, _ENOUGH * self._gain).plan[:-1, :-1]
-        self._gain = reached - float(np.vdot(cost, plan))
-        return Linear(plan)
+        self._table[:-1, :-1] = cost
+        self._table[-1, -1] = 2 * max(cost.max(), -cost.min()) + 1
+        plan, u, v = self._general(self._table, reached, _ENOUGH * self._gain)
+        self._gain = reached - float(self._general.p @ u + self._general.q @ v)
+        return Linear(plan[:-1, :-1])
 
     @property
     def prices(self) -> tuple[Array, Array]:
