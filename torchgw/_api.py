@@ -48,6 +48,7 @@ from torchgw._solve.options import (
     merge_precision,
 )
 from torchgw._solve.pipeline import Asked, solve_problem
+from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known
 from torchgw._tensors.ahead import compile_beside
@@ -92,6 +93,7 @@ def solve(
     inner_max_iter: int = 2000,
     inner_tol: float | None = None,
     unbalanced: float | tuple[float, float] | None = None,
+    unbalanced_type: Literal["kl", "l2"] = "kl",
     mass: float | None = None,
     regularization: Regularization = "entropic",
     polish: bool = False,
@@ -255,7 +257,11 @@ def solve(
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
         problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
         cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
-        unbalanced transport, 2 rho KL(P1 | a). L2 penalties: :func:`torchgw.pot.solve_gromov`.
+        unbalanced transport, 2 rho KL(P1 | a).
+    unbalanced_type : {"kl", "l2"}
+        ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2 in place of KL(P1 x P1 | a x a), as POT does, in
+        any case of letters. Its entropy stays KL, and it falls as the squared weights do: ``rho``
+        has to be larger by about n. Solved by some solves with KL penalties.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
@@ -388,14 +394,17 @@ def solve(
     if momentum is not None:
         warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
         redraw = momentum
-    check_distributed(distributed, differentiable=differentiable, polish=polish)
+    squares = None if str(unbalanced_type).lower() == "kl" else unbalanced_type
+    check_distributed(
+        distributed, differentiable=differentiable, polish=polish, unbalanced_type=squares
+    )
     X, Y, D_X, D_Y, M, a, b, features = share_inputs(
         distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     tracked = differentiable is not None
     weights = a, b
-    a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass))
+    a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass, unbalanced_type))
     options = Options(
         epsilon=number_of("epsilon", epsilon, tracked=tracked),
         gradient=gradient,
@@ -458,7 +467,10 @@ def solve(
     fused = is_fused(M, pair)
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(
-        linear=fused, differentiable=tracked, checkpoint=checkpoint is not None
+        linear=fused,
+        differentiable=tracked,
+        checkpoint=checkpoint is not None,
+        weight=float(weight),
     )
     check_known(options, kind, matrix=M is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
@@ -507,7 +519,8 @@ def solve(
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             asked = Asked(problem, options, init, generator, keeper, made)
-            outcome = solve_problem(asked, recorder)
+            squared = options.rule is not None and options.rule.squares
+            outcome = (solve_squares if squared else solve_problem)(asked, recorder)
             if pair is not None:
                 sides = sides.featured(pair, feature_metric)
             result = make_result(outcome, problem, sides, seed)

@@ -151,6 +151,7 @@ COMBINATIONS = {
     "precision": ["auto", "mixed", "float64", "float32"],
     "regularization": ["entropic", "proximal"],
     "unbalanced": [0.1, 1e6, (np.inf, 0), (0.5, np.inf)],
+    "unbalanced_type": ["kl", "l2"],
     "mass": [0.1, 0.5, 1.0],
     "polish": [True, False],
     "scale": ["auto", "max", "mean", None],

@@ -29,6 +29,8 @@ class MarginalRule:
     mass: float | None = None
     # What the weights given sum to, where a penalty holds them; they are divided by it.
     totals: tuple[float, float] = (1.0, 1.0)
+    # Whether |P1 x P1 - a x a|^2 / 2 takes the place of these divergences.
+    squares: bool = False
     # Mass that a linear cost is weighed at where the mass is part of the answer.
     held: float = 1.0
 
@@ -67,8 +69,20 @@ class MarginalRule:
         )
 
 
-def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
+def check_marginal_rule(
+    unbalanced: Any, mass: Any, unbalanced_type: Any = "kl"
+) -> MarginalRule | None:
     """Read the options ``unbalanced`` and ``mass``; ``None`` for strict marginals."""
+    kind = str(unbalanced_type).lower()
+    if kind not in ("kl", "l2"):
+        raise InvalidInputError(
+            f"`unbalanced_type` must be 'kl' or 'l2', the penalty of `unbalanced`; got "
+            f"{unbalanced_type!r}. A free marginal is unbalanced=(inf, 0), a partial plan mass=."
+        )
+    if kind == "l2" and unbalanced is None:
+        raise InvalidInputError(
+            "`unbalanced_type='l2'` is how `unbalanced` is measured: pass its weight as well."
+        )
     if mass is not None:
         if unbalanced is not None:
             raise InvalidInputError(
@@ -95,7 +109,10 @@ def check_marginal_rule(unbalanced: Any, mass: Any) -> MarginalRule | None:
             "positive, as in (inf, 0)."
         )
     rho = float(pair[0]), float(pair[1])
-    return None if rho == (math.inf, math.inf) else MarginalRule(rho)
+    if rho == (math.inf, math.inf):
+        return None
+    # a free side has no penalty
+    return MarginalRule(rho, squares=kind == "l2" and set(rho) != {0.0, math.inf})
 
 
 def divide_by_totals(

@@ -115,10 +115,23 @@ class Options:
                 "Pass gradient='dense' or 'factored', or differentiable='value'."
             )
 
-    def check_combination(self, *, linear: bool, differentiable: bool, checkpoint: bool) -> None:
+    def check_combination(
+        self, *, linear: bool, differentiable: bool, checkpoint: bool, weight: float = 1.0
+    ) -> None:
         """Refuse what relaxed marginals do not combine with, with the reason."""
         if self.rule is None:
             return
+        with_squares = {
+            "`differentiable` follows penalties by entropy": differentiable,
+            "`checkpoint` keeps one solve of several": checkpoint,
+            "`alpha=0` is unbalanced transport, which ot.solve has": weight == 0,
+        }
+        for reason, holds in with_squares.items():
+            if self.rule.squares and holds:
+                raise UnsupportedError(
+                    f"`unbalanced_type='l2'` solves for some penalties by entropy, and {reason}. "
+                    "Leave one of them out."
+                )
         relaxed = "`unbalanced`" if self.rule.mass is None else "`mass`"
         if self.regularization == "proximal":
             raise UnsupportedError(

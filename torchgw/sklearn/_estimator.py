@@ -46,6 +46,7 @@ class GWEstimator(BaseEstimator):  # type: ignore[misc]
         alpha: float | None = None,
         loss: LossName = "square",
         unbalanced: float | tuple[float, float] | None = None,
+        unbalanced_type: Literal["kl", "l2"] = "kl",
         mass: float | None = None,
         n_neighbors: int | None = None,
         n_landmarks: int | None = None,

@@ -1,0 +1,151 @@
+"""Penalties by squares: ``unbalanced_type="l2"``."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import torch
+
+import torchgw
+from torchgw.distances import DirectedDistance
+
+INF = math.inf
+RNG = np.random.default_rng(0)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def table(n, directed=False):
+    points = RNG.normal(size=(n, 2))
+    found = ot.dist(points, points, "euclidean")
+    found /= found.max()
+    return found + (0.3 * RNG.uniform(size=(n, n)) if directed else 0.0)
+
+
+D_X, D_Y = table(20), table(25)
+ONE_WAY, OTHER = table(20, directed=True), table(25, directed=True)
+A, B = RNG.uniform(0.3, 1, 20), RNG.uniform(0.3, 1, 25)
+A, B = A / A.sum(), 1.2 * B / B.sum()
+LINEAR = RNG.uniform(size=(20, 25))
+
+
+def objective(plan, first, second, a, b, rho, epsilon, alpha=1.0, linear=None):
+    """The objective as its definition says, as a function of a tensor."""
+    p, q, mass = plan.sum(1), plan.sum(0), plan.sum()
+    total = p @ first**2 @ p + q @ second**2 @ q - 2 * ((first @ plan @ second.T) * plan).sum()
+    total = alpha * total
+    if linear is not None:
+        total = total + (1 - alpha) * (linear * plan).sum()
+    for weight, masses, given in zip(rho, (p, q), (a, b), strict=True):
+        if math.isfinite(weight):
+            pairs = torch.outer(masses, masses) - torch.outer(given, given)
+            total = total + weight / 2 * (pairs**2).sum()
+    product = torch.outer(a, b)
+    entropy = mass * (plan * (plan / product).log()).sum()
+    return total + epsilon * (entropy - mass**2 / 2 + product.sum() ** 2 / 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("rho", "linear", "directed", "weighted"),
+    [
+        (50.0, False, False, False),
+        ((50.0, 200.0), True, False, True),
+        ((INF, 100.0), True, False, False),
+        ((0.0, 100.0), False, False, False),
+        (500.0, False, True, True),
+    ],
+)
+def test_no_entry_of_the_plan_could_do_better(rho, linear, directed, weighted, device):
+    sides = (DirectedDistance(ONE_WAY), DirectedDistance(OTHER)) if directed else ()
+    data = {} if directed else {"D_X": D_X, "D_Y": D_Y}
+    weights = {"a": A, "b": B} if weighted else {}
+    beside = {"M": LINEAR, "alpha": 0.6} if linear else {}
+    found = torchgw.solve(
+        *sides, **data, **weights, **beside, unbalanced=rho, unbalanced_type="L2", epsilon=0.05,
+        scale=None, random_state=0, device=device, precision="float64",
+    )  # fmt: skip
+    assert found.converged
+    a, b = (weights["a"], weights["b"]) if weighted else (np.full(20, 1 / 20), np.full(25, 1 / 25))
+    costs = (ONE_WAY, OTHER) if directed else (D_X, D_Y)
+    pair = rho if isinstance(rho, tuple) else (rho, rho)
+    plan = torch.as_tensor(found.plan).double().cpu().requires_grad_()
+    first, second, a, b, extra = map(torch.as_tensor, (*costs, a, b, LINEAR))
+    value = objective(
+        plan, first, second, a, b, pair, 0.05, 0.6 if linear else 1.0, extra if linear else None
+    )
+    assert found.report.objective == pytest.approx(float(value.detach()), abs=1e-10)
+    (slope,) = torch.autograd.grad(value, plan)
+    if pair[0] == INF:
+        # rows that are held
+        slope = slope - slope.mean(1, keepdim=True)
+    mean = (plan * slope.abs()).sum() / plan.sum()
+    assert float(mean.detach()) < 2e-4
+    by_weights = found.lazy_plan.weights[0] / found.lazy_plan.weights[0].sum()
+    np.testing.assert_allclose(torch.as_tensor(by_weights).cpu(), a / a.sum(), rtol=1e-12)
+
+
+def test_little_entropy_comes_to_the_plan_of_pot():
+    a, b = np.full(20, 1 / 20), np.full(25, 1 / 25)
+    pots = ot.gromov.fused_unbalanced_gromov_wasserstein(
+        D_X, D_Y, wx=a, wy=b, reg_marginals=(100.0, 300.0), epsilon=0, divergence="l2",
+        unbalanced_solver="mm", alpha=0, max_iter=200, tol=1e-9,
+    )[0]  # fmt: skip
+    ours = torchgw.solve(
+        D_X=D_X, D_Y=D_Y, unbalanced=(100.0, 300.0), unbalanced_type="l2", epsilon=1e-3,
+        scale=None, random_state=0,
+    )  # fmt: skip
+    costs = [
+        float(
+            objective(
+                torch.as_tensor(np.maximum(plan, 1e-300)),
+                *map(torch.as_tensor, (D_X, D_Y, a, b)),
+                (100.0, 300.0),
+                0.0,
+            )
+        )
+        for plan in (ours.plan, pots)
+    ]
+    assert costs[0] <= 1.01 * costs[1]
+
+
+def test_points_and_features_by_defaults():
+    X, Y = RNG.normal(size=(40, 3)), RNG.normal(size=(35, 2))
+    found = torchgw.solve(
+        X, Y, features=(X[:, :1], Y[:, :1]), unbalanced=1e3, unbalanced_type="l2", random_state=0
+    )
+    assert found.converged
+    assert 0.5 < found.report.mass < 1
+    assert found.report.penalty > 0
+    moved = found.transform(X[:2], F_new=X[:2, :1])
+    np.testing.assert_allclose(moved, found.lazy_plan.barycentric(Y)[:2], atol=1e-6)
+
+
+def test_a_free_side_has_no_penalty():
+    plain, squared = (
+        torchgw.solve(D_X=D_X, D_Y=D_Y, unbalanced=(INF, 0), random_state=0, **kind)
+        for kind in ({}, {"unbalanced_type": "l2"})
+    )
+    np.testing.assert_array_equal(plain.plan, squared.plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unbalanced_type": "l2"}, "pass its weight"),
+        ({"unbalanced_type": "semirelaxed", "unbalanced": 1.0}, r"unbalanced=\(inf, 0\)"),
+        ({"unbalanced": 1.0, "mass": 0.5}, "Pass one"),
+        ({"unbalanced": 1.0, "differentiable": "value", "epsilon": 0.1}, "`differentiable`"),
+        ({"unbalanced": 1.0, "checkpoint": "state"}, "`checkpoint`"),
+        ({"unbalanced": 1.0, "M": LINEAR, "alpha": 0.0}, "`alpha=0`"),
+        ({"unbalanced": 1.0, "polish": True}, "polish=False"),
+        ({"unbalanced": 1.0, "regularization": "proximal"}, "entropic"),
+        ({"unbalanced": 1.0, "distributed": "auto"}, "unbalanced_type"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_the_work(options, message, monkeypatch):
+    monkeypatch.setattr("torchgw._api.build_providers", None)
+    with pytest.raises((torchgw.InvalidInputError, torchgw.UnsupportedError), match=message):
+        torchgw.solve(D_X=D_X, D_Y=D_Y, **{"unbalanced_type": "l2", **options})
