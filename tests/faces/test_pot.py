@@ -385,6 +385,14 @@ def test_where_costs_tie_values_are_those_of_pot(call, directed, loss):
         )
 
 
+@pytest.mark.parametrize("call", [{}, {"unbalanced_type": "semirelaxed"}], ids=str)
+def test_where_costs_of_many_points_tie_values_are_those_of_pot(call):
+    drawn = np.random.default_rng(7).random((2, 160, 160)) < 0.2
+    Ca, Cb = ((half | half.T).astype(float) for half in np.triu(drawn, 1))
+    found, expected = (solver(Ca, Cb, **call) for solver in (solve_gromov, ot.solve_gromov))
+    assert found.value == pytest.approx(expected.value, abs=1e-9)
+
+
 def test_a_linear_cost_may_tie_too_or_be_negative():
     rng = np.random.default_rng(2)
     Ca, Cb = ((table + table.T).astype(float) for table in rng.random((2, 12, 12)) < 0.3)

@@ -61,8 +61,9 @@ def _line(problem: Problem, kind: Marginals, *, armijo: bool = False, **_: Any) 
     """Choose how objectives along lines are computed."""
     pieces = problem.term, problem.alpha, problem.linear
     costs = problem.C1, problem.C2
-    small = min(len(costs[0]), len(costs[1])) < LARGE
-    if armijo or not small or not tied(*costs) or (problem.M is not None and not tied(problem.M)):
+    # large partial problems begin elsewhere than POT's
+    apart = kind == "partial" and min(map(len, costs)) >= LARGE
+    if armijo or apart or not tied(*costs) or (problem.M is not None and not tied(problem.M)):
         return Line(*pieces)
     p, q = problem.p, problem.q
     return LineOfPot(*pieces, None if kind == "partial" else p, q if kind == "balanced" else None)
