@@ -260,8 +260,8 @@ def solve(
         unbalanced transport, 2 rho KL(P1 | a).
     unbalanced_type : {"kl", "l2"}
         ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2 in place of KL(P1 x P1 | a x a), as POT does, in
-        any case of letters. Its entropy stays KL, and it falls as the squared weights do: ``rho``
-        has to be larger by about n. Solved by some solves with KL penalties.
+        any case of letters; the entropy stays KL. Squares of small weights are small: for about the
+        same plan rho is larger by a factor n m. Solved by some ten solves with KL penalties.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
