@@ -54,9 +54,9 @@ class Side(NamedTuple):
     angle: Array  # (n,) place on the curve
     graph: sparse.csr_matrix  # of edges, as long as they are in units of the factors
 
-    def rows(self, index: NDArray[np.int64]) -> Array:
-        """Distances of some points to all, (k, n)."""
-        table: Array = (self.factors[index] * self.signs) @ self.factors.T
+    def among(self, index: NDArray[np.int64]) -> Array:
+        """Distances among some points, (k, k)."""
+        table: Array = (self.factors[index] * self.signs) @ self.factors[index].T
         return table
 
     def square(self, weight: Array) -> float:
@@ -99,7 +99,7 @@ def voronoi(
     order = np.argsort(nearest, kind="stable")
     cuts = np.searchsorted(nearest[order], np.arange(1, parts))
     members = np.split(order, cuts)
-    return side.rows(chosen)[:, chosen], members, [near[each] for each in members]
+    return side.among(chosen), members, [near[each] for each in members]
 
 
 def quantized(source: Side, target: Side, parts: int, seed: int = 0) -> sparse.csr_matrix:
@@ -229,5 +229,6 @@ def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespac
     except subprocess.TimeoutExpired:
         return json.dumps(told | {"error": f"not done after {options.limit:g} s"})
     if done.returncode != 0:
-        return json.dumps(told | {"error": (done.stderr.splitlines() or ["killed"])[-1]})
+        killed = f"killed by signal {-done.returncode}" if done.returncode < 0 else ""
+        return json.dumps(told | {"error": killed or done.stderr.splitlines()[-1]})
     return done.stdout.rstrip()
