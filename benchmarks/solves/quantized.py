@@ -226,8 +226,10 @@ def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespac
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=options.limit
         )
-    except subprocess.TimeoutExpired:
-        return json.dumps(told | {"error": f"not done after {options.limit:g} s"})
+    except subprocess.TimeoutExpired as late:
+        # bytes, whatever was asked for
+        heard = (late.stdout or b"").decode()
+        return heard + json.dumps(told | {"error": f"not done after {options.limit:g} s"})
     if done.returncode != 0:
         killed = f"killed by signal {-done.returncode}" if done.returncode < 0 else ""
         return json.dumps(told | {"error": killed or done.stderr.splitlines()[-1]})
