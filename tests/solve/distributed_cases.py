@@ -244,7 +244,13 @@ def files(folder):
     mapped = together.transform(X[:40] + 0.01)
     assert np.allclose(mapped, result.transform(X[:40] + 0.01), rtol=1e-6)
     again = torchgw.load(folder / "together.npz")
-    part = again.shard(dist.get_rank(), dist.get_world_size())
+    share = dist.get_rank(), dist.get_world_size()
+    part = again.shard(*share)
+    alone = torchgw.load(folder / "together.npz", shard=share)
+    assert alone.lazy_plan.cost.left.shape == part.lazy_plan.cost.left.shape
+    assert np.array_equal(alone.lazy_plan @ Y, part.lazy_plan @ Y)
+    for key, value in numbers(part).items():
+        assert np.array_equal(numbers(alone)[key], value, equal_nan=True), key
     part.save(folder / f"part{dist.get_rank()}.npz")
     values = np.random.default_rng(3).normal(size=(len(Y), 5))
     return {"all": {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}}
