@@ -124,7 +124,9 @@ def quantized(source: Side, target: Side, parts: int, seed: int = 0) -> sparse.c
     return sparse.csr_matrix(entries, shape=(n, m))
 
 
-def measure(n: int, parts: int, epsilons: list[float], device: str) -> Iterator[dict[str, Any]]:
+def measure(
+    n: int, parts: int, epsilons: list[float], resolution: Any, device: str
+) -> Iterator[dict[str, Any]]:
     """Measure one setting of POT, or ours at each epsilon where there are no ``parts``."""
     clock = time.perf_counter()
     source = make_side(*spiral(n, random_state=0), device)
@@ -137,7 +139,7 @@ def measure(n: int, parts: int, epsilons: list[float], device: str) -> Iterator[
         else:
             # a GPU compiles kernels in a first call
             for _ in range(1 + (device == "cuda")):
-                found, partners = _ours(source, target, epsilon, device, drawn)
+                found, partners = _ours(source, target, epsilon, resolution, device, drawn)
         rank = spearmanr(source.angle[drawn], target.angle[partners[drawn]]).statistic
         yield record | found | {"spearman": round(float(abs(rank)), 6)}
 
@@ -154,7 +156,12 @@ def _pots(source: Side, target: Side, parts: int) -> tuple[dict[str, Any], NDArr
 
 
 def _ours(
-    source: Side, target: Side, epsilon: float, device: str, drawn: NDArray[np.int64]
+    source: Side,
+    target: Side,
+    epsilon: float,
+    resolution: Any,
+    device: str,
+    drawn: NDArray[np.int64],
 ) -> tuple[dict[str, Any], NDArray[np.int64]]:
     """Measure our plan; find the partners of the points drawn."""
     clock, busy = time.perf_counter(), time.process_time()
@@ -164,7 +171,9 @@ def _ours(
         )
         for side in (source, target)
     )
-    result = torchgw.solve(D_X=x, D_Y=y, epsilon=epsilon, scale=None, random_state=0)
+    result = torchgw.solve(
+        D_X=x, D_Y=y, epsilon=epsilon, scale=None, resolution=resolution, random_state=0
+    )
     synchronize(torch.device(device))
     found = {
         "solver": "torchgw", "device": device, "epsilon": epsilon, **_spent(clock, busy),
@@ -188,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="10000,100000")
     parser.add_argument("--parts", default="0,100,300,1000", help="0 is this package")
     parser.add_argument("--epsilon", default="5e-4", help="ours alone; several, with commas")
+    parser.add_argument("--all-points", action="store_true", help="ours without cells")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--memory", type=float, default=8.0, help="GB of local plans at most")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds of a setting")
@@ -200,7 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     epsilons = [float(word) for word in options.epsilon.split(",")]
     if options.inside:
         torch.set_num_threads(1)
-        for record in measure(sizes[0], counts[0], epsilons, options.device):
+        resolution = None if options.all_points else "auto"
+        for record in measure(sizes[0], counts[0], epsilons, resolution, options.device):
             print(json.dumps(record), flush=True)
         return 0
     for n in sizes:
@@ -221,7 +232,7 @@ def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespac
         return json.dumps(told | {"error": f"local plans of {needed:.0f} GB"})
     command = [sys.executable, "-m", "benchmarks", "quantized", "--inside", "--sizes", str(n)]
     command += ["--parts", str(parts), "--epsilon", ",".join(map(str, epsilons))]
-    command += ["--device", options.device]
+    command += ["--device", options.device, *["--all-points"] * options.all_points]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=options.limit
