@@ -22,7 +22,8 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, InvalidTypeError
-from torchgw._boundary.arrays import as_weights
+from torchgw._boundary import arrays
+from torchgw._boundary.arrays import as_weights, check_points, to_tensor
 from torchgw._sinkhorn.contract import Backend
 from torchgw.distances import (
     CallableDistance,
@@ -149,6 +150,26 @@ EXACT_KINDS = {
     "__array__": WithArray,
     "__dlpack__": WithDlpack,
 }
+
+
+def test_files_that_are_mapped_are_not_copied(tmp_path):
+    np.save(tmp_path / "X.npy", np.arange(24.0).reshape(8, 3))
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    for array, shared in ((mapped, True), (mapped[2:5], True), (mapped[:, :2], False)):
+        tensor = to_tensor("X", array)
+        np.testing.assert_array_equal(tensor, array)
+        assert (tensor.data_ptr() == array.ctypes.data) == shared
+    # PyTorch would let others write to what NumPy does not
+    inside = read_only(np.arange(6.0))
+    assert to_tensor("X", inside).data_ptr() != inside.ctypes.data
+
+
+def test_unusable_entries_are_counted_block_by_block(monkeypatch):
+    monkeypatch.setattr(arrays, "_BLOCK", 4)
+    points = np.zeros((5, 3))
+    points[[0, 2, 4], [1, 0, 2]] = np.nan, np.inf, -np.inf
+    with pytest.raises(InvalidInputError, match="has 3 entries that are NaN or infinite, of 15"):
+        check_points("X", points)
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)

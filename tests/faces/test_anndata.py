@@ -14,11 +14,12 @@ from scipy.spatial.distance import cdist
 
 anndata = pytest.importorskip("anndata", reason="needs anndata (pip install anndata)")
 
+import h5py  # noqa: E402
 from hostile import ANYTHING  # noqa: E402
 
 import torchgw  # noqa: E402
 from torchgw import InvalidInputError, TorchGWError  # noqa: E402
-from torchgw.anndata import align  # noqa: E402
+from torchgw.anndata import _spaces, align  # noqa: E402
 from torchgw.distances import knn_graph  # noqa: E402
 from torchgw.metrics import foscttm, label_accuracy  # noqa: E402
 
@@ -180,6 +181,31 @@ def test_unusable_points_are_named(pair, change, message):
     source.obsm["X_lsi"] = change(source.obsm["X_lsi"])
     with pytest.raises(TorchGWError, match=rf"`adata_src.obsm\['X_lsi'\]` .*{message}"):
         align(source, target, use_rep=("X_lsi", "X_pca"))
+
+
+def test_points_on_disk_are_read_in_blocks(pair, tmp_path, monkeypatch):
+    source, target, answer = pair
+    stored = anndata.AnnData(source.obsm["X_lsi"].astype(np.float32), obsm=dict(target.obsm))
+    stored.write_h5ad(tmp_path / "points.h5ad")
+    expected = align(stored, target, use_rep=("X", "X_pca"), solve_options=EXACT)
+    backed = anndata.read_h5ad(tmp_path / "points.h5ad", backed="r")
+    read, rows = h5py.Dataset.__getitem__, []
+
+    def counted(dataset, index, *more):
+        rows.append(index.stop - index.start)
+        return read(dataset, index, *more)
+
+    monkeypatch.setattr(_spaces, "_ENTRIES", 50)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
+    result = align(backed, target, use_rep=("X", "X_pca"), solve_options=EXACT)
+    columns = stored.shape[1]
+    assert rows == [50 // columns] * (-(-60 // (50 // columns)))
+    np.testing.assert_array_equal(result.potential_a, expected.potential_a)
+    np.testing.assert_array_equal(result.lazy_plan.argmax(), answer)
+    rows.clear()
+    align(backed, target, use_rep="X_pca", solve_options=EXACT)
+    assert not rows
+    backed.file.close()
 
 
 def test_counts_on_disk_are_refused(pair, tmp_path):

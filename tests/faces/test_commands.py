@@ -162,7 +162,7 @@ def test_parquet(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_h5ad(tmp_path):
+def test_h5ad(tmp_path, monkeypatch):
     anndata = pytest.importorskip("anndata", reason="needs anndata")
     points = np.arange(6.0).reshape(3, 2)
     data = anndata.AnnData(points, obsm={"X_pca": points * 2})
@@ -173,6 +173,11 @@ def test_h5ad(tmp_path):
     assert list(read_labels(f"{tmp_path}/d.h5ad:obs/kind")) == ["a", "b", "a"]
     with pytest.raises(InvalidInputError, match="holds 3 arrays, name one"):
         read_array(f"{tmp_path}/d.h5ad")
+    # X, which may be large, stays in its file where it is not asked for
+    dataset = pytest.importorskip("h5py").Dataset
+    monkeypatch.setattr(dataset, "__array__", lambda *given, **named: pytest.fail("X was read"))
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/d.h5ad:obsm/X_pca"), points * 2)
+    monkeypatch.undo()
     anndata.AnnData(csr_array(points)).write_h5ad(tmp_path / "sparse.h5ad")
     with pytest.raises(InvalidInputError, match="X is sparse; reduce it first"):
         read_array(f"{tmp_path}/sparse.h5ad")

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
@@ -324,8 +325,8 @@ def test_scaling_measures_fits_and_tabulates():
 
 
 def test_quantized_plans_are_valued_by_the_same_distances():
-    source = quantized.make_side(*quantized.spiral(150, random_state=0))
-    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1))
+    source = quantized.make_side(*quantized.spiral(150, random_state=0), "cpu")
+    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1), "cpu")
     plan = quantized.quantized(source, target, 12)
     tables = [(side.factors * side.signs) @ side.factors.T for side in (source, target)]
     dense = plan.toarray()
@@ -334,6 +335,14 @@ def test_quantized_plans_are_valued_by_the_same_distances():
     np.testing.assert_allclose(dense.sum(0), 1 / 170, rtol=1e-9)
     expected = evaluate.gw_value(*tables, dense)
     assert quantized.value(source, target, plan) == pytest.approx(expected, rel=1e-9)
+    # a point belongs to the nearest representative, itself at distance zero from itself
+    _, members, near = quantized.voronoi(source, 12, 0)
+    chosen = [each[distances.argmin()] for each, distances in zip(members, near, strict=True)]
+    paths = shortest_path(source.graph, directed=False)[chosen]
+    np.testing.assert_array_equal(np.sort(np.concatenate(members)), np.arange(150))
+    for part, (each, distances) in enumerate(zip(members, near, strict=True)):
+        np.testing.assert_allclose(distances, paths[part, each], atol=1e-12)
+        np.testing.assert_allclose(distances, paths[:, each].min(0), atol=1e-12)
 
 
 def test_simulated_ranks_compute_what_one_would():

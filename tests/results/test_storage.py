@@ -385,6 +385,16 @@ def test_shares_of_a_result(curves, tmp_path):  # noqa: F811
         shards[0].transform(curves[0][:2])
     with pytest.raises(InvalidInputError, match="`rank` must be an integer between 0 and 2"):
         result.shard(3, 3)
+    result.save(tmp_path / "whole.npz")
+    again = torchgw.load(tmp_path / "whole.npz", shard=(1, 3))
+    np.testing.assert_array_equal(again.potential_a, shards[1].potential_a)
+    for share, words in (((3, 3), r"`shard\[0\]` must be"), (3, "a pair"), ((0, 0), r"shard\[1\]")):
+        with pytest.raises(InvalidInputError, match=words):
+            torchgw.load(tmp_path / "whole.npz", shard=share)
+    many = torchgw.solve_many([curves[0][:9]], [curves[1][:9]], epsilon=0.1)
+    many.save(tmp_path / "many.npz")
+    with pytest.raises(InvalidInputError, match="holds a BatchResult, which has no shares"):
+        torchgw.load(tmp_path / "many.npz", shard=(0, 2))
     few = round_trip(solve(*curves, gradient="dense", distances="euclidean"), tmp_path)
     with pytest.raises(UnsupportedError, match="known by its largest entries alone"):
         few.shard(0, 2)

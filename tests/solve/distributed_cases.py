@@ -176,6 +176,64 @@ def matrix(folder):
     return {"all": {"f": found, "few": few}}
 
 
+def batches():
+    """Answers to several problems at once, by all processes together."""
+    rng = np.random.default_rng(7)
+    near, far = (
+        [rng.normal(size=(n, 2)) for n in sizes] for sizes in ((6, 17, 9, 8), (7, 5, 9, 6))
+    )
+    costs = [rng.random((len(x), len(y))) for x, y in zip(near, far, strict=True)]
+    mixed = {"M": costs, "alpha": [0.5, 0.3, 0.9, 0.6], "epsilon": [0.05, 0.1, 0.06, "auto"]}
+    lists = {
+        "plain": {"epsilon": 0.05, "n_init": 2},
+        "mixed": mixed | {"unbalanced": [1.0, None, (2.0, np.inf), 0.5]},
+        "features": {"features": (near, far), "epsilon": 0.1, "mass": 0.8, "plans": False},
+    }
+    made = {name: partial(torchgw.solve_many, near, far, **each) for name, each in lists.items()}
+    # one problem leaves nothing to the second process
+    made["one"] = partial(torchgw.solve_many, near[:1], far[:1], epsilon=0.05)
+    made["none"] = partial(torchgw.solve_many, [], [])
+    stack = rng.random((5, 8, 2))
+    tables = np.linalg.norm(stack[:, :, None] - stack[:, None], axis=-1)
+    padded = {"sizes_y": [8, 5, 6, 7, 8], "epsilon": 0.1, "M": rng.random((5, 8, 8))}
+    made["stack"] = partial(torchgw.solve_batch, tables, tables[::-1].copy(), **padded)
+    found = {}
+    for name, solve in made.items():
+        alone, shared = solve(), solve(distributed="auto")
+        names = ["value_quad", "value_linear", "objective", "marginal_error", "epsilon", "status"]
+        names += ["n_iter", "shapes", "alpha"] + ["entries"] * (name != "features")
+        found |= {f"{name} {key}": getattr(shared, key) for key in names}
+        for key in names:
+            assert np.array_equal(getattr(alone, key), getattr(shared, key)), (name, key)
+    side = torch.from_numpy(tables).requires_grad_()
+    torchgw.solve_batch(
+        side, side, epsilon=0.1, differentiable=True, distributed=True
+    ).loss.sum().backward()
+    return {"all": {"f": found["plain entries"], "slopes": side.grad.numpy(), **found}}
+
+
+def spoiled():
+    """What each process is told where one of them cannot read its input, or has other input."""
+    rng = np.random.default_rng(8)
+    spaces = [rng.normal(size=(6, 2)) for _ in range(3)]
+    told = []
+    calls = (
+        partial(torchgw.solve_many, Ys=spaces, epsilon=0.1),
+        partial(torchgw.pairwise, epsilon=0.1, progress=False),
+    )
+    for call in calls:
+        for value in (np.nan, 0.5):
+            mine = [each.copy() for each in spaces]
+            if dist.get_rank() == 1:
+                mine[2][0] = value
+            try:
+                call(mine, distributed=True)
+            except (torchgw.RankError, torchgw.InvalidInputError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+            dist.barrier()
+    return told
+
+
 def files(folder):
     """Save a result by all processes together; what each reads, and maps new points to."""
     result = torchgw.solve(**LITTLE | CASES["landmark"], distributed=True)
@@ -186,7 +244,13 @@ def files(folder):
     mapped = together.transform(X[:40] + 0.01)
     assert np.allclose(mapped, result.transform(X[:40] + 0.01), rtol=1e-6)
     again = torchgw.load(folder / "together.npz")
-    part = again.shard(dist.get_rank(), dist.get_world_size())
+    share = dist.get_rank(), dist.get_world_size()
+    part = again.shard(*share)
+    alone = torchgw.load(folder / "together.npz", shard=share)
+    assert alone.lazy_plan.cost.left.shape == part.lazy_plan.cost.left.shape
+    assert np.array_equal(alone.lazy_plan @ Y, part.lazy_plan @ Y)
+    for key, value in numbers(part).items():
+        assert np.array_equal(numbers(alone)[key], value, equal_nan=True), key
     part.save(folder / f"part{dist.get_rank()}.npz")
     values = np.random.default_rng(3).normal(size=(len(Y), 5))
     return {"all": {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}}
@@ -204,7 +268,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
-    special = {"makers": makers}
+    special = {"makers": makers, "batches": batches, "spoiled": spoiled}
     special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files, matrix)}
     found = special[names[0]]() if names[0] in special else run(names)
     Path(folder, f"found{rank}").write_bytes(pickle.dumps(found))

@@ -97,7 +97,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
 def test_taken_by_two_and_continued_by_three(tmp_path):
     script, state = tmp_path / "script.py", tmp_path / "state"
     script.write_text(KILLED.format(folder=str(Path(__file__).parent)))

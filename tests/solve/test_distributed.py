@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -116,6 +117,23 @@ def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
     compare(3, ["matrix"], tmp_path, cases.matrix(tmp_path))
     with pytest.raises(UnsupportedError, match="`resume` is a file of one process"):
         torchgw.pairwise([cases.X], distributed=True, resume=tmp_path / "file")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_the_problems_of_a_batch(one, tmp_path, size):
+    compare(size, ["batches"], tmp_path, cases.batches())
+
+
+def test_a_process_that_cannot_read_its_spaces_ends_the_others(tmp_path):
+    told = found_by(3, tmp_path, "spoiled")
+    for rank, words in enumerate(told):
+        assert len(words) == 4
+        for nan, other in (words[:2], words[2:]):
+            wanted = (
+                r"^InvalidInputError: " if rank == 1 else r"^RankError: .*rank 1 ended with Inv"
+            )
+            assert re.search(wanted, nan), (rank, nan)
+            assert re.search("^RankError: The ranks have come apart: the start of a hash", other)
 
 
 def test_processes_save_and_read_a_result_together(one, tmp_path):

@@ -36,7 +36,6 @@ except KeyError:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words", "code"),
     [

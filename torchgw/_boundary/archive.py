@@ -176,21 +176,37 @@ def write_part(
 
 
 def read_parts(
-    path: str | os.PathLike[str], size: object, key: object
+    path: str | os.PathLike[str],
+    size: object,
+    key: object,
+    rows_of: Callable[[str], slice] = lambda name: slice(None),
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Put together what :func:`write_part` wrote, ``size`` times with one key."""
+    """Put together what :func:`write_part` wrote, ``size`` times with one key.
+
+    One part at a time is read, and of each array the rows that are asked for are kept.
+    """
     if not isinstance(size, int) or size < 1:
         raise InvalidInputError(f"{path}: `size` must be the number of parts; got {size!r:.60}.")
-    found = [read_archive(f"{os.fspath(path)}.{rank}") for rank in range(size)]
-    for rank, (tree, _) in enumerate(found):
+    kept: dict[str, list[NDArray[Any]]] = {}
+    past: dict[str, int] = {}
+    for rank in range(size):
+        tree, arrays = read_archive(f"{os.fspath(path)}.{rank}")
         if not isinstance(tree, dict) or tree.get("key") != key:
             raise InvalidInputError(f"{path}.{rank}: no part of what {path} is now. Save it again.")
-    tree, first = found[0]
+        for name, array in arrays.items():
+            if array.ndim and rows_of(name) != slice(None):
+                rows, first = rows_of(name), past.get(name, 0)
+                past[name] = first + len(array)
+                # by themselves, so that the others can be let go
+                array = array[max(rows.start - first, 0) : max(rows.stop - first, 0)].copy()
+            kept.setdefault(name, []).append(array)
     try:
         joined = {
-            name: np.concatenate([part[name] for _, part in found]) if array.ndim else array
-            for name, array in first.items()
+            name: np.concatenate(parts) if parts[0].ndim else parts[0]
+            for name, parts in kept.items()
         }
+        if any(len(parts) != size for parts in kept.values()):
+            raise ValueError("an array is not in all")
     except _ODD as error:
         raise InvalidInputError(f"{path}: its parts do not fit together ({error}).") from error
     return tree.get("tree"), joined

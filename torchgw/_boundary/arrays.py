@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from numbers import Integral
 from typing import Any
 
@@ -23,6 +24,8 @@ _PLAN_TOLERANCE = 1e-3
 # Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
 # [L264]
 _LARGEST_ENTRY = 1e15
+# Numbers that are looked at together where a copy of all may not fit. A choice. [L852]
+_BLOCK = 2**22
 # Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")
 
@@ -34,7 +37,11 @@ def to_tensor(name: str, value: Any) -> Tensor:
     elif hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         tensor = torch.utils.dlpack.from_dlpack(value)
     else:
-        tensor = torch.from_numpy(_real_array(name, value))
+        array = _real_array(name, value)
+        with warnings.catch_warnings():
+            # a file that is mapped to be read is not copied, nor is any input written to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            tensor = torch.from_numpy(array)
     if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         kind = "a nested tensor" if tensor.is_nested else f"{tensor.dtype} on {tensor.device}"
         raise InvalidTypeError(f"`{name}` must be a plain tensor of real numbers; got {kind}.")
@@ -165,10 +172,21 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` has masked entries, {int(np.ma.getmaskarray(value).sum())} of {array.size}. "
             "Fill them, or drop their rows."
         )
-    # a negative stride, a foreign byte order or an extended precision is legal in NumPy only
+    # a negative stride, a foreign byte order or an extended precision is legal in NumPy only; a
+    # read-only array is copied unless it is that of a file, which memory may not hold
+    mapped = _is_mapped(array)
     wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
     dtype = np.dtype(np.float64) if wide else array.dtype.newbyteorder("=")
-    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+    return np.require(array, dtype, ["C", "ALIGNED"] if mapped else ["C", "ALIGNED", "WRITEABLE"])
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether an array is that of a file mapped into memory, or a part of it."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
 
 
 def _floating(tensor: Tensor) -> Tensor:
@@ -296,7 +314,8 @@ def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
     """Refuse NaN and infinity."""
     if math.isfinite(_largest(tensor)):
         return
-    bad = int((~torch.isfinite(tensor)).sum())
+    parts = tensor.reshape(-1).split(_BLOCK)
+    bad = sum(int((~torch.isfinite(part)).sum()) for part in parts)
     raise InvalidInputError(
         f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "
         f"all must be finite. {advice}".rstrip()

@@ -189,7 +189,14 @@ def pairwise(
         )
     where = resolve_device(device, *(item for listed in lists for item in listed.items))
     measure = Measure(distances, scale, n_neighbors, feature_metric)
-    spaces = _read(lists, (a, b), features, measure, where)
+    ranks = join(distributed, where)
+    if ranks is not None and resume is not None:
+        raise UnsupportedError(
+            "`resume` is a file of one process, and processes share the pairs. Leave it out, or "
+            "pass distributed=False."
+        )
+    with together(ranks):
+        spaces = _read(lists, (a, b), features, measure, where)
     count = len(first.items)
     begin = 0 if alone else count
     penalties = marginals.penalties
@@ -204,12 +211,6 @@ def pairwise(
     number = float("nan") if epsilon == "auto" else float(epsilon)
     squared = feature_metric != "euclidean"
     job = _make_job(spaces, _Options(weight, number, squared, n_init, rules, where, marginals))
-    ranks = join(distributed, where)
-    if ranks is not None and resume is not None:
-        raise UnsupportedError(
-            "`resume` is a file of one process, and processes share the pairs. Leave it out, or "
-            "pass distributed=False."
-        )
     jobs = 1 if n_jobs is None else n_jobs
     if ranks is None:
         found = _compute(job, i, j + begin, jobs, resume, shown=progress)
@@ -307,7 +308,7 @@ def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArr
         marginals=marginals.repeated(len(i)),
     )  # fmt: skip
     found = solve_questions(asked, device)
-    return torch.stack([part.double() for part in found]).cpu().numpy()
+    return found.table().T.cpu().numpy()
 
 
 def _spaces_of(job: _Job) -> Iterator[Space]:
@@ -328,22 +329,16 @@ def _spaces_of(job: _Job) -> Iterator[Space]:
 def _compute_together(
     job: _Job, i: Tensor, j: Tensor, n_jobs: int, ranks: Ranks, *, shown: bool
 ) -> Numbers:
-    """Compute some of the pairs, as far apart as there are ranks, and get those of the others."""
+    """Compute some of the pairs, and get those of the others."""
     ranks.agree("the start of a hash of spaces and options", [int(job.key[:12], 16)])
-    places = [torch.arange(len(i))[rank :: ranks.size] for rank in range(ranks.size)]
-    mine = places[ranks.rank]
-    own = torch.empty(0, len(Numbers._fields), dtype=torch.float64, device=ranks.device)
-    if len(mine):
-        found = _compute(job, i[mine], j[mine], n_jobs, None, shown=shown and ranks.rank == 0)
-        own = torch.stack([part.double() for part in found], 1).to(ranks.device)
-    joined = ranks.gather(own, [len(part) for part in places]).cpu()
-    return _numbers(torch.empty_like(joined).index_copy_(0, torch.cat(places), joined).T)
 
+    def compute(mine: Tensor) -> Tensor:
+        shown_here = shown and ranks.rank == 0
+        found = _compute(job, i[mine], j[mine], n_jobs, None, shown=shown_here)
+        return found.table().to(ranks.device)
 
-def _numbers(table: Tensor) -> Numbers:
-    """Take the numbers of pairs from a table, (7, K)."""
-    floats = [row.contiguous() for row in table]
-    return Numbers._make([*floats[:5], floats[5].long(), floats[6].long()])
+    empty = Numbers.empty(0, ranks.device).table()
+    return Numbers.of_table(ranks.dealt(len(i), compute, empty).cpu())
 
 
 def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown: bool) -> Numbers:
@@ -376,7 +371,7 @@ def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown
                 written = now
             wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
             size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
-    return _numbers(torch.from_numpy(table))
+    return Numbers.of_table(torch.from_numpy(table.T))
 
 
 def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -34,12 +34,14 @@ from torchgw._many.gradients import attach_losses
 from torchgw._many.result import BatchResult
 from torchgw._many.solver import (
     STATUSES,
+    Keep,
     Kept,
     Numbers,
     Questions,
     Relaxations,
     Shelves,
     solve_questions,
+    solve_together,
 )
 from torchgw._many.spaces import (
     Listed,
@@ -55,6 +57,7 @@ from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
+from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
 # Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
 # [L391]
@@ -88,6 +91,7 @@ def solve_many(
     mass: Any = None,
     plans: bool = True,
     differentiable: bool = False,
+    distributed: Distributed = False,
     device: Any = None,
 ) -> BatchResult:
     """Solve many small problems together: problem k is between space k of each list.
@@ -138,6 +142,9 @@ def solve_many(
         Whether ``result.loss`` carries gradients to the D_X, D_Y, M that require them, to points
         under Euclidean distances, and to a and b of strict marginals. ``epsilon`` has to be a
         number, and ``scale="auto"`` means None.
+    distributed : bool or "auto"
+        Whether the processes of ``torch.distributed`` share the problems, as in
+        :func:`torchgw.solve`; each makes the same call and gets all answers, with the same bits.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
 
@@ -154,6 +161,8 @@ def solve_many(
         For what only ``solve`` can do.
     PlanTooLargeError
         If the plans do not fit; pass ``plans=False``.
+    RankError
+        If another process that shares the problems has ended, or has other input.
 
     Warns
     -----
@@ -176,6 +185,7 @@ def solve_many(
             f"There must be as many spaces on both sides; got {count} and {others}. All pairs are "
             "for torchgw.pairwise."
         )
+    check_distributed(distributed)
     where = resolve_device(device, *(item for side in sides for item in side.items))
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
@@ -186,16 +196,17 @@ def solve_many(
         raise InvalidInputError("`features` must be a pair of lists, one array for each space.")
     fused = is_fused(M, features)
     given = zip(sides, (a, b), features or (None, None), strict=True)
-    with torch.no_grad():
+    ranks = join(distributed, where)
+    with torch.no_grad(), together(ranks):
         read = [
             read_spaces(side, weights, part, measure, place, where)
             for place, (side, weights, part) in enumerate(given)
         ]
-    check_columns(*read)
+        check_columns(*read)
+        linear = _checked_costs(M, read, where)
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=fused)
     marginals = read_relaxed(unbalanced, mass, shares, followed)
-    linear = _checked_costs(M, read, where)
     asked = Questions(
         Shelves([*read[0], *read[1]]),
         np.arange(count),
@@ -210,8 +221,8 @@ def solve_many(
     )
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
-        return _solve_tracked(asked, where, inputs, distances, plans=plans)
-    result, _ = _solve(asked, where, plans=plans)
+        return _solve_tracked(asked, where, ranks, inputs, distances, plans=plans)
+    result, _ = _solve(asked, where, ranks, plans=plans)
     in_numpy = without_tensors(Xs, Ys, distances, D_X, D_Y, M, a, b, features)
     return result.in_numpy() if in_numpy else result
 
@@ -239,6 +250,7 @@ def solve_batch(
     mass: Any = None,
     plans: bool = True,
     differentiable: bool = False,
+    distributed: Distributed = False,
     device: Any = None,
 ) -> BatchResult:
     """Solve a stack of problems given as padded matrices; :func:`solve_many` for stacks.
@@ -255,7 +267,7 @@ def solve_batch(
         Points in use; all by default. What lies beyond them is never read.
     alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
-    unbalanced, mass, plans, differentiable, device
+    unbalanced, mass, plans, differentiable, distributed, device
         Likewise.
 
     Returns
@@ -276,24 +288,20 @@ def solve_batch(
     check_choice("scale", scale, ("auto", "max", "mean"), none=True)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
+    check_distributed(distributed)
     where = resolve_device(device, D_X, D_Y)
-    x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)
-    y, columns = _stack("D_Y", D_Y, "sizes_y", sizes_y, where)
-    count = len(x)
-    if len(y) != count:
-        raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
+    ranks = join(distributed, where)
+    with together(ranks):
+        x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)
+        y, columns = _stack("D_Y", D_Y, "sizes_y", sizes_y, where)
+        count = len(x)
+        if len(y) != count:
+            raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
+        costs = None if M is None else _stacked_costs(M, x, rows, y, columns)
+        masses = _masses("a", a, rows, x), _masses("b", b, columns, y)
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=M is not None)
     marginals = read_relaxed(unbalanced, mass, shares, followed)
-    costs = None
-    if M is not None:
-        costs = to_tensor("M", M).detach().to(where, torch.float64)
-        check_shape("M", costs, (count, x.shape[1], y.shape[1]))
-        inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
-        costs = torch.where(inside, costs, 0.0)
-        check_finite("M", costs)
-        check_magnitude("M", costs, smallest=0.0)
-    masses = _masses("a", a, rows, x), _masses("b", b, columns, y)
     if scale in ("max", "mean"):
         x, y = (
             _scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
@@ -310,7 +318,7 @@ def solve_batch(
         marginals=marginals,
     )
     if not differentiable:
-        result, _ = _solve(asked, where, plans=plans)
+        result, _ = _solve(asked, where, ranks, plans=plans)
         return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result
     sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
     near = [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]
@@ -322,7 +330,7 @@ def solve_batch(
         "a": None if a is None else [a[k][:n] for k, (n, _) in enumerate(sizes)],
         "b": None if b is None else [b[k][:m] for k, (_, m) in enumerate(sizes)],
     }
-    return _solve_tracked(asked, where, inputs, None, plans=plans)
+    return _solve_tracked(asked, where, ranks, inputs, None, plans=plans)
 
 
 def _used(sizes: Tensor, most: int) -> Tensor:
@@ -353,6 +361,17 @@ def _stack(
     if count and float(stack.min()) < 0:
         raise InvalidInputError(f"`{name}` must be non-negative.")
     return stack, used
+
+
+def _stacked_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
+    """Read linear costs (B, n, m), zero beyond the points in use."""
+    costs = to_tensor("M", M).detach().to(x)
+    check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
+    inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
+    costs = torch.where(inside, costs, 0.0)
+    check_finite("M", costs)
+    check_magnitude("M", costs, smallest=0.0)
+    return costs
 
 
 def _masses(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
@@ -515,24 +534,27 @@ def _check_differentiable(
 
 
 def _solve(
-    asked: Questions, device: torch.device, *, plans: bool
+    asked: Questions, device: torch.device, ranks: Ranks | None, *, plans: bool
 ) -> tuple[BatchResult, dict[int, Kept]]:
     """Solve all problems, and keep their plans if asked to."""
     shapes = asked.shelves.sizes[np.stack([asked.i, asked.j], axis=1)]
     total, entries = int(shapes.prod(1).sum()), None
     kept: dict[int, Kept] = {}
+    # each is kept once until all are there, and once more in their place
+    if plans and (16 if ranks is None else 32) * total > free_memory(device):
+        raise PlanTooLargeError(
+            f"All plans take {8 * total:,} bytes, and twice that is not free on {device}. Pass "
+            "plans=False."
+        )
+    keep: Keep | None = (lambda plan: kept.update({plan.number: plan})) if plans else None
+    if ranks is None or not len(asked):
+        numbers = solve_questions(asked, device, keep)
+    else:
+        with together(ranks):
+            numbers = solve_together(asked, ranks, shapes, keep)
     if plans:
-        # each is kept once until all are there, and once more in their place
-        if 16 * total > free_memory(device):
-            raise PlanTooLargeError(
-                f"All plans take {8 * total:,} bytes, and twice that is not free on {device}. Pass "
-                "plans=False."
-            )
-        numbers = solve_questions(asked, device, lambda plan: kept.update({plan.number: plan}))
         parts = [kept[number].plan.reshape(-1) for number in range(len(asked))]
         entries = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
-    else:
-        numbers = solve_questions(asked, device)
     warn_of_failures(numbers)
     return BatchResult(
         **numbers._asdict(),
@@ -544,10 +566,16 @@ def _solve(
 
 
 def _solve_tracked(
-    asked: Questions, device: torch.device, inputs: dict[str, Any], distances: Any, *, plans: bool
+    asked: Questions,
+    device: torch.device,
+    ranks: Ranks | None,
+    inputs: dict[str, Any],
+    distances: Any,
+    *,
+    plans: bool,
 ) -> BatchResult:
     """Solve all problems, with derivatives of their objectives; keep the plans if asked to."""
-    result, kept = _solve(asked, device, plans=True)
+    result, kept = _solve(asked, device, ranks, plans=True)
     objective = to_tensor("objective", result.objective)
     loss = attach_losses(asked, kept, objective, inputs, distances)
     return replace(result, loss=loss, entries=result.entries if plans else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,12 @@ from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, Rules, run
 from torchgw._batch.packing import LARGEST, Packed, Stack, make_stack, pack, padded_sizes, repad
 from torchgw._batch.relaxed import Relaxed
+from torchgw._boundary.cache import content_key
 from torchgw._errors import ConvergenceWarning
 from torchgw._many.spaces import Space
 from torchgw._search.starts import GUESS_EPSILON, distance_quantiles
 from torchgw._solve.status import Status
+from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 
 # What a code of ``Numbers.status`` stands for.
@@ -45,6 +47,16 @@ class Numbers(NamedTuple):
         """Make room for the numbers of so many problems."""
         floats = [torch.zeros(count, dtype=torch.float64, device=device) for _ in range(5)]
         return cls(*floats, *(torch.zeros(count, dtype=torch.int64, device=device) for _ in "si"))
+
+    @classmethod
+    def of_table(cls, table: Tensor) -> Numbers:
+        """Take the numbers of B problems from a table, (B, 7)."""
+        columns = [column.contiguous() for column in table.T]
+        return cls._make([*columns[:5], *(column.long() for column in columns[5:])])
+
+    def table(self) -> Tensor:
+        """Make one table of the numbers, (B, 7) float64."""
+        return torch.stack([part.double() for part in self], 1)
 
     def put(self, places: Tensor, found: Sequence[Tensor]) -> None:
         """Write the numbers of some problems."""
@@ -206,6 +218,30 @@ class Questions:
         """Count the problems."""
         return len(self.i)
 
+    def some(self, numbers: Tensor) -> Questions:
+        """Take some of the problems."""
+        at, tables = numbers.numpy(), self.tables
+        if isinstance(tables, Tensor):
+            tables = tables[numbers.to(tables.device)]
+        elif tables is not None:
+            tables = [tables[number] for number in at]
+        return replace(
+            self, i=self.i[at], j=self.j[at], alpha=self.alpha[at], epsilon=self.epsilon[at],
+            tables=tables, marginals=self.marginals.of(at, np.full(len(at), False)),
+        )  # fmt: skip
+
+    def key(self) -> str:
+        """Hash all that the answers depend on."""
+        shelves, tables = self.shelves, self.tables
+        large = (shelves.padded == 0).nonzero()[0]
+        content: list[Any] = [part for stack in shelves.stacks.values() for part in stack[:2]]
+        content += shelves.features.values()
+        content += (part for number in large for part in shelves.spaces[number])
+        content += tables if isinstance(tables, list) else [tables]
+        for part in (shelves.sizes, self.i, self.j, self.alpha, self.epsilon, *self.marginals):
+            content.append(None if part is None else torch.from_numpy(np.array(part)))
+        return content_key("many", *content, self.squared, self.n_init, tuple(self.rules))
+
     def arguments(self, number: int) -> dict[str, Any]:
         """Make the arguments of one problem for :func:`torchgw.solve`."""
         source, target = (self.shelves.spaces[side[number]] for side in (self.i, self.j))
@@ -243,6 +279,33 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
             with small_on_one_thread(1, 1, device):
                 _solve_group(asked, (small, large), numbers, found, keep)
     return found
+
+
+def solve_together(
+    asked: Questions, ranks: Ranks, shapes: NDArray[np.int64], keep: Keep | None = None
+) -> Numbers:
+    """Solve some of the problems, whose points are in ``shapes``, and get the others' answers."""
+    ranks.agree("the start of a hash of spaces and options", [int(asked.key()[:12], 16)])
+    flat = [torch.empty(0, dtype=torch.float64, device=ranks.device)]
+
+    def compute(mine: Tensor) -> Tensor:
+        own: dict[int, Kept] = {}
+        take = None if keep is None else lambda plan: own.update({plan.number: plan})
+        found = solve_questions(asked.some(mine), ranks.device, take)
+        flat.extend(part.reshape(-1) for k in sorted(own) for part in own[k][1:])
+        return found.table()
+
+    empty = Numbers.empty(0, ranks.device).table()
+    numbers = Numbers.of_table(ranks.dealt(len(asked), compute, empty))
+    if keep is not None:
+        lengths = np.stack([shapes.prod(1), *shapes.T], 1)
+        hands = [np.arange(rank, len(asked), ranks.size) for rank in range(ranks.size)]
+        joined = ranks.gather(torch.cat(flat), [int(lengths[hand].sum()) for hand in hands])
+        order = np.concatenate(hands)
+        pieces = iter(joined.split(lengths[order].reshape(-1).tolist()))
+        for number, plan, f, g in zip(order.tolist(), pieces, pieces, pieces, strict=True):
+            keep(Kept(number, plan.view(*shapes[number].tolist()), f, g))
+    return numbers
 
 
 def _solve_group(

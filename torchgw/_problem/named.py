@@ -48,18 +48,19 @@ def _landmarks(graphs: list[KeyedGraph], stages: Preparation) -> list[DistancePr
 def _among_points(
     metric: PointMetric, points: list[Any], stages: Preparation
 ) -> list[DistanceProvider]:
-    return [PointDistance(each, metric) for each in points]
+    # what is made of the points is made on the device alone
+    return [PointDistance(each.to(stages.device), metric) for each in points]
 
 
 def _constant_curvature(
     model: CurvedModel, sides: list[Any], stages: Preparation
 ) -> list[DistanceProvider]:
-    made = [CurvedDistance(points, model, curvature=value) for points, value in sides]
+    made = [
+        CurvedDistance(points.to(stages.device), model, curvature=value) for points, value in sides
+    ]
     if stages.n_landmarks is None:
         return [*made]
-    return [
-        NystromDistance(each.to(stages.device, each.dtype), stages.n_landmarks) for each in made
-    ]
+    return [NystromDistance(each, stages.n_landmarks) for each in made]
 
 
 NAMED: dict[str, NamedDistance] = {

@@ -35,6 +35,7 @@ from torchgw._boundary.archive import (
     write_part,
 )
 from torchgw._boundary.arrays import resolve_device
+from torchgw._boundary.checks import check_count, check_within
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
@@ -89,6 +90,12 @@ _ELSEWHERE = {
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 # The kind of a file that names others, each with some rows of all arrays.
 _PARTS = "parts"
+# Arrays of a result that have a row for each source point.
+_OF_SOURCE = {
+    "potential_a", "marginal_a",
+    *(f"lazy_plan.cost.{part}" for part in ("matrix", "left", "row")),
+    *(f"lazy_plan.{part}" for part in ("potentials.f", "marginals.a", "masses.a")),
+}  # fmt: skip
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -128,11 +135,20 @@ def write_result(
         # once all parts are there, and before anybody reads them
         ranks.any(False)
         if ranks.rank == 0:
-            write_archive(path, {"kind": _PARTS, "size": ranks.size, "key": key}, {})
+            # a plan of its largest entries has no shares
+            whole = fields["lazy_plan"]["type"] == "TransportPlan"
+            rows = result.lazy_plan.shape[0] if whole else None
+            head = {"kind": _PARTS, "size": ranks.size, "key": key, "rows": rows}
+            write_archive(path, head, {})
         ranks.any(False)
 
 
-def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str = "cpu",
+    shard: tuple[int, int] | None = None,
+) -> Any:
     """Read a result that its ``save`` or ``torchgw align`` wrote; whole if processes wrote parts.
 
     Parameters
@@ -140,6 +156,9 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     path : str or path
     device : torch.device or str
         Where the result computes; not where it was solved, unless that is named.
+    shard : pair of int, optional
+        ``(rank, size)``: ``load(path).shard(rank, size)``, of which no more is in memory than one
+        of the parts that processes wrote.
 
     Returns
     -------
@@ -155,9 +174,20 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         not what it has to be.
     """
     where = resolve_device(device)
+    if shard is not None:
+        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+            raise InvalidInputError(f"`shard` must be a pair (rank, size); got {shard!r:.60}.")
+        check_count("shard[1]", shard[1])
+        check_within("shard[0]", shard[0], 0, shard[1] - 1)
     tree, arrays = read_archive(path)
     if isinstance(tree, dict) and tree.get("kind") == _PARTS:
-        tree, arrays = read_parts(path, tree.get("size"), tree.get("key"))
+        rows, given = None, (tree.get("size"), tree.get("key"))
+        if shard is not None and isinstance(n := tree.get("rows"), int):
+            rows = slice(n * shard[0] // shard[1], n * (shard[0] + 1) // shard[1])
+        tree, arrays = read_parts(path, *given, functools.partial(_rows_of, rows))
+        if rows is not None and isinstance(tree, dict) and isinstance(tree.get("fields"), dict):
+            tree["fields"] |= {"alternatives": {"tuple": []}, "extension": None}
+            shard = None
     if not isinstance(tree, dict):
         raise InvalidInputError(f"{path}: `tree` must be a dictionary; got {str(tree)[:60]}.")
     kind = tree.get("kind")
@@ -178,9 +208,22 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         fields = {
             name: decode(part, arrays, where, _build, name) for name, part in tree["fields"].items()
         }
-        return built(_build, kind, fields, kind)
+        made = built(_build, kind, fields, kind)
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from error
+    if shard is not None and not hasattr(made, "shard"):
+        raise InvalidInputError(f"{path}: holds a {kind}, which has no shares. Leave `shard` out.")
+    return made if shard is None else made.shard(*shard)
+
+
+def _rows_of(share: slice | None, name: str) -> slice:
+    """Say which rows of an array of a result are those of a share of the source points."""
+    label = name.partition(":")[2]
+    if share is None or not label:
+        return slice(None)
+    if label.split(".")[0] in ("alternatives", "extension"):
+        return slice(0, 0)
+    return share if label in _OF_SOURCE else slice(None)
 
 
 def _extra_arrays(extra: Any) -> dict[str, NDArray[Any]]:

@@ -201,6 +201,13 @@ class Ranks:
         counts = [after - before for before, after in zip(ends, ends[1:], strict=False)]
         return self.gather(compute(slice(begin, end)) if end > begin else empty, counts)
 
+    def dealt(self, count: int, compute: Callable[[Tensor], Tensor], empty: Tensor) -> Tensor:
+        """Compute rows of ``count`` things, (count, ...), dealt out like cards."""
+        hands = [torch.arange(count)[rank :: self.size] for rank in range(self.size)]
+        own = compute(hands[self.rank]) if len(hands[self.rank]) else empty
+        rows = self.gather(own, [len(hand) for hand in hands])
+        return torch.empty_like(rows).index_copy_(0, torch.cat(hands).to(rows.device), rows)
+
     def divide(self, makers: Sequence[Callable[[], Any]]) -> list[Any]:
         """Make several things, each on one rank, and give all of them to all, with warnings."""
         made: dict[int, Any] = {}

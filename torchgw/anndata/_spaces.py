@@ -26,6 +26,8 @@ Recipe = Literal["scot"]
 # Points that SCOT joins each one to, itself counted, and its epsilon. [L358]
 _SCOT_NEIGHBORS = 110
 _SCOT_EPSILON = 1e-3
+# Numbers that are read from a file together. A choice. [L852]
+_ENTRIES = 2**22
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,20 @@ def points_of(
             if name == "X"
             else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
+    if not isinstance(value, np.ndarray) and hasattr(value, "chunks"):
+        # an array of a file, of which one copy is made, some rows at a time
+        value = _in_float64(value)
+        return to_numpy(check_points(what, value))
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
+
+
+def _in_float64(stored: Any) -> NDArray[np.float64]:
+    """Read an array (n, d) of a file."""
+    table = np.empty(stored.shape)
+    rows = max(1, _ENTRIES // max(1, math.prod(stored.shape[1:])))
+    for start in range(0, len(table), rows):
+        table[start : start + rows] = stored[start : start + rows]
+    return table
 
 
 def _steps(graph: Any, what: str) -> Any:

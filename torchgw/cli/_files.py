@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,17 +56,17 @@ def read_side(name: str, id_column: str | None = None, label_column: str | None 
         table = _read_columns(path)
         return _side_of(table, path, member, id_column, label_column)
     if suffix == ".h5ad":
-        data = _open_h5ad(path)
-        for column in (id_column, label_column):
-            if column is not None and column not in data.obs:
-                raise InvalidInputError(
-                    f"{path}: no column named {column!r} in obs, which has: "
-                    f"{', '.join(data.obs) or 'none'}."
-                )
-        ids = data.obs_names if id_column is None else data.obs[id_column]
-        labels = None if label_column is None else np.asarray(data.obs[label_column]).astype(str)
-        points = _numeric(_h5ad_member(path, data, member), name)
-        return Side(points, np.asarray(ids).astype(str), labels)
+        with _opened_h5ad(path) as data:
+            for column in (id_column, label_column):
+                if column is not None and column not in data.obs:
+                    raise InvalidInputError(
+                        f"{path}: no column named {column!r} in obs, which has: "
+                        f"{', '.join(data.obs) or 'none'}."
+                    )
+            names = data.obs_names if id_column is None else data.obs[id_column]
+            ids = np.asarray(names).astype(str)
+            labels = None if label_column is None else np.asarray(data.obs[label_column], str)
+            return Side(_numeric(_h5ad_member(path, data, member), name), ids, labels)
     return Side(_numeric(_read_numpy(path, member), name))
 
 
@@ -75,7 +77,8 @@ def has_column(name: str, column: str | None) -> bool:
         return False
     _check_there(path)
     if _form(path) == ".h5ad":
-        return column in _open_h5ad(path).obs
+        with _opened_h5ad(path) as data:
+            return column in data.obs
     return _form(path) in (*_DELIMITERS, ".parquet") and column in _read_columns(path).names
 
 
@@ -88,7 +91,8 @@ def read_labels(name: str) -> NDArray[Any]:
         labels = np.array(_read_text(path).split("\n"))
         labels = labels[:-1] if labels[-1] == "" else labels
     elif suffix == ".h5ad":
-        labels = np.asarray(_h5ad_member(path, _open_h5ad(path), member))
+        with _opened_h5ad(path) as data:
+            labels = _h5ad_member(path, data, member)
         labels = labels.astype(str) if labels.dtype.kind == "O" else labels
     elif _form(path) in (*_DELIMITERS, ".parquet"):
         labels = _label_column(path, member)
@@ -291,14 +295,21 @@ def _read_parquet(path: Path) -> Any:
         raise InvalidInputError(f"{path}: not a readable parquet file: {error}") from error
 
 
-def _open_h5ad(path: Path) -> Any:
-    """Read an AnnData file."""
+@contextmanager
+def _opened_h5ad(path: Path) -> Iterator[Any]:
+    """Open an AnnData file, whose X is read where it is asked for."""
     if find_spec("anndata") is None:
         raise InvalidInputError(f"{path}: h5ad files need anndata: pip install anndata")
     import anndata
 
     try:
-        return anndata.read_h5ad(path)
+        data = anndata.read_h5ad(path, backed="r")
+        try:
+            yield data
+        finally:
+            data.file.close()
+    except InvalidInputError:
+        raise
     except (OSError, KeyError, ValueError) as error:
         raise InvalidInputError(f"{path}: not a readable h5ad file: {error}") from error
 
@@ -311,7 +322,7 @@ def _h5ad_member(path: Path, data: Any, member: str | None) -> NDArray[Any]:
         members["X"] = data.X
     member = _member(path, list(members), member)
     value = members[member]
-    if hasattr(value, "toarray"):
+    if hasattr(value, "toarray") or hasattr(value, "to_memory"):
         raise InvalidInputError(
             f"{path}: {member} is sparse; reduce it first (scanpy.pp.pca) and name obsm/X_pca."
         )
@@ -341,14 +352,15 @@ def _split(name: str) -> tuple[Path, str | None]:
 
 
 def _read_numpy(path: Path, member: str | None) -> NDArray[Any]:
-    """Read a .npy file, or one array of a .npz file."""
+    """Map a .npy file, or read one array of a .npz file."""
     try:
+        if path.suffix.lower() == ".npy":
+            # processes that share a solve share what the system keeps of it
+            return np.asarray(np.load(path, mmap_mode="r"))
         # opened here, because np.load leaves a damaged archive open
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.lib.npyio.NpzFile):
-                return np.asarray(loaded[_member(path, loaded.files, member)])
-            return np.asarray(loaded)
+            return np.asarray(loaded[_member(path, loaded.files, member)])
     except InvalidInputError:
         raise
     except UNREADABLE as error:

@@ -82,7 +82,7 @@ class PointDistance(DistanceProvider):
         # numbers near the mean are small; that of points that coincide is rounded, which would set
         # them apart from it
         coincide = (points == points[0]).all()
-        self._points = torch.where(coincide, 0.0, points - points.mean(dim=0))
+        self._points = (points - points.mean(dim=0)).mul_(~coincide)
         if metric in ANGLES:
             self._points = _without_rounding(self._points)
         self._weights: Tensor | None = None
