@@ -181,3 +181,15 @@ def test_tiles_without_mass_are_left_out_of_extensions(few, monkeypatch):
     # cells are solved with tiles left out as well, to the same tolerance: two hundredths of epsilon
     assert found.value == pytest.approx(expected.value, rel=1e-4)
     np.testing.assert_allclose(found.potential_a, expected.potential_a, atol=2e-2 * 5e-4)
+
+
+def test_cells_that_run_out_of_digits_give_way_to_all_points(few, monkeypatch):
+    monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+    points = X[::2].astype(np.float32), Y[::2].astype(np.float32)
+    options = OPTIONS | {"epsilon": 1e-4}
+    found = torchgw.solve(*points, **options, resolution=5e-3)
+    assert found.status.converged
+    assert found.report.resolution is None
+    assert found.marginal_error < 1e-6
+    whole = torchgw.solve(*points, **options, resolution=None)
+    assert found.value == pytest.approx(whole.value, rel=1e-5)

@@ -125,9 +125,11 @@ def solve_on_cells(
         left, change = min(error / last, _SLOWEST), resolution.value_change
         left = max(error, 0.0 if change is None else change * left / (1 - left))
         known = change is not None and left <= tolerance
-        if known or not state.status.converged:
+        # without digits left, no finer cells do: they have the same precision
+        spent = state.status is Status.PRECISION_LIMIT
+        if known or not (state.status.converged or spent):
             return state, found
-        if joined == 1:
+        if joined == 1 or spent:
             return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
         value, last = found.evaluation.quadratic.value, error
         # errors are of second order in the size of a cell: in two dimensions, of first order in
