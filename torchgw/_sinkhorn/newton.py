@@ -18,8 +18,9 @@ from torchgw._typing import Potentials
 NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
 # Points per side up to which a step takes no longer than some ten iterations. [L443]
 _MOST_POINTS = 256
-# Share of the mass of a column that is added to its second derivative, against rounding. [L443]
-_RIDGE = 1e-13
+# Share of the mass of a column that is added to its second derivative: where parts of a plan share
+# nothing, the rest is rounding. [L841]
+_RIDGE = 1e-11
 # Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
 # [L443]
 _LARGEST_STEP = 10.0
