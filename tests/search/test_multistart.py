@@ -230,6 +230,27 @@ def test_replayed_searches_follow_their_problem(monkeypatch):
     assert len(memory.kept) == 4
 
 
+def test_what_one_graph_returns_may_be_overwritten_by_the_next(monkeypatch):
+    """Functions are not always recorded in the order of their calls: the worst of those."""
+    sides = [torch.randn(140, 3, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    problem = coarse_input([torch.cdist(side, side).double() for side in sides])
+    expected = find_optima(problem, 0.01, 16)
+    # some are compared on more points, and others are not
+    assert {len(one.plan) for one in expected.alternatives} == {96, 140}
+    returned = []
+
+    def call(name, function, *arguments, in_place=0):
+        if name == "coarsen 256":
+            for tensor in cuda_graphs.tensors_of(tuple(returned)):
+                tensor.fill_(10**6)
+        returned.append(function(*arguments))
+        return returned[-1]
+
+    monkeypatch.setattr(optima, "_way_to_call", lambda *_: call)
+    same_search(find_optima(problem, 0.01, 16), expected)
+    assert len(returned) == 4
+
+
 def searched_before(n, seed, where="cpu"):
     """Points of two sides, the problem between them in another unit, and what was searched."""
     x, y, _ = isometric_copy(n, 3, seed, noise=0.1)

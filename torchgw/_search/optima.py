@@ -256,6 +256,7 @@ def find_optima(
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values):
         # copies, as the functions called next may have been recorded over them
+        coarse = coarse._replace(problem=clone(coarse.problem))
         found = found._replace(judged=clone(found.judged))
         close = found.part(None, _COMPARED)
         first = _compare_finely(problem, coarse.problem, close, target, solve, call)
