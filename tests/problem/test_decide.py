@@ -10,7 +10,7 @@ from benchmarks.solves.first_use import clusters, rotated
 from torchgw._problem.decide import decide
 from torchgw._search.agreement import agreement
 from torchgw.datasets import spiral, swiss_roll
-from torchgw.distances import PointDistance
+from torchgw.distances import DijkstraDistance, PointDistance
 
 
 def refuse(*_):
@@ -35,6 +35,20 @@ def test_curves_surfaces_and_solids_have_geodesics_without_a_trial():
 def test_few_points_have_geodesics(n):
     points = np.random.default_rng(0).normal(size=(n, 9))
     assert decide(tensors(points, points), refuse).chosen == "geodesic"
+
+
+@pytest.mark.parametrize("n", [150, 250])
+def test_all_paths_of_few_points_are_read_at_once(monkeypatch, n):
+    asked, columns = [], DijkstraDistance.columns
+    monkeypatch.setattr(
+        DijkstraDistance, "columns", lambda *given: asked.append(len(given[1])) or columns(*given)
+    )
+    # of too many dimensions to take geodesics untried
+    points = torch.as_tensor(np.random.default_rng(0).normal(size=(n, 5)))
+    found = decide((points, points.flip(0)), lambda x, y, *_: agreement(x, y) - 0.5)
+    assert "geodesic" in found.agreement
+    assert asked[:1] == [n if n == 150 else 1]
+    assert (len(asked) == 2) == (n == 150)
 
 
 def test_points_that_coincide_are_decided_on():

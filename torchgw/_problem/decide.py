@@ -28,6 +28,7 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.graph import Neighbourhood, neighbour_geodesics, neighbourhood
 from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import PrecomputedDistance
 
 
 class Judge(Protocol):
@@ -45,7 +46,8 @@ class Judge(Protocol):
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5
-# Points up to which graphs are doubted, unless they are too few to tell. [L356]
+# Points up to which graphs are doubted, unless they are too few to tell; all their paths are read.
+# [L356, L843]
 _FEW_POINTS = 200
 _TINY = 20
 # Points of each side that are looked at. [L356]
@@ -141,7 +143,11 @@ def _measured(points: Tensor, known: Neighbourhood, name: Any) -> DistanceProvid
         with warnings.catch_warnings():
             # said again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
-            return DijkstraDistance(neighbour_geodesics(points, known=known))
+            paths = DijkstraDistance(neighbour_geodesics(points, known=known))
+        if len(points) > _FEW_POINTS:
+            return paths
+        # all at once take less time than half of them by turns
+        return PrecomputedDistance.unchecked(paths.columns(torch.arange(len(points))))
     if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
         return None
     return PointDistance(points, name)
