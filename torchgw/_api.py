@@ -52,6 +52,7 @@ from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known
 from torchgw._tensors.ahead import compile_beside
+from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
@@ -475,6 +476,7 @@ def solve(
     check_known(options, kind, matrix=M is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
     where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
+    load_beside(where, X, Y, D_X, D_Y)
     if backend in ("auto", "triton"):
         specs = distances if isinstance(distances, (tuple, list)) else (distances,)
         compile_beside(where, specs, X, Y, D_X, D_Y)

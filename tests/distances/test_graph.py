@@ -193,3 +193,16 @@ def test_a_graph_put_together_on_the_host_is_the_same(count, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-15, atol=0)
     device = torch.device("cuda")
     torch.testing.assert_close(here.all_pairs(device), there.all_pairs(device))
+
+
+def test_a_thousand_points_look_alike_on_any_device(device):
+    """Their neighbours are found on a GPU, if there is one, and the rest on the CPU."""
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(1_000, 3)))
+    shape, expected = (
+        graph_module.neighbourhood(points, where) for where in (device, torch.device("cpu"))
+    )
+    assert shape.dimension == pytest.approx(expected.dimension, rel=1e-9)
+    assert shape.connected == expected.connected
+    for part, other in zip(shape.edges, expected.edges, strict=True):
+        assert part.device.type == "cpu"
+        np.testing.assert_allclose(part.numpy(), other.numpy(), rtol=1e-12)

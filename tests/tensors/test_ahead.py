@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,6 +175,34 @@ def test_a_launch_that_compiles_is_logged(caplog):
         caplog.clear()
         launch(kernel, (1,), X)
     assert not caplog.text
+
+
+def test_tritons_hash_is_read_while_its_files_are_as_they_were(tmp_path, monkeypatch):
+    knobs = SimpleNamespace(cache=SimpleNamespace(dir=tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    source = tmp_path / "triton" / "runtime" / "cache.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("first")
+    hashed = []
+
+    def begin():
+        """What a process does first: hash, or read the hash."""
+        files = SimpleNamespace(__file__=str(source))
+        files.triton_key = lambda: hashed.append(source.read_text()) or f"of {hashed[-1]}"
+        ahead._hash(files)
+        return files.triton_key
+
+    begin()
+    assert begin()() == "of first"
+    assert hashed == ["first"]
+    source.write_text("another")
+    begin()
+    assert begin()() == "of another"
+    # where nothing can be written it is hashed each time
+    knobs.cache.dir = source / "no folder"
+    begin()
+    assert begin()() == "of another"
+    assert hashed == ["first", "another", "another", "another", "another"]
 
 
 FRESH = """

@@ -167,9 +167,11 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "
             f"{array.dtype}. Pass `numpy.asarray({name}, dtype=float)` if that is what it holds."
         )
-    if np.ma.is_masked(value):
+    # masks are of a module that is imported when a user first makes one
+    masks = sys.modules.get("numpy.ma")
+    if masks is not None and masks.is_masked(value):
         raise InvalidInputError(
-            f"`{name}` has masked entries, {int(np.ma.getmaskarray(value).sum())} of {array.size}. "
+            f"`{name}` has masked entries, {int(masks.getmaskarray(value).sum())} of {array.size}. "
             "Fill them, or drop their rows."
         )
     # a negative stride, a foreign byte order or an extended precision is legal in NumPy only; a

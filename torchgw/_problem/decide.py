@@ -78,10 +78,12 @@ class Decision(NamedTuple):
     shapes: tuple[Neighbourhood, ...] = ()
 
 
-def decide(points: tuple[Tensor, Tensor], judge: Judge) -> Decision:
+def decide(
+    points: tuple[Tensor, Tensor], judge: Judge, device: torch.device | None = None
+) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured."""
     few = [_some(side, seed) for seed, side in enumerate(points)]
-    shapes = [neighbourhood(side) for side in few]
+    shapes = [neighbourhood(side, device or side.device) for side in few]
     dimension = max(shape.dimension for shape in shapes)
     low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
     sizes = sorted(map(len, points))

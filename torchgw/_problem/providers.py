@@ -269,7 +269,7 @@ def _decide(
     if judge is None or asked or len(points) < 2:
         return None
     with small_on_one_thread(1, 1, device):
-        decision = decide((points[0], points[1]), judge)
+        decision = decide((points[0], points[1]), judge, device)
     tried, pairs = decision.agreement, len(points[0]) * len(points[1])
     long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
     if long and max(tried.values()) < UNRELATED:

@@ -9,11 +9,14 @@ compiled, it waits for that one; one that no thread has begun is compiled by the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._tensors.threads import processors
+from torchgw._tensors.threads import most_points, processors
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +64,9 @@ class Variant(NamedTuple):
         given = {name: _stand_in(kind) for name, kind in self.arguments.items()}
         kernel = getattr(import_module(module), name)
         compiled = kernel.warmup(grid=(1,), **given, **self.constants, **self.options)
-        # what launches it is compiled when it is first looked up
-        compiled.run  # noqa: B018
+        # what launches it is compiled when it is first looked up, and is the same for all its types
+        with _launchers[self.kernel]:
+            compiled.run  # noqa: B018
 
     def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
         """Whether a launch with these arguments may be of this variant."""
@@ -107,6 +111,7 @@ class _Task:
 
 
 _lock, _beginning = threading.Lock(), threading.Lock()
+_launchers: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
@@ -125,8 +130,7 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
         return
-    shapes = (getattr(one, "shape", None) for one in given)
-    most = max((shape[0] for shape in shapes if isinstance(shape, tuple) and shape), default=0)
+    most = most_points(given)
     recorded = sorted({size for variant in variants() for size in variant.sizes})
     if not most or not recorded:
         return
@@ -145,8 +149,8 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         # distances come first in every solve
         new.sort(key=lambda one: not one.distances)
         _waiting.extend(map(_Task, new))
-    for _ in range(min(threads, len(new))):
-        threading.Thread(target=_work, args=(device,), name="torchgw-compile").start()
+    if new:
+        _start(device, min(threads, len(new)) - 1)
 
 
 def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -176,7 +180,7 @@ def _begin() -> None:
     It hashes its own files, a third of a second, and builds what loads kernels.
     """
     runtime, files = import_module("triton.runtime"), import_module("triton.runtime.cache")
-    hashing = threading.Thread(target=getattr(files, "triton_key", int), name="torchgw-hash")
+    hashing = threading.Thread(target=_hash, args=(files,), name="torchgw-hash")
     hashing.start()
     try:
         runtime.driver.active.get_current_target()
@@ -184,8 +188,38 @@ def _begin() -> None:
         hashing.join()
 
 
-def _work(device: torch.device) -> None:
-    """Compile what waits, until nothing does or the program ends."""
+def _hash(files: Any) -> None:
+    """Hash Triton's own files, or read what it came to when they were last seen as they are now.
+
+    The hash is kept where Triton keeps kernels, under the sizes and times of those files.
+    """
+    if not hasattr(files, "triton_key"):
+        return
+    root = Path(files.__file__).parents[1]
+    looked_at = sorted([*root.rglob("*.py"), *root.glob("_C/libtriton*")])
+    seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in looked_at]
+    name = hashlib.sha256(repr(seen).encode()).hexdigest()
+    kept = Path(import_module("triton.knobs").cache.dir) / f"torchgw-{name}"
+    try:
+        known = kept.read_text(encoding="utf-8")
+    except OSError:
+        known = files.triton_key()
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            new = kept.with_suffix(f".{os.getpid()}")
+            new.write_text(known, encoding="utf-8")
+            new.replace(kept)
+    else:
+        files.triton_key = lambda: known
+
+
+def _start(device: torch.device, others: int) -> None:
+    """Start a thread that compiles, and starts so many others."""
+    threading.Thread(target=_work, args=(device, others), name="torchgw-compile").start()
+
+
+def _work(device: torch.device, others: int) -> None:
+    """Compile what waits, beside other threads, until nothing does or the program ends."""
     torch.cuda.set_device(device)
     while True:
         with _lock:
@@ -197,6 +231,10 @@ def _work(device: torch.device) -> None:
         try:
             with _beginning:
                 _begin()
+            if others:
+                # from here: starting all of them would hold the solve up
+                _start(device, others - 1)
+                others = 0
             task.variant.compile()
         except Exception as error:  # noqa: BLE001
             # the launch compiles it again, and raises what there is to raise

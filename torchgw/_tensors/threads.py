@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,12 @@ def _waiting_asleep() -> Iterator[None]:
         yield
 
 
+def most_points(given: Iterable[Any]) -> int:
+    """Count the rows of the longest array among what was given."""
+    shapes = (getattr(one, "shape", None) for one in given)
+    return max((shape[0] for shape in shapes if isinstance(shape, tuple) and shape), default=0)
+
+
 def processors() -> int:
     """Count the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -140,8 +146,7 @@ def host_threads(device: torch.device, *given: Any) -> AbstractContextManager[No
     Not where arrays that are ``given`` are long: the host reads them on all threads. Without a GPU
     all threads compute, and sleep while they wait if other work wants the processors.
     """
-    shapes = (getattr(one, "shape", None) for one in given)
-    long = any(isinstance(shape, tuple) and shape and shape[0] > _LONG for shape in shapes)
+    long = most_points(given) > _LONG
     if device.type == "cpu":
         return _waiting_asleep()
     return nullcontext() if long else small_on_one_thread(1, 1, device)

@@ -18,7 +18,7 @@ from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
 from torchgw.distances._graph.leaves import Leaves, into_leaves
-from torchgw.distances._graph.neighbours import nearest_others
+from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
 
@@ -123,12 +123,14 @@ class Neighbourhood(NamedTuple):
     edges: Edges | None  # of that graph; None if there is none
 
 
-def neighbourhood(points: Tensor) -> Neighbourhood:
+def neighbourhood(points: Tensor, device: torch.device) -> Neighbourhood:
     """Find the dimension of points on the CPU, and whether their graph is in one piece."""
     n, count = len(points), default_n_neighbors(len(points))
     if n <= count + 1:
         return Neighbourhood(0.0, True, None)
-    distance, index = nearest_others(points, count)
+    # a GPU compares all pairs of a thousand points sooner than SciPy's trees are imported
+    where = device if n * n > FEW_PAIRS else points.device
+    distance, index = (part.cpu() for part in nearest_others(points.to(where), count))
     source = torch.arange(n).repeat_interleave(count)
     edges = symmetric_edges(n, source, index.flatten(), distance.flatten())
     pieces, _ = components(edges)

@@ -43,16 +43,18 @@ def _visit(query, real, leaf, points, row, size, d, score, place, worst, POINTS:
         total += difference * difference
     known = tl.load(row + first + lane, mask=inside, other=-1) >= 0
     total = tl.where(known[None, :], total, float("inf"))
-    least = tl.min(total, axis=1)
-    while tl.max((least < worst).to(tl.int32), axis=0) > 0:
-        at = tl.argmin(total, axis=1)
+    going = 1
+    # the last turn takes nothing, and leaves the bound that holds then
+    while going > 0:
+        least, at = tl.min(total, axis=1, return_indices=True)
+        most, last = tl.max(score, axis=1, return_indices=True)
+        worst = tl.where(real, most, float("-inf"))
         take = least < worst
-        replaced = (slot[None, :] == tl.argmax(score, axis=1)[:, None]) & take[:, None]
+        replaced = (slot[None, :] == last[:, None]) & take[:, None]
         score = tl.where(replaced, least[:, None], score)
         place = tl.where(replaced, (leaf * size + at)[:, None], place)
-        worst = tl.where(real, tl.max(score, axis=1), float("-inf"))
         total = tl.where(lane[None, :] == at[:, None], float("inf"), total)
-        least = tl.min(total, axis=1)
+        going = tl.max(take.to(tl.int32), axis=0)
     return score, place, worst
 
 

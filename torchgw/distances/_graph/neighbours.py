@@ -59,7 +59,7 @@ _MOST_LISTED = 32
 _SORTED = 2**21
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
 # which takes longer. [L406]
-_FEW_PAIRS = 2**18
+FEW_PAIRS = 2**18
 
 
 def nearest(
@@ -79,7 +79,7 @@ def nearest(
                 "torchgw.distances.",
                 PerformanceWarning,
             )
-        search = _nearest_by_tiles if wide or pairs <= _FEW_PAIRS else _nearest_by_tree
+        search = _nearest_by_tiles if wide or pairs <= FEW_PAIRS else _nearest_by_tree
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
@@ -108,7 +108,7 @@ def nearest_others(
     """Find the nearest neighbours of each point, whose leaves may be known, among the others."""
     if search == "approximate":
         return _nearest_others_approximate(points, n_neighbors)
-    if ranks is None or points.is_cuda or len(points) ** 2 <= _FEW_PAIRS:
+    if ranks is None or points.is_cuda or len(points) ** 2 <= FEW_PAIRS:
         distance, index = nearest(points, points, n_neighbors + 1, leaves)
     else:
         distance, index = _nearest_by_ranks(points, n_neighbors + 1, ranks)

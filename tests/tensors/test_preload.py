@@ -1,0 +1,33 @@
+"""Operations that are loaded beside other work."""
+
+import logging
+import threading
+
+import pytest
+import torch
+
+from torchgw._tensors import preload
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("part", [preload._leaves, *preload._PARTS])
+def test_operations_run_on_few_numbers(part, device):
+    """They are launched for their code alone: a shape that one refuses would stop the rest."""
+    assert part(torch.ones(64, 4, dtype=torch.float64, device=device)) is None
+
+
+def test_nothing_is_loaded_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", pytest.fail)
+    preload.load_beside(torch.device("cpu"))
+
+
+def test_what_cannot_run_is_logged(monkeypatch, caplog):
+    """A solve that needs it says so itself."""
+    monkeypatch.setattr(torch.cuda, "device", torch.device)
+
+    def fail(x):
+        raise RuntimeError("no such operation")
+
+    with caplog.at_level(logging.INFO, logger="torchgw"):
+        preload._load(torch.device("cpu"), (fail,))
+    assert "no such operation" in caplog.text
