@@ -14,6 +14,7 @@ from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS
 from torchgw._batch.packing import Packed, pack
 from torchgw._batch.warm import ENDS
+from torchgw._tensors import ahead
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -210,6 +211,27 @@ def test_programs_end_where_the_engine_does(device, fused, chosen, monkeypatch):
     monkeypatch.setattr(engine, "_TOGETHER", 1)
     for mine, its in zip(engine.run(problems, rules), programs, strict=True):
         assert torch.equal(mine, its)
+
+
+@pytest.mark.slow
+def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
+    skip_unless_kernels_run(torch.device("cpu"))
+    problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
+    begun = []
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    monkeypatch.setattr(engine, "_compiled", set())
+    monkeypatch.setattr(ahead, "_threads", lambda device: 1)
+    monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new))
+    found = [engine.run(problems, engine.Rules()) for _ in range(2)]
+    (launches,) = begun
+    made = [launch.kernel.rsplit(":")[1].strip("_") for launch in launches]
+    assert made == [
+        "anneal_kernel", "rough_kernel", "settle_begin_kernel", "settle_kernel",
+        "converge_kernel", "worth_kernel",
+    ]  # fmt: skip
+    # none of them was launched for that, and what is launched is what was compiled
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    assert [ENDINGS[code] for code in found[0].ending.tolist()] == ["CONVERGED"]
 
 
 @pytest.mark.slow

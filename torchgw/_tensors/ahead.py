@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -74,6 +74,27 @@ class Variant(NamedTuple):
         return dtypes == [_DTYPES.get(pointer) for pointer in pointers]
 
 
+class _Launch(NamedTuple):
+    """A launch that is not made: its kernel is compiled."""
+
+    kernel: str
+    function: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def compile(self) -> None:
+        """Compile it, and load it on the current device."""
+        self.function.warmup(*self.arguments, grid=(1,), **self.options).run  # noqa: B018
+
+    def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+        """Whether a launch with these arguments is of this variant."""
+        mine, its = (
+            [one.dtype for one in some if isinstance(one, torch.Tensor)]
+            for some in (self.arguments, arguments)
+        )
+        return mine == its and self.options == options
+
+
 class _Pointer:
     """What Triton reads off a tensor when it compiles."""
 
@@ -101,7 +122,7 @@ def _stand_in(kind: str) -> _Pointer | float:
 class _Task:
     """A variant that is to be compiled, once."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant | _Launch) -> None:
         self.variant = variant
         self.done = threading.Event()
 
@@ -110,6 +131,7 @@ _lock, _beginning = threading.Lock(), threading.Lock()
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
+_collected = threading.local()  # launches that this thread does not make
 
 
 @cache
@@ -121,9 +143,7 @@ def variants() -> tuple[Variant, ...]:
 
 def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) -> None:
     """Begin to compile, once, what a solve launches on a GPU by these distances and inputs."""
-    threads = min(_THREADS, processors() // 2)
-    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
-    if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
+    if not _threads(device):
         return
     shapes = (getattr(one, "shape", None) for one in given)
     most = max((shape[0] for shape in shapes if isinstance(shape, tuple) and shape), default=0)
@@ -144,16 +164,47 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         _asked.update((device, place) for place in wanted)
         # distances come first in every solve
         new.sort(key=lambda one: not one.distances)
+    _begin_to_compile(device, new)
+
+
+def compile_together(device: torch.device, work: Callable[[], object]) -> None:
+    """Begin to compile the kernels that work launches, side by side; none of them is launched."""
+    if not _threads(device):
+        return
+    launches: list[_Launch] = []
+    _collected.launches = launches
+    try:
+        work()
+    finally:
+        del _collected.launches
+    _begin_to_compile(device, launches)
+
+
+def _threads(device: torch.device) -> int:
+    """Count the threads that compile for a device; none where nothing is compiled."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    if device.type != "cuda" or interpreted or find_spec("triton") is None:
+        return 0
+    return min(_THREADS, processors() // 2)
+
+
+def _begin_to_compile(device: torch.device, new: Sequence[Variant | _Launch]) -> None:
+    """Start threads that compile, in this order."""
+    with _lock:
         _waiting.extend(map(_Task, new))
-    for _ in range(min(threads, len(new))):
+    for _ in range(min(_threads(device), len(new))):
         threading.Thread(target=_work, args=(device,), name="torchgw-compile").start()
 
 
-def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    """Wait for a kernel that is about to be launched, if a thread is compiling it."""
-    if not _waiting and not _begun:
-        return
+def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Wait for a kernel that a thread is compiling; tell whether to launch it."""
+    launches = getattr(_collected, "launches", None)
+    if launches is None and not _waiting and not _begun:
+        return True
     name = f"{kernel.__module__}:{kernel.__name__}"
+    if launches is not None:
+        launches.append(_Launch(name, kernel, arguments, options))
+        return False
     with _lock:
         alike = [
             task
@@ -167,6 +218,7 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
                 task.done.set()
     for task in alike:
         task.done.wait()
+    return True
 
 
 @cache
