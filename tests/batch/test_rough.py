@@ -281,7 +281,9 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
+def test_plans_that_jump_to_and_fro_are_held_back_or_end_as_flat(device, monkeypatch):
+    from torchgw._batch import rough_triton
+
     skip_unless_kernels_run(device)
     generator = torch.Generator().manual_seed(1)
     draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
@@ -292,8 +294,13 @@ def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
     problems = Packed(stack, stack, index, index + 1, one, one * torch.nan, one)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
+    held = engine.run(problems, engine.Rules())
+    assert [ENDINGS[code] for code in held.ending.tolist()] == ["CONVERGED"]
+    for name, value in {"_MOMENTUM": 0.0, "_DAMPING": 0.0, "_DECAY": 0.5}.items():
+        monkeypatch.setattr(rough_triton, name, value)
     found = engine.run(problems, engine.Rules())
     assert [ENDINGS[code] for code in found.ending.tolist()] == ["FLAT"]
+    assert float(held.objective) < float(found.objective)
     assert int(found.n_iter) < 100
     assert float(found.marginal_error) <= engine.Rules().inner_tol
 

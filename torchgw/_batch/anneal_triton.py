@@ -78,7 +78,9 @@ def anneal_kernel(
     MOST: tl.constexpr,
     ERROR: tl.constexpr,
     RELAXATION: tl.constexpr,
+    INERTIA: tl.constexpr,
     MOMENTUM: tl.constexpr,
+    DAMPING: tl.constexpr,
     DECAY: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
@@ -104,6 +106,7 @@ def anneal_kernel(
     write(plan, kernel, shift, RI, CI, RT, CT)
     write(work, kernel, shift, RI, CI, RT, CT)
     tl.store(g, tl.zeros([CI, CT], tl.float64))
+    held, step = tl.sum(tl.sum(kernel, 0), 0), tl.zeros([RT, CT], tl.float32)
     budget, turns, end, going = BUDGET, 0, 2, 1
     while going == 1:
         cross(x, work, y, work, N, M, CHUNK, 1)
@@ -115,7 +118,7 @@ def anneal_kernel(
         if LINEAR:
             cost += read(linear, shift, RI, CI, RT, CT)
         kernel, largest, top = exponentials(cost, tl.load(g).to(tl.float32), mass_b, epsilon)
-        t = mass_b
+        t, growth = mass_b, mass_b * 0.0 + 1.0
         s = _share(mass_a, sums_of_rows(kernel * by_columns(t)))
         spent, busy, error = 0, 1, 0.0
         while busy == 1:
@@ -123,18 +126,24 @@ def anneal_kernel(
             error = distance(t * sums, mass_b)
             ratio = _share(mass_b, t * sums)
             further = 1.0 + RELAXATION * (tl.minimum(tl.maximum(ratio, 0.5), 2.0) - 1.0)
-            t = tl.maximum(ratio * t * further, 1e-30)
+            growth = ratio * further * (1.0 + INERTIA * (growth - 1.0))
+            growth = tl.minimum(tl.maximum(growth, 0.125), 8.0)
+            t = tl.maximum(t * growth, 1e-30)
             s = _share(mass_a, sums_of_rows(kernel * by_columns(t)))
             spent += 1
             # NaN compares as false
             busy = tl.where((error > ERROR) & (error < 1.0e38) & (spent < budget), 1, 0)
         kernel = kernel * by_rows(s) * by_columns(t)
-        before = read(plan, shift, RI, CI, RT, CT)
+        # plans go on in one direction while epsilon falls, or jump to and fro: sums of what each
+        # thread holds tell which
+        held, held_before, step_before = tl.sum(tl.sum(kernel, 0), 0), held, step
+        step = held - held_before
+        back = tl.sum(tl.sum(step * step_before, 1), 0) < 0.0
+        lead = tl.where(turns == 0, 0.0, tl.where(back, -DAMPING, MOMENTUM))
+        following = kernel + lead * (kernel - read(plan, shift, RI, CI, RT, CT))
+        write(work, following, shift, RI, CI, RT, CT)
         write(plan, kernel, shift, RI, CI, RT, CT)
-        # plans go on in one direction while epsilon falls
-        further = tl.where(turns > 0, MOMENTUM, 0.0)
-        write(work, kernel + further * (kernel - before), shift, RI, CI, RT, CT)
-        tl.store(f, (epsilon * (tl.log(s / mass_a) - largest)).to(tl.float64))
+        tl.store(f, (epsilon * (tl.log(tl.maximum(s / mass_a, 1e-37)) - largest)).to(tl.float64))
         tl.store(g, tl.load(g) + (epsilon * (tl.log(t / mass_b) - top)).to(tl.float64))
         turns += 1
         budget = tl.where(error > ERROR, tl.minimum(2 * budget, MOST), budget)

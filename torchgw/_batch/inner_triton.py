@@ -158,7 +158,7 @@ def solved(
         factor = tl.where((near == 0) & (ticks > 1), fitted, factor)
         if near == 1:
             s = exact
-        near = tl.where(error > 0.5 * before, 0, near)
+        near = tl.where(error > 0.7 * before, 0, near)
         busy = tl.where((error > wanted) & (error < 1.0e38) & (spent < most), 1, 0)
     tl.store(f, tl.load(f) + unit * tl.log(exact))
     tl.store(g, tl.load(g) + unit * tl.log(t))

@@ -31,9 +31,11 @@ from torchgw._tensors.launch import launch
 # [L532] [L781]
 _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ERROR = 2e-5
-# Decay of epsilon an iteration; column errors of linear problems while it falls, the excess of
-# their over-relaxed steps, and what of its last change a plan is led ahead by. [L860]
-_DECAY, _ERROR, _RELAXATION, _MOMENTUM = 0.85, 5e-3, 0.6, 0.5
+# Decay of epsilon an iteration, what of its last change a plan is led ahead by, and what it is held
+# back by where changes turn. Column errors of linear problems meanwhile, the excess of steps of
+# their columns, and what these take over of the step before. [L860]
+_DECAY, _MOMENTUM, _DAMPING = 0.86, 0.6, 0.4
+_ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
 # Column error from which on the inverse of a second derivative leads nearby plans to their
 # marginals. [L781] [L782]
 NEAR = 3e-2
@@ -220,8 +222,9 @@ def rough(
     launch(
         anneal_kernel, (count,), *tables, *index, weight, target, first, costs,
         *((unread, index[0]) if begin is None else (begin[0].float(), begin[1].long())), unread,
-        work, *made[:-1], 0, limits[0], BEGIN=begin is not None, CHUNK=min(_WIDE_CHUNK, n),
-        ERROR=_ERROR, RELAXATION=_RELAXATION, MOMENTUM=_MOMENTUM, DECAY=_DECAY,
+        work, *made[:-1], 0, limits[0], BEGIN=begin is not None,
+        CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
+        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING,
         **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,
     )  # fmt: skip
     launch(
