@@ -14,6 +14,7 @@ from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS
 from torchgw._batch.packing import Packed, pack
 from torchgw._batch.warm import ENDS
+from torchgw._tensors import ahead
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -213,6 +214,27 @@ def test_programs_end_where_the_engine_does(device, fused, chosen, monkeypatch):
 
 
 @pytest.mark.slow
+def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
+    skip_unless_kernels_run(torch.device("cpu"))
+    problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
+    begun = []
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    monkeypatch.setattr(engine, "_compiled", set())
+    monkeypatch.setattr(ahead, "_threads", lambda device: 1)
+    monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new))
+    found = [engine.run(problems, engine.Rules()) for _ in range(2)]
+    (launches,) = begun
+    made = [launch.kernel.rsplit(":")[1].strip("_") for launch in launches]
+    assert made == [
+        "anneal_kernel", "rough_kernel", "settle_begin_kernel", "settle_kernel",
+        "converge_kernel", "worth_kernel",
+    ]  # fmt: skip
+    # none of them was launched for that, and what is launched is what was compiled
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    assert [ENDINGS[code] for code in found[0].ending.tolist()] == ["CONVERGED"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_what_settling_leaves_is_ended_in_float64(device, monkeypatch):
     from torchgw._batch import settle_triton
@@ -259,7 +281,9 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
+def test_plans_that_jump_to_and_fro_are_held_back_or_end_as_flat(device, monkeypatch):
+    from torchgw._batch import rough_triton
+
     skip_unless_kernels_run(device)
     generator = torch.Generator().manual_seed(1)
     draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
@@ -270,8 +294,13 @@ def test_plans_that_jump_to_and_fro_end_as_flat(device, monkeypatch):
     problems = Packed(stack, stack, index, index + 1, one, one * torch.nan, one)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
+    held = engine.run(problems, engine.Rules())
+    assert [ENDINGS[code] for code in held.ending.tolist()] == ["CONVERGED"]
+    for name, value in {"_MOMENTUM": 0.0, "_DAMPING": 0.0, "_DECAY": 0.5}.items():
+        monkeypatch.setattr(rough_triton, name, value)
     found = engine.run(problems, engine.Rules())
     assert [ENDINGS[code] for code in found.ending.tolist()] == ["FLAT"]
+    assert float(held.objective) < float(found.objective)
     assert int(found.n_iter) < 100
     assert float(found.marginal_error) <= engine.Rules().inner_tol
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchgw._tensors import ahead
-from torchgw._tensors.ahead import Variant, compile_beside, ready, variants
+from torchgw._tensors.ahead import Variant, compile_beside, compile_together, ready, variants
 from torchgw._tensors.launch import launch
 
 GPU = torch.device("cuda")
@@ -36,7 +36,7 @@ class Kernel:
         self.begun, self.go, self.fails = threading.Event(), threading.Event(), False
         self.given = []
 
-    def warmup(self, *, grid, **given):
+    def warmup(self, *arguments, grid, **given):
         self.given.append(given)
         self.begun.set()
         assert self.go.wait(20)
@@ -154,6 +154,22 @@ def test_a_failure_is_left_to_the_launch(kernel, caplog):
             pass
     assert "could not be compiled ahead: no such type" in caplog.text
     assert not launched(kernel, {"BLOCK": 8, "num_warps": 4}).is_alive()
+
+
+def test_kernels_of_launches_that_are_not_made_are_compiled_side_by_side(kernel):
+    options = {"BLOCK": 8, "num_warps": 4}
+    kernel.__getitem__ = lambda grid: pytest.fail("launched")
+    # where nothing is compiled, nothing is tried
+    compile_together(torch.device("cpu"), lambda: pytest.fail("run"))
+    compile_together(GPU, lambda: launch(kernel, (1,), X, 4, **options))
+    assert kernel.begun.wait(20)
+    assert not launched(kernel, {"BLOCK": 16, "num_warps": 4}).is_alive()
+    waiting = launched(kernel, options)
+    assert waiting.is_alive()
+    kernel.go.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert kernel.given == [options]
 
 
 def test_a_launch_that_compiles_is_logged(caplog):

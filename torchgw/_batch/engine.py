@@ -23,6 +23,7 @@ from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import ENDS, may_begin, on_chip
+from torchgw._tensors.ahead import compile_together
 
 # epsilon="auto" as a share of the natural scale. [L391]
 _AUTO_EPSILON = 0.0025
@@ -34,6 +35,8 @@ _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 _TOGETHER = 2**27
 # How programs end that have lost a number.
 _LOST = ENDS.index("LOST")
+# Devices, sizes and kinds of problems whose programs have been compiled, or are being.
+_compiled: set[tuple[torch.device, int, int, bool, bool]] = set()
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -265,11 +268,11 @@ def _solver_in_triton(
     problems: Packed, rules: Rules, store: Callable[[_Found, Ended], None]
 ) -> Callable[[Tensor], Tensor]:
     """Make what solves problems by one program each; it returns those in which a number is lost."""
-    from torchgw._batch.finish_triton import finish
+    from torchgw._batch.finish_triton import Finished, finish
     from torchgw._batch.rough_triton import rough
     from torchgw._batch.settle_triton import settle
     from torchgw._batch.tile_triton import padded
-    from torchgw._batch.worth_triton import worth
+    from torchgw._batch.worth_triton import Worth, worth
 
     n, m = problems.shape
     # programs hold powers of two
@@ -285,7 +288,7 @@ def _solver_in_triton(
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
-    def solve(numbers: Tensor) -> Tensor:
+    def programs(numbers: Tensor) -> tuple[Tensor, Finished, Worth]:
         linear, target, first = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
         index = problems.i[numbers], problems.j[numbers]
@@ -303,7 +306,10 @@ def _solver_in_triton(
         most = rules.max_iter, rules.inner_max_iter
         limits = *most, rules.tol, rules.inner_tol, fall
         made = finish(double, index, alpha, linear, target, warm, limits)
-        sums = worth(double, index, linear, made.plan, (made.f, made.g))
+        return target, made, worth(double, index, linear, made.plan, (made.f, made.g))
+
+    def solve(numbers: Tensor) -> Tensor:
+        alpha, (target, made, sums) = problems.alpha[numbers], programs(numbers)
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
         objective = terms.quadratic + terms.linear + sums.potentials - made.spending
@@ -320,6 +326,11 @@ def _solver_in_triton(
         store(found, ended)
         return numbers[left]
 
+    kind = problems.device, rows, columns, problems.linear is None, problems.begin is None
+    if kind not in _compiled:
+        _compiled.add(kind)
+        first_one = torch.zeros(1, dtype=torch.int64, device=problems.device)
+        compile_together(problems.device, lambda: programs(first_one))
     return solve
 
 

@@ -15,6 +15,7 @@ from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
     coarse,
+    distance,
     line,
     read,
     sums_of_columns,
@@ -24,7 +25,7 @@ from torchgw._batch.tile_triton import (
 )
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _invert(
     plan, a, b, out, lines, count, shift,
     N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
@@ -115,27 +116,25 @@ def solved(
     s = mass_a / (sums_of_rows(kernel) + TINY)
     t, exact = mass_b * 0.0 + 1.0, s
     found = sums_of_columns(kernel * by_rows(s)) + TINY
-    error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
+    error = distance(found, mass_b)
     spent, ticks, limit = 0, 0, BELOW * 1.0
     # NaN compares as false
     busy = tl.where((error > wanted) & (error < 1.0e38), 1, 0)
     while busy == 1:
-        if BELOW > 0:  # noqa: SIM102, a constant beside numbers
-            if (near == 0) & (error <= limit):
-                write(held, kernel * by_rows(exact) * by_columns(t), shift, RI, CI, RT, CT)
-                tl.store(f, tl.load(f) + unit * tl.log(exact))
-                tl.store(g, tl.load(g) + unit * tl.log(t))
-                tl.store(lines + columns, (found / mass_b).to(tl.float32))
-                tl.debug_barrier()
-                _invert(
-                    held, a, b, inverse, lines, count, shift, RI * RT, M, CHUNK,
-                    SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
-                )  # fmt: skip
-                kernel = read(held, shift, RI, CI, RT, CT)
-                s, t = mass_a * 0.0 + 1.0, mass_b * 0.0 + 1.0
-                near, limit = 1, (0.1 * error).to(tl.float32)
-        stepping = near if BELOW > 0 else 0
-        if stepping == 1:
+        if (near == 0) & (error <= limit):
+            write(held, kernel * by_rows(exact) * by_columns(t), shift, RI, CI, RT, CT)
+            tl.store(f, tl.load(f) + unit * tl.log(exact))
+            tl.store(g, tl.load(g) + unit * tl.log(t))
+            tl.store(lines + columns, (found / mass_b).to(tl.float32))
+            tl.debug_barrier()
+            _invert(
+                held, a, b, inverse, lines, count, shift, RI * RT, M, CHUNK,
+                SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+            )  # fmt: skip
+            kernel = read(held, shift, RI, CI, RT, CT)
+            s, t = mass_a * 0.0 + 1.0, mass_b * 0.0 + 1.0
+            near, limit = 1, (0.1 * error).to(tl.float32)
+        if near == 1:
             root = tl.rsqrt(mass_b)
             step = _step(
                 inverse, lines, ((mass_b - found) * root).to(tl.float32), columns, M, CHUNK
@@ -154,12 +153,12 @@ def solved(
         exact = mass_a / (sums_of_rows(kernel * by_columns(t)) + TINY)
         found = t * (sums_of_columns(kernel * by_rows(exact)) + TINY)
         before = error
-        error = tl.sum(tl.sum(tl.abs(found - mass_b), 1), 0)
+        error = distance(found, mass_b)
         fitted = next_relaxation(factor, error / before)
         factor = tl.where((near == 0) & (ticks > 1), fitted, factor)
         if near == 1:
             s = exact
-        near = tl.where(error > 0.5 * before, 0, near)
+        near = tl.where(error > 0.7 * before, 0, near)
         busy = tl.where((error > wanted) & (error < 1.0e38) & (spent < most), 1, 0)
     tl.store(f, tl.load(f) + unit * tl.log(exact))
     tl.store(g, tl.load(g) + unit * tl.log(t))

@@ -1,6 +1,7 @@
 """The first iterations of many problems in Triton: one program each, all of it on chip.
 
-In float32, from a x b down to where the plan has nearly settled at the target epsilon.
+In float32, from a x b down to where the plan has nearly settled at the target epsilon: by one
+kernel while epsilon falls, and by another at the target.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from torchgw._batch.anneal_triton import anneal_kernel, exponentials
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -29,9 +31,14 @@ from torchgw._tensors.launch import launch
 # [L532] [L781]
 _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ERROR = 2e-5
-# Decay of epsilon an iteration, as in the engine, and the column error from which on the inverse of
-# a second derivative leads nearby plans to their marginals. [L781] [L782]
-_DECAY, NEAR = 0.85, 3e-2
+# Decay of epsilon an iteration, what of its last change a plan is led ahead by, and what it is held
+# back by where changes turn. Column errors of linear problems meanwhile, the excess of steps of
+# their columns, and what these take over of the step before. [L860]
+_DECAY, _MOMENTUM, _DAMPING = 0.86, 0.6, 0.4
+_ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
+# Column error from which on the inverse of a second derivative leads nearby plans to their
+# marginals. [L781] [L782]
+NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
 _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
@@ -40,8 +47,8 @@ _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
 MET, FAR = 3e-3, 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once, and how many of
-# these are under way. [L532] [L596] [L782]
-ENTRIES, REGISTERS, CHUNK, STAGES = 64, 128, 16, 3
+# these are under way; more is where epsilon falls. [L532] [L596] [L782] [L860]
+ENTRIES, REGISTERS, CHUNK, _WIDE_CHUNK, STAGES = 64, 128, 16, 32, 3
 
 
 @triton.jit
@@ -72,20 +79,16 @@ def _rough_kernel(
     i,  # [B] int64
     j,  # [B] int64
     alpha,  # [B] float32
-    target,  # [B] float32, epsilon
-    first,  # [B] float32, epsilon
+    epsilon,  # [B] float32
     linear,  # [B, N, M] float32, read if LINEAR
-    begin,  # [B, N, M] float32, cost to begin with, read if BEGIN
-    chosen,  # [B] int64, one where a problem begins so, read if BEGIN
-    noise,  # [N, M] float32
     work,  # [B, N, M] float32, scratch
     inverse,  # [B, M, M] float32, scratch
     lines,  # [B, 4, M] float32, scratch
-    plan,  # [B, N, M] float32, written
-    f,  # [B, N] float64, written
-    g,  # [B, M] float64, written
-    done_out,  # [B] int64, written
-    ended,  # [B] int64, a place in ``warm.ENDS``, written
+    plan,  # [B, N, M] float32, updated
+    f,  # [B, N] float64, updated
+    g,  # [B, M] float64, updated
+    done_out,  # [B] int64, updated
+    ended,  # [B] int64, a place in ``warm.ENDS``, updated
     value_out,  # [B] float32, the objective or nearly so, written
     shift,  # zero
     most,
@@ -93,16 +96,13 @@ def _rough_kernel(
     inner_tol,  # float
     objective_tol,  # float
     LINEAR: tl.constexpr,
-    BEGIN: tl.constexpr,
     CHUNK: tl.constexpr,
     BUDGET: tl.constexpr,
     MOST: tl.constexpr,
     BEHIND: tl.constexpr,
     MET: tl.constexpr,
     FAR: tl.constexpr,
-    DECAY: tl.constexpr,
     NEAR: tl.constexpr,
-    TARGET: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
@@ -112,10 +112,7 @@ def _rough_kernel(
     SQUARE_RT: tl.constexpr,
     SQUARE_CT: tl.constexpr,
 ):
-    """Iterate one problem while epsilon falls, or at its target until the plan nearly settles.
-
-    By what programs do not do they are faster: the two are variants of a compiled kernel.
-    """
+    """Iterate one problem at its epsilon until the plan nearly settles."""
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
@@ -131,95 +128,65 @@ def _rough_kernel(
     g += number * M + line(CI, CT)
     plan += number * N * M
     work += number * N * M
+    linear += number * N * M
     inverse += number * M * M
     lines += number * 4 * M
-    last = tl.load(target + number)
+    unit = tl.load(epsilon + number)
     values = tl.full([16], float("inf"), tl.float32)
     changes, earlier, known = values, float("inf"), float("inf")
-    change, error, factor, value = 0.0, 0.0, 1.0, 0.0
-    budget, done, settling, end, near = BUDGET, 0, 0, 2, 0
-    if TARGET:
-        epsilon = last
-        done = tl.load(done_out + number).to(tl.int32)
-        end = tl.load(ended + number).to(tl.int32)
-        change = tl.load(value_out + number)
-        going = tl.where((end == 2) & (done < most), 1, 0)
-    else:
-        epsilon = tl.maximum(tl.load(first + number), last)
-        little = read(noise, shift, RI, CI, RT, CT)
-        write(plan, by_rows(tl.load(a)) * by_columns(tl.load(b)) * little, shift, RI, CI, RT, CT)
-        tl.store(g, tl.zeros([CI, CT], tl.float64))
-        going = tl.where(epsilon > last, 1, 0)
+    change, error, factor, value = 1.0, 0.0, 1.0, 0.0
+    budget, settling, near = BUDGET, 0, 0
+    done = tl.load(done_out + number).to(tl.int32)
+    end = tl.load(ended + number).to(tl.int32)
+    going = tl.where((end == 2) & (done < most), 1, 0)
     while going == 1:
-        cross(x, plan, y, work, N, M, CHUNK, True)
+        cross(x, plan, y, work, N, M, CHUNK, 3)
         mass_a, mass_b = tl.maximum(tl.load(a), 1e-30), tl.maximum(tl.load(b), 1e-30)
-        if TARGET:
-            # the objective of the plan that the last iteration has made
-            kernel = read(plan, shift, RI, CI, RT, CT)
-            spent = 0.5 * weight * read(work, shift, RI, CI, RT, CT)
-            if LINEAR:
-                spent += read(linear + number * N * M, shift, RI, CI, RT, CT)
-            share = tl.log(tl.maximum(kernel, 1e-37)) - by_rows(tl.log(mass_a))
-            spent += last * (share - by_columns(tl.log(mass_b)))
-            value = fixed + total(kernel * spent)
-            met = (error <= MET) & (settling > 0)
-            values, changes, earlier, flat = falls(
-                values, changes, earlier, settling, known - value, change, met,
-                objective_tol * tl.abs(value),
-            )  # fmt: skip
-            known = tl.where(met, value, float("inf"))
-            # a slow plan goes on to settle; one that jumps to and fro ends
-            end = tl.where(flat, tl.where(change <= FAR, 0, 1), end)
-            going = tl.where(flat, 0, going)
+        # the objective of the plan that the last iteration has made
+        kernel = read(plan, shift, RI, CI, RT, CT)
+        spent = 0.5 * weight * read(work, shift, RI, CI, RT, CT)
+        if LINEAR:
+            spent += read(linear, shift, RI, CI, RT, CT)
+        share = tl.log(tl.maximum(kernel, 1e-37)) - by_rows(tl.log(mass_a))
+        spent += unit * (share - by_columns(tl.log(mass_b)))
+        value = fixed + total(kernel * spent)
+        met = (error <= MET) & (settling > 0)
+        values, changes, earlier, flat = falls(
+            values, changes, earlier, settling, known - value, change, met,
+            objective_tol * tl.abs(value),
+        )  # fmt: skip
+        known = tl.where(met, value, float("inf"))
+        # a slow plan goes on to settle; one that jumps to and fro ends
+        end = tl.where(flat, tl.where(change <= FAR, 0, 1), end)
+        going = tl.where(flat, 0, going)
         if going == 1:
             cost = weight * read(work, shift, RI, CI, RT, CT)
-            if BEGIN:  # noqa: SIM102, a constant beside numbers
-                if (done == 0) & (tl.load(chosen + number) == 1):
-                    cost = -0.25 * weight * read(begin + number * N * M, shift, RI, CI, RT, CT)
             if LINEAR:
-                cost += read(linear + number * N * M, shift, RI, CI, RT, CT)
-            column = tl.where(mass_b > 1e-29, tl.load(g).to(tl.float32), -float("inf"))
-            kernel = (by_columns(column) - cost) * (1.0 / epsilon)
-            # the largest of each row and column is one, and none is empty
-            largest = tl.max(tl.max(kernel, 1), 2)
-            kernel -= by_rows(largest)
-            top = tl.where(mass_b > 1e-29, tl.max(tl.max(kernel, 0), 1), 0.0)
-            kernel = tl.exp(tl.maximum(kernel - by_columns(top), -80.0))
+                cost += read(linear, shift, RI, CI, RT, CT)
+            kernel, largest, top = exponentials(cost, tl.load(g).to(tl.float32), mass_b, unit)
             kernel = kernel * by_rows(mass_a) * by_columns(mass_b)
-            tl.store(f, (-epsilon * largest).to(tl.float64))
-            tl.store(g, tl.load(g) - (epsilon * top).to(tl.float64))
-            wanted = 1e-2
-            if TARGET:
-                wanted = tl.minimum(tl.maximum(0.1 * change, inner_tol), MET)
+            tl.store(f, (-unit * largest).to(tl.float64))
+            tl.store(g, tl.load(g) - (unit * top).to(tl.float64))
+            wanted = tl.minimum(tl.maximum(0.1 * change, inner_tol), MET)
             kernel, near, factor, error, taken = solved(
-                kernel, mass_a, mass_b, all_a, all_b, f, g, epsilon, near, factor, wanted, budget,
-                8 if TARGET else 4, work, inverse, lines, shift, CHUNK, NEAR if TARGET else 0.0,
-                RI, CI, RT, CT, SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+                kernel, mass_a, mass_b, all_a, all_b, f, g, unit, near, factor, wanted, budget,
+                8, work, inverse, lines, shift, CHUNK, NEAR, RI, CI, RT, CT,
+                SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
             )  # fmt: skip
             change = total(tl.abs(kernel - read(plan, shift, RI, CI, RT, CT)))
             write(plan, kernel, shift, RI, CI, RT, CT)
             done += 1
-            behind = error > BEHIND
-            if TARGET:
-                settling += 1
-                behind = behind | (error > change)
-                factor = 1.0 + 0.9 * (factor - 1.0)
-            else:
-                factor = 1.0
-                epsilon = tl.maximum(DECAY * epsilon, last)
+            settling += 1
+            behind = (error > BEHIND) | (error > change)
             budget = tl.where(behind, tl.minimum(2 * budget, MOST), budget)
-            # not a number, or a plan that has nearly settled
-            end = tl.where(change == change, end, 3)
-            if TARGET:
-                end = tl.where(change <= tol, 0, end)
-                going = 1
-            else:
-                going = tl.where(epsilon > last, 1, 0)
-            going = tl.where((end == 2) & (done < most), going, 0)
+            factor = 1.0 + 0.9 * (factor - 1.0)
+            # a plan that has nearly settled, or not a number
+            end = tl.where(change == change, tl.where(change <= tol, 0, end), 3)
+            going = tl.where((end == 2) & (done < most), 1, 0)
     tl.store(done_out + number, done)
     tl.store(ended + number, end)
     # the objective is that of the plan before, where this one has settled
-    tl.store(value_out + number, value if TARGET else change)
+    tl.store(value_out + number, value)
 
 
 def rough(
@@ -240,23 +207,30 @@ def rough(
     units, and ``limits`` are outer iterations and the fall of the objective that is none.
     """
     (n, m), count = noise.shape, len(alpha)
-    weight = alpha.float()
+    weight, unread = alpha.float(), noise.float()
+    target, first = (epsilon.float() for epsilon in epsilons)
+    costs = unread if linear is None else linear.float()
     made = Warm(
         weight.new_empty(count, n, m), alpha.new_empty(count, n), alpha.new_empty(count, m),
         torch.empty_like(index[0]), torch.empty_like(index[0]), torch.empty_like(weight),
     )  # fmt: skip
-    (tiles, warps), unread = tiles_of(n, m, ENTRIES), noise.float()
-    given = (
-        *tables, *index, weight, *(epsilon.float() for epsilon in epsilons),
-        unread if linear is None else linear.float(),
+    (tiles, warps), work = tiles_of(n, m, ENTRIES), torch.empty_like(made.plan)
+    shared = {
+        "LINEAR": linear is not None, "BUDGET": _BUDGET, "MOST": _MOST,
+        "num_warps": warps, "num_stages": STAGES, "maxnreg": REGISTERS,
+    }  # fmt: skip
+    launch(
+        anneal_kernel, (count,), *tables, *index, weight, target, first, costs,
         *((unread, index[0]) if begin is None else (begin[0].float(), begin[1].long())), unread,
-        torch.empty_like(made.plan), weight.new_empty(count, m, m), weight.new_empty(count, 4, m),
+        work, *made[:-1], 0, limits[0], BEGIN=begin is not None,
+        CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
+        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING,
+        **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,
     )  # fmt: skip
-    for at_target in (False, True):
-        launch(
-            _rough_kernel, (count,), *given, *made, 0, limits[0], _ROUGH_TOLERANCE, _ROUGH_ERROR,
-            limits[1], LINEAR=linear is not None, BEGIN=begin is not None, CHUNK=min(CHUNK, n),
-            BUDGET=_BUDGET, MOST=_MOST, BEHIND=_BEHIND, MET=MET, FAR=FAR, DECAY=_DECAY, NEAR=NEAR,
-            TARGET=at_target, **tiles, num_warps=warps, num_stages=STAGES, maxnreg=REGISTERS,
-        )  # fmt: skip
+    launch(
+        _rough_kernel, (count,), *tables, *index, weight, target, costs, work,
+        weight.new_empty(count, m, m), weight.new_empty(count, 4, m), *made, 0, limits[0],
+        _ROUGH_TOLERANCE, _ROUGH_ERROR, limits[1], CHUNK=min(CHUNK, n), BEHIND=_BEHIND, MET=MET,
+        FAR=FAR, NEAR=NEAR, **tiles, **shared,
+    )  # fmt: skip
     return made

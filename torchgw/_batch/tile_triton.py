@@ -139,8 +139,14 @@ def sums_of_columns(matrix):
 
 @triton.jit
 def total(matrix):
-    """Sum a matrix."""
-    return tl.sum(tl.sum(sums_of_columns(matrix), 1), 0)
+    """Sum a matrix, its entries on each thread first."""
+    return tl.sum(tl.sum(tl.sum(tl.sum(matrix, 0), 0), 1), 0)
+
+
+@triton.jit
+def distance(left, right):
+    """Sum how far apart numbers of columns [CI, CT] are."""
+    return tl.sum(tl.sum(tl.abs(left - right), 0), 0)
 
 
 @triton.jit
@@ -168,11 +174,12 @@ def coarse(values):
 @triton.jit
 def _product(
     left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory.
 
-    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies.
+    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies: in one
+    part, with the digits that tf32 has, or in three, with those of float32. Of float64 in none.
     """
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
     left += rows[:, None] + middle[None, :] * ROWS
@@ -181,7 +188,9 @@ def _product(
     total = tl.zeros([ROWS, COLUMNS], kind)
     for _ in range(INNER // CHUNK):
         here, there = tl.load(left), tl.load(right)
-        if SPLIT:
+        if PARTS == 1:
+            total = tl.dot(here, there, total, input_precision="tf32")
+        elif PARTS == 3:
             # tf32x3 of the compiler has a second accumulator, for which no registers are left
             coarse_left, coarse_right = coarse(here), coarse(there)
             total = tl.dot(here - coarse_left, coarse_right, total, input_precision="tf32")
@@ -194,22 +203,23 @@ def _product(
     return total
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def cross(
-    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr
+    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory.
 
     Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
-    program has stored before, and until its own stores are seen; ``out`` may be the plan.
+    program has stored before, and until its own stores are seen; ``out`` may be the plan. A call,
+    as is ``_invert``: inlined, Triton takes twice as long to compile what it is in. [L861]
     """
     down, across = tl.arange(0, N), tl.arange(0, M)
     tl.debug_barrier()
-    half = _product(plan, x, M, N, N, CHUNK, SPLIT)
+    half = _product(plan, x, M, N, N, CHUNK, PARTS)
     tl.debug_barrier()
     tl.store(out + across[:, None] * N + down[None, :], half)
     tl.debug_barrier()
-    half = _product(out, y, N, M, M, CHUNK, SPLIT)
+    half = _product(out, y, N, M, M, CHUNK, PARTS)
     tl.debug_barrier()
     tl.store(out + down[:, None] * M + across[None, :], half)
     tl.debug_barrier()

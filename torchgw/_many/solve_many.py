@@ -356,7 +356,8 @@ def _stack(
         stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
     check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
     largest = check_magnitude(name, stack)
-    if count and float((stack - stack.mT).abs().max()) > _SYMMETRY * largest:
+    # what is above zero on one side of the diagonal is below it on the other
+    if count and float((stack - stack.mT).max()) > _SYMMETRY * largest:
         raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
     if count and float(stack.min()) < 0:
         raise InvalidInputError(f"`{name}` must be non-negative.")

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -63,10 +63,7 @@ class Variant(NamedTuple):
         module, name = self.kernel.split(":")
         given = {name: _stand_in(kind) for name, kind in self.arguments.items()}
         kernel = getattr(import_module(module), name)
-        compiled = kernel.warmup(grid=(1,), **given, **self.constants, **self.options)
-        # what launches it is compiled when it is first looked up, and is the same for all its types
-        with _launchers[self.kernel]:
-            compiled.run  # noqa: B018
+        _load(self.kernel, kernel.warmup(grid=(1,), **given, **self.constants, **self.options))
 
     def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
         """Whether a launch with these arguments may be of this variant."""
@@ -76,6 +73,36 @@ class Variant(NamedTuple):
         pointers = [kind.split(":")[0] for kind in self.arguments.values() if kind[0] == "*"]
         dtypes = [one.dtype for one in arguments if isinstance(one, torch.Tensor)]
         return dtypes == [_DTYPES.get(pointer) for pointer in pointers]
+
+
+class _Launch(NamedTuple):
+    """A launch that is not made: its kernel is compiled."""
+
+    kernel: str
+    function: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def compile(self) -> None:
+        """Compile it, and load it on the current device."""
+        _load(self.kernel, self.function.warmup(*self.arguments, grid=(1,), **self.options))
+
+    def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+        """Whether a launch with these arguments is of this variant."""
+        mine, its = (
+            [one.dtype for one in some if isinstance(one, torch.Tensor)]
+            for some in (self.arguments, arguments)
+        )
+        return mine == its and self.options == options
+
+
+def _load(kernel: str, compiled: Any) -> None:
+    """Load a kernel on the current device, with what launches it.
+
+    That is compiled when it is first looked up, and is the same for all types of a kernel.
+    """
+    with _launchers[kernel]:
+        compiled.run  # noqa: B018
 
 
 class _Pointer:
@@ -105,7 +132,7 @@ def _stand_in(kind: str) -> _Pointer | float:
 class _Task:
     """A variant that is to be compiled, once."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant | _Launch) -> None:
         self.variant = variant
         self.done = threading.Event()
 
@@ -115,6 +142,7 @@ _launchers: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
+_collected = threading.local()  # launches that this thread does not make
 
 
 @cache
@@ -126,9 +154,7 @@ def variants() -> tuple[Variant, ...]:
 
 def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) -> None:
     """Begin to compile, once, what a solve launches on a GPU by these distances and inputs."""
-    threads = min(_THREADS, processors() // 2)
-    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
-    if device.type != "cuda" or not threads or interpreted or find_spec("triton") is None:
+    if not _threads(device):
         return
     most = most_points(given)
     recorded = sorted({size for variant in variants() for size in variant.sizes})
@@ -148,16 +174,47 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         _asked.update((device, place) for place in wanted)
         # distances come first in every solve
         new.sort(key=lambda one: not one.distances)
+    _begin_to_compile(device, new)
+
+
+def compile_together(device: torch.device, work: Callable[[], object]) -> None:
+    """Begin to compile the kernels that work launches, side by side; none of them is launched."""
+    if not _threads(device):
+        return
+    launches: list[_Launch] = []
+    _collected.launches = launches
+    try:
+        work()
+    finally:
+        del _collected.launches
+    _begin_to_compile(device, launches)
+
+
+def _threads(device: torch.device) -> int:
+    """Count the threads that compile for a device; none where nothing is compiled."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    if device.type != "cuda" or interpreted or find_spec("triton") is None:
+        return 0
+    return min(_THREADS, processors() // 2)
+
+
+def _begin_to_compile(device: torch.device, new: Sequence[Variant | _Launch]) -> None:
+    """Start threads that compile, in this order."""
+    with _lock:
         _waiting.extend(map(_Task, new))
     if new:
-        _start(device, min(threads, len(new)) - 1)
+        _start(device, min(_threads(device), len(new)) - 1)
 
 
-def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    """Wait for a kernel that is about to be launched, if a thread is compiling it."""
-    if not _waiting and not _begun:
-        return
+def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Wait for a kernel that a thread is compiling; tell whether to launch it."""
+    launches = getattr(_collected, "launches", None)
+    if launches is None and not _waiting and not _begun:
+        return True
     name = f"{kernel.__module__}:{kernel.__name__}"
+    if launches is not None:
+        launches.append(_Launch(name, kernel, arguments, options))
+        return False
     with _lock:
         alike = [
             task
@@ -171,6 +228,7 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
                 task.done.set()
     for task in alike:
         task.done.wait()
+    return True
 
 
 @cache

@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel on the device of its first argument, a tensor."""
-    ready(kernel, arguments, options)
+    if not ready(kernel, arguments, options):
+        return
     told = logger.isEnabledFor(logging.INFO)
     before, begun = (_known(kernel), perf_counter()) if told else (0, 0.0)
     # Triton itself launches on the current device, wherever the tensors are

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 
 from torchgw._api import solve
+from torchgw._batch.engine import Rules, run
+from torchgw._batch.packing import Packed, pack
+from torchgw._batch.warm import LARGEST_ROUGH
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
 from torchgw.datasets import spiral, swiss_roll
@@ -22,7 +25,10 @@ _SEEDS = 3
 
 
 def warmup(device: Any = None, *, verbose: bool = False) -> Path:
-    """Compile the kernels of default solves into Triton's cache on disk.
+    """Compile the kernels of default solves, and of batches, into Triton's cache on disk.
+
+    Batches are those of strict marginals, with and without a linear cost, whose two sides have
+    up to as many points: 16, 32, 64 or 128. Others are compiled by their first call.
 
     A process that finds them there compiles nothing for them. The cache may be copied to machines
     with the same kind of GPU and the same versions of torch, triton and torchgw, for example into
@@ -54,6 +60,9 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
     from torchgw._sinkhorn.kernels.operands import cache_folder
 
     problems = [(*size, seed) for size in _SIZES for seed in range(_SEEDS)]
+    sides = [16 << step for step in range((LARGEST_ROUGH // 16).bit_length())]
+    for side in sides:
+        _run_batches(side, chosen)
     for number, (n, m, seed) in enumerate(problems, start=1):
         x, y = spiral(n, random_state=seed)[0], swiss_roll(m, random_state=seed + 1)[0]
         with warnings.catch_warnings():
@@ -66,3 +75,13 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
     if verbose:
         sys.stderr.write("\n")
     return cache_folder()
+
+
+def _run_batches(side: int, device: torch.device) -> None:
+    """Solve one problem of some points by the engine of batches, with and without a linear cost."""
+    points = torch.rand(1, side, 3, generator=torch.Generator().manual_seed(0)).double().to(device)
+    table = torch.cdist(points, points)
+    stack = pack([table[0]], [torch.full_like(table[0, 0], 1 / side)])
+    index, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones_like(table[:, 0, 0])
+    for linear in (None, lambda numbers: table[numbers]):
+        run(Packed(stack, stack, index, index, one / 2, one * torch.nan, one, linear), Rules())
