@@ -29,7 +29,7 @@ _MOST_EDGES = 32
 # do that. [L156, L164]
 _STEP = 2.0
 _IDLE_ROWS = 2**17
-_IDLE_STEP = 16.0
+_IDLE_STEP = 4.0
 # From so many sources, on a table of so few rows, one launch finds all paths, with a program for
 # each source; on more rows a program's passes take too long. [L72]
 _ONE_LAUNCH_ROWS = 768
@@ -186,9 +186,7 @@ class EdgeRelaxation:
                     number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
-            threshold.add_(_ROUNDS * self._step)
-            torch.maximum(threshold, pending[0].min(), out=threshold)
-            threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
+            torch.maximum(threshold.add_(_ROUNDS * self._step), pending[0].min(), out=threshold)
 
         if self.device.type != "cuda":
             return _Rounds(distance, tables[0], threshold, advance, (due, counts))

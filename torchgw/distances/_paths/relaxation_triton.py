@@ -14,7 +14,7 @@ ROWS = 64
 # Tiles that a program looks at to list those that are due, and programs that visit these. [L540]
 _LISTED = 1024
 _PROGRAMS = 1056
-_WARPS = 16
+_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["now", "later", "count"])
