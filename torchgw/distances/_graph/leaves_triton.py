@@ -12,9 +12,8 @@ from torchgw.distances._graph.leaves import Leaves
 
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L538]
 _BOXES = 64
+# As few as give each query point a thread. [L830]
 _WARPS = 2
-
-
 # The bits of an infinite float64.
 _INFINITE = tl.constexpr(0x7FF0000000000000)
 

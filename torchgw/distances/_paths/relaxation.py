@@ -26,7 +26,7 @@ _SPARE = 1.25
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that few vertices leave idle can
-# do that. [L156, L164]
+# do that. [L156, L164, L831]
 _STEP = 2.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 4.0

@@ -14,6 +14,7 @@ ROWS = 64
 # Tiles that a program looks at to list those that are due, and programs that visit these. [L540]
 _LISTED = 1024
 _PROGRAMS = 1056
+# [L831]
 _WARPS = 8
 
 
