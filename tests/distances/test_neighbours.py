@@ -114,7 +114,11 @@ def test_leaves_hold_each_point_once_inside_their_boxes(n, count, device, monkey
     points = torch.tensor(cloud(n, 2), device=device)
     leaves = into_leaves(points)
     assert len(leaves.row) == count
-    assert sorted(leaves.order.tolist()) == list(range(n))
+    size = leaves.row.shape[1]
+    tiles = leaves.order.reshape(count, 64)
+    assert sorted(tiles[tiles >= 0].tolist()) == list(range(n))
+    assert torch.equal(tiles[:, :size], leaves.row)
+    assert (tiles[:, size:] == -1).all()
     real = leaves.row >= 0
     assert torch.equal(leaves.points[real], points[leaves.row[real]])
     assert (leaves.points >= leaves.low[:, None]).all()

@@ -83,6 +83,8 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     n = graph.shape[0]
     sources = torch.arange(0, n, 8, device=device)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)
+    # tiles may be filled up, here each with two vertices that are none
+    order = torch.cat([torch.nn.functional.pad(tile, (0, 2), value=-1) for tile in order.split(14)])
     layout = EdgeRelaxation(from_csr(graph).to(device), order, kernel=implementation != "torch")
     got = layout.columns(sources)
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T

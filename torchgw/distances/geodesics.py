@@ -54,8 +54,9 @@ class Geodesics:
         Symmetric, non-negative edge lengths; an explicit zero is an edge of length zero.
     unreachable : float or None
         Distance of a pair that no path connects; ``None`` for a connected graph.
-    order : Tensor of int64, shape (n,), optional
-        Vertices in an order in which near ones follow each other, if one is known.
+    order : Tensor of int64, optional
+        Vertices in an order in which near ones follow each other, if one is known; -1 is none, and
+        fills up a tile of 64.
     """
 
     def __init__(

@@ -30,9 +30,9 @@ class Leaves(NamedTuple):
 
     @property
     def order(self) -> Tensor:
-        """Rows of the points in an order in which neighbours are near in space, shape (n,)."""
-        flat = self.row.flatten()
-        return flat[flat >= 0]
+        """Rows of the points leaf by leaf, each filled up to a tile with -1."""
+        missing = -self.row.shape[1] % _LEAF_POINTS
+        return torch.nn.functional.pad(self.row, (0, missing), value=-1).flatten()
 
 
 def into_leaves(points: Tensor) -> Leaves:

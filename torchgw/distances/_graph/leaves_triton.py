@@ -12,7 +12,17 @@ from torchgw.distances._graph.leaves import Leaves
 
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L538]
 _BOXES = 64
-_WARPS = 8
+# As few as give each query point a thread. [L830]
+_WARPS = 2
+# The bits of an infinite float64.
+_INFINITE = tl.constexpr(0x7FF0000000000000)
+
+
+@triton.jit
+def _bound(worst):
+    """Tell how far, squared, leaves have to be that cannot hold anything nearer."""
+    bits = tl.max(worst, axis=0) & -64
+    return bits.to(tl.float64, bitcast=True) * (1 + 1e-13)
 
 
 @triton.jit
@@ -31,30 +41,32 @@ def _gaps(boxes, at, inside, box, d):
 @triton.jit
 def _visit(query, real, leaf, points, row, size, d, score, place, worst, POINTS: tl.constexpr):
     """Offer the points of a leaf to the lists of some query points."""
+    # A thread holds all distances of a query point: nothing passes between threads.
     lane = tl.arange(0, POINTS)
-    slot = tl.arange(0, score.shape[1])
+    slot = tl.arange(0, score.shape[0])
     inside = lane < size
     first = leaf.to(tl.int64) * size
     total = tl.zeros((POINTS, POINTS), tl.float64)
     for axis in range(d):
         x = tl.load(query + axis, mask=real, other=0.0)
         y = tl.load(points + (first + lane) * d + axis, mask=inside, other=0.0)
-        difference = x[:, None] - y[None, :]
+        difference = x[None, :] - y[:, None]
         total += difference * difference
     known = tl.load(row + first + lane, mask=inside, other=-1) >= 0
-    total = tl.where(known[None, :], total, float("inf"))
-    going = 1
-    # the last turn takes nothing, and leaves the bound that holds then
-    while going > 0:
-        least, at = tl.min(total, axis=1, return_indices=True)
-        most, last = tl.max(score, axis=1, return_indices=True)
-        worst = tl.where(real, most, float("-inf"))
-        take = least < worst
-        replaced = (slot[None, :] == last[:, None]) & take[:, None]
-        score = tl.where(replaced, least[:, None], score)
-        place = tl.where(replaced, (leaf * size + at)[:, None], place)
-        total = tl.where(lane[None, :] == at[:, None], float("inf"), total)
-        going = tl.max(take.to(tl.int32), axis=0)
+    # A square is not negative: its bits order it. The last six make room for the point, so that one
+    # integer is minimised. Neighbours whose squares agree up to 1e-13 count as equally near.
+    key = tl.where(known[:, None], total, float("inf")).to(tl.int64, bitcast=True)
+    key = (key & -64) | lane[:, None]
+    least = tl.min(key, axis=0)
+    while tl.max(((least >> 6) < (worst >> 6)).to(tl.int32), axis=0) > 0:
+        take = (least >> 6) < (worst >> 6)
+        replaced = (slot[:, None] == (worst & 63)[None, :]) & take[None, :]
+        score = tl.where(replaced, (least & -64)[None, :] | slot[:, None], score)
+        at = leaf * size + (least & 63).to(tl.int32)
+        place = tl.where(replaced, at[None, :], place)
+        worst = tl.where(real, tl.max(score, axis=0), 0)
+        key = tl.where(key == least[None, :], _INFINITE, key)
+        least = tl.min(key, axis=0)
     return score, place, worst
 
 
@@ -92,10 +104,11 @@ def _in_leaves_kernel(
     real = own >= 0
     looking = query + at * d
     box = query_boxes + me.to(tl.int64) * 2 * d
-    score = tl.full((POINTS, KEEP), float("inf"), tl.float64)
-    place = tl.full((POINTS, KEEP), -1, tl.int32)
+    # of each neighbour the first 58 bits of its squared distance, and its slot
+    score = tl.full((KEEP, POINTS), _INFINITE, tl.int64) | slot[:, None]
+    place = tl.full((KEEP, POINTS), -1, tl.int32)
     # copies of points take nothing
-    worst = tl.where(real, float("inf"), float("-inf")).to(tl.float64)
+    worst = tl.where(real, tl.max(score, axis=0), 0)
     several = tl.arange(0, BOXES)
     first = tl.load(seeds + me)
     # the first turn is the group of the seed alone, the others are some groups each
@@ -104,21 +117,27 @@ def _in_leaves_kernel(
         group = begin + several
         among = tl.where(turn == 0, several == 0, (group < groups) & (group != first))
         far = _gaps(group_boxes, group, among, box, d)
-        while tl.min(far, axis=0) < tl.max(worst, axis=0):
+        while tl.min(far, axis=0) < _bound(worst):
             chosen = tl.argmin(far, axis=0)
             far = tl.where(several == chosen, float("inf"), far)
             leaf = (begin + chosen) * per + several
             gap = _gaps(boxes, leaf, several < per, box, d)
-            while tl.min(gap, axis=0) < tl.max(worst, axis=0):
+            while tl.min(gap, axis=0) < _bound(worst):
                 nearest = tl.argmin(gap, axis=0)
                 gap = tl.where(several == nearest, float("inf"), gap)
                 score, place, worst = _visit(
                     looking, real, (begin + chosen) * per + nearest, points, row, size, d,
                     score, place, worst, POINTS,
                 )  # fmt: skip
-    out = own[:, None] * KEEP + slot[None, :]
-    tl.store(best_square + out, score, mask=real[:, None])
-    tl.store(best_place + out, place, mask=real[:, None])
+    out = own[None, :] * KEEP + slot[:, None]
+    square = tl.where(place >= 0, 0.0, float("inf")).to(tl.float64)
+    for axis in range(d):
+        x = tl.load(looking + axis, mask=real, other=0.0)
+        found = points + place.to(tl.int64) * d + axis
+        difference = x[None, :] - tl.load(found, mask=place >= 0, other=0.0)
+        square += difference * difference
+    tl.store(best_square + out, square, mask=real[None, :])
+    tl.store(best_place + out, place, mask=real[None, :])
 
 
 def nearest_in_leaves(

@@ -26,10 +26,10 @@ _SPARE = 1.25
 _MOST_EDGES = 32
 # Path length by which a round goes further, in mean edge lengths. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that few vertices leave idle can
-# do that. [L156, L164]
-_STEP = 4.0
+# do that. [L156, L164, L831]
+_STEP = 2.0
 _IDLE_ROWS = 2**17
-_IDLE_STEP = 16.0
+_IDLE_STEP = 4.0
 # From so many sources, on a table of so few rows, one launch finds all paths, with a program for
 # each source; on more rows a program's passes take too long. [L72]
 _ONE_LAUNCH_ROWS = 768
@@ -48,7 +48,7 @@ class _Rounds(NamedTuple):
     """A table for some number of sources and the rounds over it, kept for the next request."""
 
     distance: Tensor  # (sources, rows) float64
-    pending: Tensor  # (sources, tiles) float32, shortest path that each has to extend
+    pending: Tensor  # (sources, tiles) float32, shortest path that a visit would find
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
     held: tuple[Tensor, ...]  # what recorded launches write to besides
@@ -57,8 +57,9 @@ class _Rounds(NamedTuple):
 class EdgeRelaxation:
     """A graph laid out for relaxation on one device.
 
-    ``order`` (n,) are the vertices in an order in which near ones follow each other. By default
-    work is done where the edges are, with the Triton kernel on a GPU that has Triton.
+    ``order`` are the vertices in an order in which near ones follow each other, perhaps with some
+    -1 between them that fill up tiles. By default work is done where the edges are, with the Triton
+    kernel on a GPU that has Triton.
     """
 
     # The graph becomes a rectangular table of neighbours. A vertex with more neighbours than
@@ -73,27 +74,31 @@ class EdgeRelaxation:
         kernel: bool | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.n = edges.n
         here = edges.start.device
         self.device = device or here
+        row_of = torch.arange(edges.n, device=here)
         if order is not None:
-            order = order.to(here)
-            edges = _renumbered(edges, order)
+            edges, row_of = _renumbered(edges, order.to(here))
         # all edges of most vertices fit, and few columns are left empty
-        degree, mean = edges.degree, len(edges.vertex) / edges.n
+        n, source, degree = edges.n, edges.source, edges.degree
+        mean = len(edges.vertex) / len(row_of)
         width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
         width = max(3, min(width, int(degree.max())))
-        # two columns of a vertex with several rows join them
+        # two columns of a vertex with several rows join them; all but the first come after those of
+        # all vertices
         most = torch.where(degree <= width, width, width - 2)
-        rows = (degree + most - 1).div(most, rounding_mode="floor").clamp_(min=1)
-        first = rows.cumsum(0) - rows
-        self._rows = int(rows.sum())
-        source = edges.source
+        more = (degree - 1).clamp_(min=0).div(most, rounding_mode="floor")
+        further = n + more.cumsum(0) - more
+        self._rows = n + int(more.sum())
         position = torch.arange(len(source), device=here) - edges.start[source]
-        row = first[source] + position.div(most[source], rounding_mode="floor")
+        part = position.div(most[source], rounding_mode="floor")
+        row = torch.where(part == 0, source, further[source] + part - 1)
         # an edge leads to the row that holds it in reverse
-        mirror = torch.empty_like(row)
-        mirror[(edges.vertex * self.n + source).argsort()] = row
+        mirror = edges.vertex.clone()
+        ours, theirs = (more[end].nonzero()[:, 0] for end in (source, mirror))
+        ours = ours[(source[ours] * n + mirror[ours]).argsort()]
+        theirs = theirs[(mirror[theirs] * n + source[theirs]).argsort()]
+        mirror[theirs] = row[ours]
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # where a row has no neighbour it is its own, at distance zero: nothing changes
         neighbour = itself[:, None].repeat(1, width)
@@ -101,14 +106,13 @@ class EdgeRelaxation:
         column = position % most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length
-        vertex = torch.arange(self.n, device=here).repeat_interleave(rows)
-        joined = itself[1:][vertex[1:] == vertex[:-1]].long()
-        neighbour[joined, width - 2] = (joined - 1).int()
-        neighbour[joined - 1, width - 1] = joined.int()
-        if order is not None:
-            first = torch.empty_like(first).scatter_(0, order, first)
+        owner = torch.arange(n, device=here).repeat_interleave(more)
+        later = itself[n:].long()
+        earlier = torch.where(later == further[owner], owner, later - 1)
+        neighbour[later, width - 2] = earlier.int()
+        neighbour[earlier, width - 1] = later.int()
         self._neighbour, self._length, self._row_of = (
-            part.to(self.device) for part in (neighbour, length, first)
+            part.to(self.device) for part in (neighbour, length, row_of)
         )
         self._rounds: dict[int, _Rounds] = {}
         self._memory: GraphMemory | None = None
@@ -147,9 +151,8 @@ class EdgeRelaxation:
             return distance[:, self._row_of].T
         count = len(sources)
         if self._rows <= _SHARED_ROWS:
-            count = max(count, _SHARED_SOURCES)
-        # so that few counts are recorded
-        count = 16 * -(-count // 16)
+            # so that few counts are recorded
+            count = _SHARED_SOURCES * -(-count // _SHARED_SOURCES)
         if count not in self._rounds:
             self._rounds[count] = self._prepare(count)
         rounds = self._rounds[count]
@@ -183,9 +186,7 @@ class EdgeRelaxation:
                     number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
-            threshold.add_(_ROUNDS * self._step)
-            torch.maximum(threshold, pending[0].min(), out=threshold)
-            threshold.masked_fill_(pending[0].min() == torch.inf, torch.inf)
+            torch.maximum(threshold.add_(_ROUNDS * self._step), pending[0].min(), out=threshold)
 
         if self.device.type != "cuda":
             return _Rounds(distance, tables[0], threshold, advance, (due, counts))
@@ -208,10 +209,18 @@ class EdgeRelaxation:
         return bool(changed)
 
 
-def _renumbered(edges: Edges, order: Tensor) -> Edges:
-    """Renumber the vertices of a graph: order[i] becomes i."""
-    n = edges.n
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=order.device))
-    key, at = (rank[edges.source] * n + rank[edges.vertex]).sort()
-    start = torch.searchsorted(key, torch.arange(n + 1, device=order.device) * n)
-    return Edges(start, key % n, edges.length[at])
+def _renumbered(edges: Edges, order: Tensor) -> tuple[Edges, Tensor]:
+    """Renumber the vertices of a graph: order[i], unless that is -1, becomes i; also tell them.
+
+    The edges of a vertex stay in the order in which they were.
+    """
+    place = (order >= 0).nonzero()[:, 0]
+    vertex = order[place]
+    rank = torch.empty_like(place).scatter_(0, vertex, place)
+    degree = edges.degree[vertex]
+    start = edges.start.new_zeros(len(order) + 1)
+    start[place + 1] = degree
+    start = start.cumsum(0)
+    moved = (edges.start[vertex] - start[place]).repeat_interleave(degree)
+    at = torch.arange(len(moved), device=order.device) + moved
+    return Edges(start, rank[edges.vertex[at]], edges.length[at]), rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,17 +11,16 @@ from torchgw._tensors.launch import launch
 
 # Vertices in a tile. [L157]
 ROWS = 64
-# Passes over a tile before it is its neighbours' turn. [L157]
-_PASSES = 16
 # Tiles that a program looks at to list those that are due, and programs that visit these. [L540]
 _LISTED = 1024
 _PROGRAMS = 1056
+# [L831]
 _WARPS = 8
 
 
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["now", "later", "count"])
 def _list_kernel(
-    now,  # [s, tiles] float32, shortest path that a visit would extend
+    now,  # [s, tiles] float32, shortest path that a visit would find
     later,  # [s, tiles] the same for the next round, overwritten
     threshold,  # [1] float32, with ``ahead`` the longest path that is extended in this round
     ahead,  # float
@@ -38,7 +38,7 @@ def _list_kernel(
     one = ready.to(tl.int32)
     found = tl.sum(one, axis=0)
     if found > 0:
-        first = tl.atomic_add(count, found)
+        first = tl.atomic_add(count, found, sem="relaxed")
         tl.store(due + first + tl.cumsum(one, axis=0) - one, at, mask=ready)
 
 
@@ -49,20 +49,20 @@ def _relax_kernel(
     distance,  # [s, n] path lengths so far, shortened in place
     neighbour,  # [n, width] int32 vertices
     length,  # [n, width] edge lengths
-    later,  # [s, tiles] float32, shortest path that a visit of the next round would extend
+    later,  # [s, tiles] int32, bits of the shortest path that a visit of the next round would find
     due,  # [s * tiles] int32, entries to visit
     count,  # [1] int32, how many
     n,
     width,
     tiles,
-    PASSES: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Shorten the paths of one source to a tile by their last edges until it settles.
 
     Programs read what others are writing. Lengths only fall, towards the same least fixed point in
-    any order, and whoever shortens a path has the tiles around it visited again.
+    any order. Whoever shortens a path has the tiles around it visited again where that shortens
+    another one: what it reads of them is never too short, so that no visit is missed.
     """
     column = tl.arange(0, WIDTH)
     for number in range(tl.program_id(0), tl.load(count), tl.num_programs(0)):
@@ -71,35 +71,34 @@ def _relax_kernel(
         tile = entry - source * tiles
         paths = distance + source.to(tl.int64) * n
         waiting = later + source * tiles
-        row = tile * ROWS + tl.arange(0, ROWS)
-        here = row < n
+        local = tl.arange(0, ROWS)
+        here = tile * ROWS + local < n
+        mine = paths + tile * ROWS + local
         known = here[:, None] & (column < width)[None, :]
-        edge = row.to(tl.int64)[:, None] * width + column[None, :]
-        other = tl.load(neighbour + edge, mask=known, other=0)
-        step = tl.load(length + edge, mask=known, other=float("inf"))
-        least = tl.full((ROWS,), float("inf"), tl.float32)
-        passes = 0
+        first = (tile * ROWS).to(tl.int64) * width
+        edge = local[:, None] * width + column[None, :]
+        other = tl.load(neighbour + first + edge, mask=known, other=0)
+        step = tl.load(length + first + edge, mask=known, other=float("inf"))
+        before = tl.load(mine, mask=here, other=0.0)
         going = 1
-        again = float("inf")
         while going > 0:
-            old = tl.load(paths + row, mask=here, other=0.0)
+            old = tl.load(mine, mask=here, other=0.0)
             path = tl.load(paths + other, mask=known, other=0.0) + step
             best = tl.minimum(old, tl.min(path, axis=1))
             shorter = here & (best < old)
-            tl.store(paths + row, best, mask=shorter)
+            tl.store(mine, best, mask=shorter)
             # the next pass of this program reads what all of its threads wrote
             tl.debug_barrier()
-            found = tl.where(shorter, best.to(tl.float32), float("inf"))
-            least = tl.minimum(least, found)
-            again = tl.min(found, axis=0)
-            passes += 1
-            going = ((again < float("inf")) & (passes < PASSES)).to(tl.int32)
-        # if the last pass still changed something there has to be another visit
-        if again < float("inf"):
-            tl.atomic_min(waiting + tile, again)
+            going = tl.max(shorter.to(tl.int32), axis=0)
+        after = tl.load(mine, mask=here, other=0.0)
         near = other // ROWS
-        wake = known & (least < float("inf"))[:, None] & (near != tile)
-        tl.atomic_min(waiting + near, tl.broadcast_to(least[:, None], (ROWS, WIDTH)), mask=wake)
+        wake = known & (after < before)[:, None] & (near != tile)
+        reach = after[:, None] + step
+        wake = wake & (reach < tl.load(paths + other, mask=wake, other=0.0))
+        # lengths are not negative: their bits order them. The next launch sees all of them, so that
+        # none has to wait for what this program wrote before.
+        bits = reach.to(tl.float32).to(tl.int32, bitcast=True)
+        tl.atomic_min(waiting + near, bits, mask=wake, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n", "width"])
@@ -159,8 +158,8 @@ def relax_(
     )  # fmt: skip
     launch(
         _relax_kernel, (min(_PROGRAMS, now.numel()),),
-        distance, neighbour, length, later, due, count, n, width, tiles, PASSES=_PASSES, ROWS=ROWS,
-        WIDTH=max(32, triton.next_power_of_2(width)), num_warps=_WARPS,
+        distance, neighbour, length, later.view(torch.int32), due, count, n, width, tiles,
+        ROWS=ROWS, WIDTH=max(32, triton.next_power_of_2(width)), num_warps=_WARPS,
     )  # fmt: skip
 
 
