@@ -30,8 +30,9 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._tensors.launch import launch
 
-# Change of the plan at which float32 hands over, and the error of its linear problems. [L870]
-_ROUGH_TOLERANCE, _ROUGH_ERROR = 2e-4, 2e-5
+# Change of the plan at which float32 hands over, the error of its linear problems, and how many it
+# solves at the last epsilon at most. [L870]
+_ROUGH_TOLERANCE, _ROUGH_ERROR, _LATE = 5e-4, 2e-5, 32
 # Iterations of the first linear problems, the error up to which marginals are met, the share of
 # ``tol`` that linear problems have to reach, and the decay of epsilon: the engine's. [L391] [L693]
 _BUDGET, _MET, _INNER_SHARE, _DECAY = 48, 3e-3, 0.1, 0.85
@@ -59,6 +60,18 @@ def _sum(line):
 
 
 @triton.jit
+def _through(values, memory, here, there):
+    """Write numbers of rows or of columns where they are ``here``, and read them ``there``.
+
+    As a line of threads they are computed with once, and beside a matrix by every thread that has
+    entries of theirs.
+    """
+    tl.store(memory + here, values)
+    tl.debug_barrier()
+    return tl.load(memory + there)
+
+
+@triton.jit
 def _own_costs(table, mass, out, SIZE: tl.constexpr, ROWS: tl.constexpr):
     """Write sum_k D_ik^2 p_k of a table (SIZE, SIZE) and masses p, all in memory."""
     columns = tl.arange(0, SIZE)
@@ -79,8 +92,8 @@ def _level(weight, brim, level, mass):
     per_level = weight / brim
     while steps < 40:
         full = brim < level
-        filled = _sum(tl.where(full, weight, 0.0))
-        slope = _sum(tl.where(full, 0.0, per_level))
+        filled = tl.sum(tl.where(full, weight, 0.0), 0)
+        slope = tl.sum(tl.where(full, 0.0, per_level), 0)
         over = mass - filled <= tl.where(slope > 0, 0.0, -1e-6)
         steps = tl.where(over | ((filled != last) & (slope > 0)), steps + 1, 40)
         level = tl.where(slope > 0, (mass - filled) / tl.where(slope > 0, slope, 1.0), level)
@@ -98,7 +111,7 @@ def _begun(weight, sums, potential, tau, mass, PARTIAL: tl.constexpr):
     used = weight > 0
     exact = tl.where(used, tl.log(tl.where(used, weight / (sums + 1e-37), 1.0)), 0.0)
     if PARTIAL:
-        mean = _sum(weight * (exact + potential))
+        mean = tl.sum(weight * (exact + potential), 0)
         brim = tl.exp(tl.minimum(tl.maximum(exact + potential - mean, -80.0), 80.0))
         level = mean + tl.log(_level(weight, brim, mass * 0.0 + 1.0, mass))
         grown = tl.where(used, tl.minimum(exact, level - potential), 0.0)
@@ -157,7 +170,7 @@ def _relaxed_kernel(
     chosen,  # [k] int64, one where a problem begins so, read if BEGIN
     work,  # [k, N, M] scratch
     step,  # [k, N, M] scratch, zero
-    lines,  # [k, 2, N + M] scratch
+    lines,  # [k, 4, N + M] scratch
     plan,  # [k, N, M] updated
     f,  # [k, N] written
     g,  # [k, M] updated
@@ -181,6 +194,7 @@ def _relaxed_kernel(
     DECAY: tl.constexpr,
     CHUNK: tl.constexpr,
     MET: tl.constexpr,
+    LATE: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
@@ -192,22 +206,25 @@ def _relaxed_kernel(
     LEAST: tl.constexpr = -300.0 if FINAL else -80.0
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     rows, columns = line(RI, RT), line(CI, CT)
-    f += number * N + rows
-    g += number * M + columns
+    down, across = tl.arange(0, N), tl.arange(0, M)
+    f += number * N
+    g += number * M
     plan += number * N * M
     work += number * N * M
     step += number * N * M
     linear += number * N * M
     begin += number * N * M
-    lines += number * 2 * (N + M)
+    lines += number * 4 * (N + M)
+    own_costs, summed, scaled = lines + N + M, lines + 2 * (N + M), lines + 3 * (N + M)
     bound += number * 2
     weight = tl.load(alpha + number)
     last = tl.load(target + number)
     epsilon = last if FINAL else tl.maximum(tl.load(first + number), last)
+    all_a, all_b = tl.load(a + down), tl.load(b + across)
     zero = 0.0 * last
     one = zero + 1.0
     excess, change, rate, known, share, mass, error = zero, zero, zero, zero, one, one, one
-    turns, spent, stuck = tl.load(done_out + number).to(tl.int32), 0, 0
+    turns, spent, stuck, late = tl.load(done_out + number).to(tl.int32), 0, 0, 0
     end = tl.load(ended + number).to(tl.int32)
     over = tl.where(end == 2, 1, 0)
     going = tl.where(end == 3, 0, 1)
@@ -219,11 +236,11 @@ def _relaxed_kernel(
         tl.store(lines + rows, p)
         tl.store(lines + N + columns, q)
         cross(x, plan, y, work, N, M, CHUNK, not FINAL)
-        _own_costs(x, lines, lines + N + M, N, 16)
-        _own_costs(y, lines + N, lines + N + M + N, M, 16)
+        _own_costs(x, lines, own_costs, N, 16)
+        _own_costs(y, lines + N, own_costs + N, M, 16)
         tl.debug_barrier()
-        own_a = 2.0 * weight * tl.load(lines + N + M + rows)
-        own_b = 2.0 * weight * tl.load(lines + N + M + N + columns)
+        own_a = 2.0 * weight * tl.load(own_costs + rows)
+        own_b = 2.0 * weight * tl.load(own_costs + N + columns)
         cost = -4.0 * weight * read(work, shift, RI, CI, RT, CT)
         if LINEAR and not PARTIAL:
             # with the mass of least objective
@@ -258,58 +275,73 @@ def _relaxed_kernel(
             tau_a = 1.0 / (1.0 + epsilon * tl.load(bound))
             tau_b = 1.0 / (1.0 + epsilon * tl.load(bound + 1))
         # half-steps of logarithms, so that numbers are next to one
-        kernel = (by_columns(tl.load(g)) - cost) * (1.0 / epsilon)
+        kernel = (by_columns(tl.load(g + columns)) - cost) * (1.0 / epsilon)
         kernel = tl.where((by_rows(mass_a) > 0) & (by_columns(mass_b) > 0), kernel, -float("inf"))
         top_a = tl.where(mass_a > 0, tl.max(tl.max(kernel, 1), 2), 0.0)
         kernel -= by_rows(top_a)
         sums_a = sums_of_rows(tl.exp(kernel.to(tl.float32)) * by_columns(mass_b)) * mass_a
-        grown_a, known_a = _begun(mass_a, sums_a, -top_a, tau_a, part, PARTIAL)
-        potential_a = grown_a - top_a
-        kernel += by_rows(grown_a)
+        tl.store(scaled + rows, top_a)
+        found_a = _through(sums_a, summed, rows, down)
+        potential_a = -tl.load(scaled + down)
+        grown_a, known_a = _begun(all_a, found_a, potential_a, tau_a, part, PARTIAL)
+        kernel += by_rows(_through(grown_a, lines, down, rows))
         top_b = tl.where(mass_b > 0, tl.max(tl.max(kernel, 0), 1), 0.0)
         kernel -= by_columns(top_b)
         sums_b = sums_of_columns(tl.exp(kernel.to(tl.float32)) * by_rows(mass_a)) * mass_b
-        potential_b = tl.load(g) * (1.0 / epsilon) - top_b
-        grown_b, known_b = _begun(mass_b, sums_b, potential_b, tau_b, part, PARTIAL)
-        tl.store(f, epsilon * potential_a)
-        tl.store(g, epsilon * (potential_b + grown_b))
-        kernel = tl.exp(tl.maximum(kernel + by_columns(grown_b), LEAST))
+        tl.store(scaled + N + columns, top_b)
+        found_b = _through(sums_b, summed + N, columns, across)
+        potential_b = tl.load(g + across) * (1.0 / epsilon) - tl.load(scaled + N + across)
+        grown_b, known_b = _begun(all_b, found_b, potential_b, tau_b, part, PARTIAL)
+        grown = _through(grown_b, lines + N, across, columns)
+        # threads hold copies: each of them has read before one writes
+        tl.store(f + down, epsilon * (potential_a + grown_a))
+        tl.store(g + across, epsilon * (potential_b + grown_b))
+        kernel = tl.exp(tl.maximum(kernel + by_columns(grown), LEAST))
         kernel = kernel * by_rows(mass_a) * by_columns(mass_b)
         wanted, limit = zero + 1e-2, budget
         if epsilon <= last:
             wanted = tl.minimum(tl.maximum(0.1 * change, least_error), MET)
         if over == 1:
             wanted, limit = zero + inner_tol, most_inner
-        s, t, level_a, level_b = none_a * 0.0 + 1.0, none_b * 0.0 + 1.0, one, one
+        s, t, level_a, level_b = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one, one
         plain, error, taken, busy = s, zero + float("inf"), 0, 1
         while busy == 1:
             for _ in range(tick):
-                sums_b = sums_of_columns(kernel * by_rows(s))
-                new, level_b = _half_step(mass_b, sums_b, known_b, level_b, tau_b, part, PARTIAL)
+                here_a = _through(s, scaled, down, rows)
+                sums_b = sums_of_columns(kernel * by_rows(here_a))
+                found_b = _through(sums_b, summed + N, columns, across)
+                new, level_b = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
                 t = _further(t, new, excess)
-                sums_a = sums_of_rows(kernel * by_columns(t))
-                plain, level_a = _half_step(mass_a, sums_a, known_a, level_a, tau_a, part, PARTIAL)
+                here_b = _through(t, scaled + N, across, columns)
+                sums_a = sums_of_rows(kernel * by_columns(here_b))
+                found_a = _through(sums_a, summed, rows, down)
+                plain, level_a = _half_step(all_a, found_a, known_a, level_a, tau_a, part, PARTIAL)
                 s = _further(s, plain, excess)
             taken += tick
-            sums_b = sums_of_columns(kernel * by_rows(plain))
-            new, level_b = _half_step(mass_b, sums_b, known_b, level_b, tau_b, part, PARTIAL)
+            here_a = _through(plain, scaled, down, rows)
+            sums_b = sums_of_columns(kernel * by_rows(here_a))
+            found_b = _through(sums_b, summed + N, columns, across)
+            new, level_b = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
             before = error
             if PARTIAL:
-                error = _sum(sums_b * tl.abs(new - t))
+                error = tl.sum(found_b * tl.abs(new - t), 0)
             else:
                 # constants change the mass alone
                 missed = tl.log(new / t)
-                missed -= _sum(mass_b * missed)
-                error = _sum(mass_b * tl.abs(tl.exp(missed) - 1.0))
+                missed -= tl.sum(all_b * missed, 0)
+                error = tl.sum(all_b * tl.abs(tl.exp(missed) - 1.0), 0)
             excess = next_relaxation(excess + 1.0, error / before) - 1.0
             # NaN compares as false
             busy = tl.where((error > wanted) & (error < 1e30) & (taken < limit), 1, 0)
         spent += taken
-        kernel = kernel * by_rows(plain) * by_columns(t)
+        here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
+        kernel = kernel * by_rows(here_a) * by_columns(here_b)
         whole = total(kernel)
         kernel = kernel / whole
-        tl.store(f, tl.load(f) + epsilon * tl.log(plain / whole))
-        tl.store(g, tl.load(g) + epsilon * tl.log(t))
+        row, column = tl.load(f + down), tl.load(g + across)
+        tl.debug_barrier()
+        tl.store(f + down, row + epsilon * tl.log(plain / whole))
+        tl.store(g + across, column + epsilon * tl.log(t))
         moved = kernel - read(plan, shift, RI, CI, RT, CT)
         change = total(tl.abs(moved))
         # steps that turn back are halved
@@ -347,12 +379,17 @@ def _relaxed_kernel(
             end = tl.where(turns >= most, 2, end)
             end = tl.where(met, 0, end)
             stop = met | (turns >= most)
+            late = tl.where(at_target, late + 1, 0)
             if FINAL:
                 over = tl.where(stop, 1, 0)
                 stuck = tl.where(settled, stuck + 1, 0)
                 # the engine begins anew
                 stop = (stuck > 10) & (over == 0)
                 end = tl.where(stop, 3, end)
+            else:
+                # what does not settle is left to float64
+                stop = stop | (late >= LATE)
+                end = tl.where((late >= LATE) & (turns < most), 0, end)
             going = tl.where(stop, 0, 1)
         lost = (change != change) | (error != error)
         end = tl.where(lost, 3, end)
@@ -405,10 +442,11 @@ def ease(
             *(part.to(dtype) for part in (alpha, *epsilons, bound)),
             work if linear is None else linear.to(dtype),
             *((work, whole) if begin is None else (begin[0].to(dtype), begin[1].long())),
-            work, torch.zeros_like(work), work.new_empty(count, 2, n + m), *made, 0, TICK, most,
+            work, torch.zeros_like(work), work.new_empty(count, 4, n + m), *made, 0, TICK, most,
             _BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error, inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=_DECAY, CHUNK=16, MET=_MET,
+            LATE=_LATE,
             **tile._asdict(), num_warps=tile.warps, num_stages=1 if final else 3,
             maxnreg=_REGISTERS,
         )  # fmt: skip
