@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.products import products
-
 # What exponents of potentials alone are kept within. [L690]
 _LARGEST = 300.0
 # Newton's steps to a mass. [L780]
@@ -113,8 +111,12 @@ class Relaxed(NamedTuple):
 
 
 def _sum(parts: Tensor) -> Tensor:
-    """Add along rows (k, n), by a product: other sums on a GPU have bits that depend on k."""
-    return products(parts[:, None, :], torch.ones_like(parts)[:, :, None])[:, 0, 0]
+    """Add along rows (k, n), which are lost: other sums have bits that on a GPU depend on k."""
+    while (count := parts.shape[1]) > 1:
+        kept = (count + 1) // 2
+        parts[:, : count - kept] += parts[:, kept:]
+        parts = parts[:, :kept]
+    return parts[:, 0]
 
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
