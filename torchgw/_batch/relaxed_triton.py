@@ -30,9 +30,11 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._tensors.launch import launch
 
-# Change of the plan at which float32 hands over, the error of its linear problems, and how many it
-# solves at the last epsilon at most. [L870]
-_ROUGH_TOLERANCE, _ROUGH_ERROR, _LATE = 5e-4, 2e-5, 32
+# Change of the plan at which float32 hands over, and the error of its linear problems. [L870]
+_ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-4, 2e-5
+# Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
+# does not bring to its marginals. [L870]
+_STUCK = {torch.float32: 32, torch.float64: 10}
 # Iterations of the first linear problems, the error up to which marginals are met, the share of
 # ``tol`` that linear problems have to reach, and the decay of epsilon: the engine's. [L391] [L693]
 _BUDGET, _MET, _INNER_SHARE, _DECAY = 48, 3e-3, 0.1, 0.85
@@ -142,6 +144,19 @@ def _further(old, new, excess):
 
 
 @triton.jit
+def _divergence(masses, weights):
+    """Compute p log(p / a); logarithms in float32 are right to some 1e-7, and their sum to less."""
+    share = (masses / tl.maximum(weights, 1e-37)).to(tl.float32)
+    return masses * tl.log(tl.maximum(share, 1e-37))
+
+
+@triton.jit
+def _penalty(bound):
+    """Compute 2 rho from 1 / (2 rho), and zero from zero: what is strict costs nothing."""
+    return tl.where(bound > 0, 1.0 / tl.where(bound > 0, bound, 1.0), 0.0)
+
+
+@triton.jit
 def _best_mass(slope, linear, pull):
     """Find the mass at which slope + linear / mass + pull log(mass) = 0, as ``relaxed.py`` does."""
     least = tl.where(linear > 0, tl.log(tl.maximum(linear, 1e-37) / pull), -float("inf"))
@@ -194,7 +209,7 @@ def _relaxed_kernel(
     DECAY: tl.constexpr,
     CHUNK: tl.constexpr,
     MET: tl.constexpr,
-    LATE: tl.constexpr,
+    STUCK: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
@@ -224,13 +239,12 @@ def _relaxed_kernel(
     zero = 0.0 * last
     one = zero + 1.0
     excess, change, rate, known, share, mass, error = zero, zero, zero, zero, one, one, one
-    turns, spent, stuck, late = tl.load(done_out + number).to(tl.int32), 0, 0, 0
+    turns, spent, stuck = tl.load(done_out + number).to(tl.int32), 0, 0
     end = tl.load(ended + number).to(tl.int32)
     over = tl.where(end == 2, 1, 0)
     going = tl.where(end == 3, 0, 1)
     while going == 1:
         mass_a, mass_b = tl.load(a + rows), tl.load(b + columns)
-        none_a, none_b = tl.where(mass_a > 0, zero, one), tl.where(mass_b > 0, zero, one)
         point = read(plan, shift, RI, CI, RT, CT)
         p, q = sums_of_rows(point), sums_of_columns(point)
         tl.store(lines + rows, p)
@@ -246,20 +260,13 @@ def _relaxed_kernel(
             # with the mass of least objective
             point = read(plan, shift, RI, CI, RT, CT)
             value = 0.5 * (_sum(own_a * p) + _sum(own_b * q) + total(point * cost))
-            ratio = point / (by_rows(mass_a + none_a) * by_columns(mass_b + none_b))
-            slope = value + epsilon * total(point * tl.log(tl.maximum(ratio.to(tl.float32), 1e-37)))
-            pull = epsilon
+            divergence = _divergence(point, by_rows(mass_a) * by_columns(mass_b))
             bound_a, bound_b = tl.load(bound), tl.load(bound + 1)
-            rho = tl.where(bound_a > 0, 0.5 / tl.where(bound_a > 0, bound_a, 1.0), 0.0)
-            ratio_a = tl.maximum(p / (mass_a + none_a), 1e-37)
-            slope += 2.0 * rho * _sum(p * tl.log(ratio_a))
-            pull += 2.0 * rho
-            rho = tl.where(bound_b > 0, 0.5 / tl.where(bound_b > 0, bound_b, 1.0), 0.0)
-            ratio_b = tl.maximum(q / (mass_b + none_b), 1e-37)
-            slope += 2.0 * rho * _sum(q * tl.log(ratio_b))
-            pull += 2.0 * rho
+            rho_a, rho_b = _penalty(bound_a), _penalty(bound_b)
+            slope = value + epsilon * total(divergence)
+            slope += rho_a * _sum(_divergence(p, mass_a)) + rho_b * _sum(_divergence(q, mass_b))
             spending = total(point * read(linear, shift, RI, CI, RT, CT))
-            mass = _best_mass(slope, 0.5 * spending, pull)
+            mass = _best_mass(slope, 0.5 * spending, rho_a + rho_b + epsilon)
             mass = tl.where((bound_a > 0) & (bound_b > 0), mass, one)
         if BEGIN:  # noqa: SIM102, a constant beside numbers
             if (turns == 0) & (tl.load(chosen + number) == 1):
@@ -362,35 +369,26 @@ def _relaxed_kernel(
         known = tl.where(steady, zero, change)
         behind = (error > 1e-2) | (at_target & (error > change))
         budget = tl.where(behind, 2 * budget, budget)
-        if FINAL:
-            budget = tl.where(settled, most_inner, budget)
-        budget = tl.minimum(budget, most_inner)
+        budget = tl.minimum(tl.where(settled, most_inner, budget), most_inner)
         turns += tl.where(over == 1, 0, 1)
         if over == 1:
             going = 0
-            shares = kernel / (by_rows(mass_a + none_a) * by_columns(mass_b + none_b))
-            entropy = total(kernel * tl.log(tl.maximum(shares.to(tl.float32), 1e-37)))
-            tl.store(entropy_out + number, entropy)
+            divergences = _divergence(kernel, by_rows(mass_a) * by_columns(mass_b))
+            tl.store(entropy_out + number, total(divergences))
             tl.store(error_out + number, error)
             write(plan, kernel, shift, RI, CI, RT, CT)
         else:
             write(plan, kernel + ahead * moved, shift, RI, CI, RT, CT)
             met = settled & (error <= tol)
+            stuck = tl.where(settled if FINAL else at_target, stuck + 1, 0)
             end = tl.where(turns >= most, 2, end)
+            # what float64 does not settle begins anew in the engine
+            end = tl.where((turns < most) & (stuck >= STUCK), 3 if FINAL else 0, end)
             end = tl.where(met, 0, end)
-            stop = met | (turns >= most)
-            late = tl.where(at_target, late + 1, 0)
+            stop = met | (turns >= most) | (stuck >= STUCK)
             if FINAL:
-                over = tl.where(stop, 1, 0)
-                stuck = tl.where(settled, stuck + 1, 0)
-                # the engine begins anew
-                stop = (stuck > 10) & (over == 0)
-                end = tl.where(stop, 3, end)
-            else:
-                # what does not settle is left to float64
-                stop = stop | (late >= LATE)
-                end = tl.where((late >= LATE) & (turns < most), 0, end)
-            going = tl.where(stop, 0, 1)
+                over = tl.where(stop & (end != 3), 1, 0)
+            going = tl.where(stop & (over == 0), 0, 1)
         lost = (change != change) | (error != error)
         end = tl.where(lost, 3, end)
         going = tl.where(lost, 0, going)
@@ -446,7 +444,7 @@ def ease(
             _BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error, inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=_DECAY, CHUNK=16, MET=_MET,
-            LATE=_LATE,
+            STUCK=_STUCK[dtype],
             **tile._asdict(), num_warps=tile.warps, num_stages=1 if final else 3,
             maxnreg=_REGISTERS,
         )  # fmt: skip
