@@ -36,9 +36,9 @@ _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-4, 2e-5
 # does not bring to its marginals. [L870]
 _STUCK = {torch.float32: 32, torch.float64: 10}
 # Iterations of the first linear problems, the error up to which marginals are met, the share of
-# ``tol`` that linear problems have to reach, and the decay of epsilon: the engine's. [L391] [L693]
+# ``tol`` that linear problems have to reach, and the decay of epsilon: the engine's. [L870]
 _BUDGET, _MET, _INNER_SHARE, _DECAY = 48, 3e-3, 0.1, 0.85
-# Entries of a matrix for each thread, in float32 and in float64, and registers of that. [L532]
+# Entries of a matrix for each thread, in float32 and in float64, and registers of that. [L870]
 _ENTRIES, _REGISTERS = {torch.float32: 64, torch.float64: 32}, 128
 
 
