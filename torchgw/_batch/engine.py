@@ -19,7 +19,7 @@ from torch import Tensor
 from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
 from torchgw._batch.warm import ENDS, may_begin, on_chip
@@ -36,7 +36,7 @@ _TOGETHER = 2**27
 # How programs end that have lost a number.
 _LOST = ENDS.index("LOST")
 # Devices, sizes and kinds of problems whose programs have been compiled, or are being.
-_compiled: set[tuple[torch.device, int, int, bool, bool]] = set()
+_compiled: set[tuple[torch.device | int, ...]] = set()
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
@@ -201,7 +201,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
             keep(out)
 
     queue = torch.arange(count, device=device)
-    if problems.relaxed is not None or not may_begin(problems.shape, device):
+    if not may_begin(problems.shape, device):
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     solve = _solver_in_triton(problems, rules, store)
@@ -269,12 +269,13 @@ def _solver_in_triton(
 ) -> Callable[[Tensor], Tensor]:
     """Make what solves problems by one program each; it returns those in which a number is lost."""
     from torchgw._batch.finish_triton import Finished, finish
+    from torchgw._batch.relaxed_triton import Eased, ease
     from torchgw._batch.rough_triton import rough
     from torchgw._batch.settle_triton import settle
     from torchgw._batch.tile_triton import padded
     from torchgw._batch.worth_triton import Worth, worth
 
-    n, m = problems.shape
+    (n, m), relaxed = problems.shape, problems.relaxed
     # programs hold powers of two
     rows, columns = (1 << (size - 1).bit_length() for size in (n, m))
     one = padded(problems.x.tables, rows, rows), padded(problems.x.weights, rows)
@@ -288,7 +289,7 @@ def _solver_in_triton(
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
-    def programs(numbers: Tensor) -> tuple[Tensor, Finished, Worth]:
+    def programs(numbers: Tensor) -> tuple[Tensor, Eased | Finished, Worth]:
         linear, target, first = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
         index = problems.i[numbers], problems.j[numbers]
@@ -297,27 +298,40 @@ def _solver_in_triton(
         if problems.begin is not None:
             costs, chosen = problems.begin(numbers)
             begin = padded(costs, rows, columns), chosen
-        warm = rough(
-            single, index, alpha, linear, begin, (target, first), noise, (rules.max_iter, fall)
-        )
-        settle(
-            double, single, index, alpha, linear, target, warm, (rules.max_iter, rules.tol, fall)
-        )
-        most = rules.max_iter, rules.inner_max_iter
-        limits = *most, rules.tol, rules.inner_tol, fall
-        made = finish(double, index, alpha, linear, target, warm, limits)
+        begun = alpha, linear, begin, (target, first)
+        limits = rules.max_iter, rules.inner_max_iter, rules.tol, rules.inner_tol
+        made: Eased | Finished
+        if relaxed is None:
+            warm = rough(single, index, *begun, noise, (rules.max_iter, fall))
+            settle(
+                double, single, index, alpha, linear, target, warm,
+                (rules.max_iter, rules.tol, fall),
+            )  # fmt: skip
+            made = finish(double, index, alpha, linear, target, warm, (*limits, fall))
+        else:
+            made = ease(double, single, index, *begun, relaxed.of(numbers), noise, limits)
         return target, made, worth(double, index, linear, made.plan, (made.f, made.g))
 
     def solve(numbers: Tensor) -> Tensor:
         alpha, (target, made, sums) = problems.alpha[numbers], programs(numbers)
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
-        objective = terms.quadratic + terms.linear + sums.potentials - made.spending
+        both, plan, f, unit, missing = (terms, product), made.plan, made.f, target, sums.missing
+        if isinstance(made, Finished):
+            objective = terms.quadratic + terms.linear + sums.potentials - made.spending
+        else:
+            assert relaxed is not None
+            masses = sums.masses[:, :rows], sums.masses[:, rows:]
+            i, j = problems.i[numbers], problems.j[numbers]
+            weights, some = (double[2][i], double[3][j]), relaxed.of(numbers)
+            best = some.settle(*terms[:2], made.entropy, masses, weights, target)
+            objective, missing = best.objective, best.violation
+            both, plan, f, unit = _of_mass(some, best, both, plan, f, unit)
         found = _evaluate(
-            (terms, product), sums.missing, objective, target, made.error, made.ended,
+            both, missing, objective, unit, made.error, made.ended,
             made.error <= rules.inner_tol, (made.done, made.inner), rules,
         )  # fmt: skip
-        ended = Ended(numbers, made.plan[:, :n, :m], made.f[:, :n], made.g[:, :m], objective)
+        ended = Ended(numbers, plan[:, :n, :m], f[:, :n], made.g[:, :m], objective)
         known = (made.ended != _LOST) & objective.isfinite()
         over, left = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
         if len(left):
@@ -326,7 +340,10 @@ def _solver_in_triton(
         store(found, ended)
         return numbers[left]
 
-    kind = problems.device, rows, columns, problems.linear is None, problems.begin is None
+    kind = (
+        problems.device, rows, columns, problems.linear is None, problems.begin is None,
+        relaxed is None, relaxed is None or relaxed.mass is None,
+    )  # fmt: skip
     if kind not in _compiled:
         _compiled.add(kind)
         first_one = torch.zeros(1, dtype=torch.int64, device=problems.device)
@@ -584,15 +601,9 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     terms, f, unit = terms.of_places(over), f[over], epsilon[over]
     made = made[over]
     if relaxed is not None:
-        mass, missing = best.mass[over], best.violation[over]
-        f = f + (unit * (mass.log() - total[over].log()))[:, None]
-        linear_mass = mass.square() if relaxed.mass is not None else mass
-        terms = _Terms(*(mass.square() * part for part in terms))._replace(
-            linear=linear_mass * terms.linear
-        )
-        # a relaxed plan may be worth more than a x b: its penalty is less
-        product = product._replace(quadratic=torch.full_like(mass, math.inf))
-        made, unit = mass[:, None, None] * made, unit if relaxed.mass is None else unit * mass
+        best = Settled(*(part[over] for part in best))
+        f, missing = f - (unit * total[over].log())[:, None], best.violation
+        (terms, product), made, f, unit = _of_mass(relaxed, best, (terms, product), made, f, unit)
     where = places[over]
     found = _evaluate(
         (terms, product), missing, objective[over], unit, error[over],
@@ -601,6 +612,27 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     out = pool.number[where]
     pool.number[where] = -1
     return found, Ended(out, made, f, g[over], objective[over])
+
+
+def _of_mass(
+    relaxed: Relaxed,
+    best: Settled,
+    both: tuple[_Terms, _Terms],
+    plan: Tensor,
+    f: Tensor,
+    unit: Tensor,
+) -> tuple[tuple[_Terms, _Terms], Tensor, Tensor, Tensor]:
+    """Give terms, normalised plans, their potentials of rows and epsilons their masses."""
+    (terms, product), mass = both, best.mass
+    linear_mass = mass.square() if relaxed.mass is not None else mass
+    terms = _Terms(*(mass.square() * part for part in terms))._replace(
+        linear=linear_mass * terms.linear
+    )
+    # a relaxed plan may be worth more than a x b: its penalty is less
+    product = product._replace(quadratic=torch.full_like(mass, math.inf))
+    f = f + (unit * mass.log())[:, None]
+    unit = unit if relaxed.mass is None else unit * mass
+    return (terms, product), mass[:, None, None] * plan, f, unit
 
 
 def _evaluate(

@@ -81,7 +81,7 @@ class Relaxed(NamedTuple):
         """
         if self.mass is not None:
             over = [
-                (self.mass[:, None] * part - weight).clamp_min(0).sum(1)
+                _sum((self.mass[:, None] * part - weight).clamp_min(0))
                 for part, weight in zip(masses, weights, strict=True)
             ]
             objective = value + linear + epsilon * (entropy + self.mass.log())
@@ -93,8 +93,8 @@ class Relaxed(NamedTuple):
         parts, missed = [], []
         for part, weight in zip(masses, weights, strict=True):
             share = part / torch.where(weight > 0, weight, 1.0)
-            parts.append(torch.special.xlogy(part, share).sum(1))
-            missed.append((part - weight).abs().sum(1))
+            parts.append(_sum(torch.special.xlogy(part, share)))
+            missed.append(_sum((part - weight).abs()))
         divergences, errors = torch.stack(parts, 1), torch.stack(missed, 1)
         slope = value + 2 * (held * divergences).sum(1) + epsilon * entropy
         log, nothing = _best_logarithm(slope, linear / 2, 2 * held.sum(1) + epsilon)
@@ -108,6 +108,15 @@ class Relaxed(NamedTuple):
         whole = square * (entropy + log) + (1 - square) / 2
         objective = square * value + mass * linear + (held * sides).sum(1) + epsilon * whole
         return Settled(mass, objective, missing)
+
+
+def _sum(parts: Tensor) -> Tensor:
+    """Add along rows (k, n), which are lost: other sums have bits that on a GPU depend on k."""
+    while (count := parts.shape[1]) > 1:
+        kept = (count + 1) // 2
+        parts[:, : count - kept] += parts[:, kept:]
+        parts = parts[:, :kept]
+    return parts[:, 0]
 
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ _ROWS, _COLUMNS = 16, 16
 
 
 class Worth(NamedTuple):
-    """Sums over plans, and over a x b, (k,) each."""
+    """Sums over plans, and over a x b, (k,) each but for the last."""
 
     crossed: torch.Tensor  # <X P Y, P>
     linear: torch.Tensor  # (1 - alpha) <M, P>
@@ -29,6 +29,7 @@ class Worth(NamedTuple):
     product_crossed: torch.Tensor  # the same of a x b
     product_linear: torch.Tensor
     product_own: torch.Tensor
+    masses: torch.Tensor  # (k, N + M) of rows and columns of the plan
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -44,7 +45,7 @@ def _worth_kernel(
     f,  # [k, N] float64
     g,  # [k, M] float64
     work,  # [k, N, M] float64, scratch
-    masses,  # [k, N + M] float64, scratch
+    masses,  # [k, N + M] float64, written
     out,  # [8, k] float64, written
     count,
     LINEAR: tl.constexpr,
@@ -108,10 +109,10 @@ def worth(
 ) -> Worth:
     """Sum over plans (k, N, M); arguments are as in ``finish``."""
     count, n, m = plan.shape
-    out = plan.new_empty(8, count)
+    out, masses = plan.new_empty(8, count), plan.new_empty(count, n + m)
     launch(
         _worth_kernel, (count,), *tables, *index, plan if linear is None else linear, plan,
-        *potentials, torch.empty_like(plan), plan.new_empty(count, n + m), out, count,
+        *potentials, torch.empty_like(plan), masses, out, count,
         LINEAR=linear is not None, N=n, M=m, ROWS=_ROWS, num_warps=m // _COLUMNS, num_stages=1,
     )  # fmt: skip
-    return Worth(*out)
+    return Worth(*(*out, masses))
