@@ -75,7 +75,7 @@ def plot_points(
     axes: Any = ax
     _check_depth(axes, coordinates)
     _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
-    return axes  # type: ignore[no-any-return]
+    return axes
 
 
 class _Shades(NamedTuple):
@@ -589,8 +589,7 @@ def _new_axes(dimensions: int, width: float = 6.4) -> Axes:
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, 4.8), layout="constrained")
-    axes: Axes = figure.add_subplot(projection=_projection_of(dimensions))
-    return axes
+    return figure.add_subplot(projection=_projection_of(dimensions))
 
 
 def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -62,8 +62,7 @@ class Solved(ABC):
 
 def loss_of(solved: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     """Give the objective of a finished solve its derivatives by the inputs."""
-    loss: Tensor = call(_Loss, solved, *inputs)
-    return loss
+    return call(_Loss, solved, *inputs)
 
 
 class _Loss(torch.autograd.Function):

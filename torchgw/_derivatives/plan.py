@@ -79,21 +79,18 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        rows: Tensor = (self.T @ chosen).T
-        return rows
+        return (self.T @ chosen).T
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""
-        matrix: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return matrix
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        result: Tensor = call(_Product, solved, transposed, table, *inputs)
-        return result
+        return call(_Product, solved, transposed, table, *inputs)
 
     return DifferentiablePlan(solved.plan, product)
 
@@ -103,8 +100,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        result: Tensor = (solved.plan.T if transposed else solved.plan) @ values
-        return result
+        return (solved.plan.T if transposed else solved.plan) @ values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -58,8 +58,7 @@ class Encoding(ExactCoupling):
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        relative: Tensor = (values - previous.values).norm() / size
-        return relative.double()
+        return ((values - previous.values).norm() / size).double()
 
 
 class FactoredGradient(StrictGradient):

@@ -69,7 +69,7 @@ class HalfGradient(DenseGradient):
 
 def _scale(matrix: Tensor) -> Tensor:
     """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
-    largest: Tensor = torch.linalg.vector_norm(matrix, torch.inf)
+    largest = torch.linalg.vector_norm(matrix, torch.inf)
     return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
 
 

@@ -121,8 +121,8 @@ class Plan(ABC):
         dtype = values.dtype if values.dtype.is_floating_point else self.dtype
         table = values.to(torch.promote_types(dtype, self.dtype))
         result = self._product(table.reshape(len(values), -1))
-        shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
-        return self._handed_out(shaped, given)
+        shaped = result.reshape(self.shape[0], *values.shape[1:])
+        return self._handed_out(shaped.to(table.dtype), given)
 
     def giving(self: Own, in_numpy: bool) -> Own:
         """Return the same plan, nothing copied, that hands out NumPy arrays or tensors."""
@@ -144,7 +144,7 @@ class Plan(ABC):
                 f"`values @ plan` needs values of shape ({self.shape[0]},) or "
                 f"(c, {self.shape[0]}); got {tuple(values.shape)}."
             )
-        moved: Tensor = self.T @ values.T if values.ndim == 2 else self.T @ values
+        moved = self.T @ values.T if values.ndim == 2 else self.T @ values
         return self._handed_out(moved.T if values.ndim == 2 else moved, given)
 
     def push(self, values: Any) -> Any:
@@ -158,7 +158,7 @@ class Plan(ABC):
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
         rows, columns = self._moved()
-        return self._handed_out((rows, columns))  # type: ignore[no-any-return]
+        return self._handed_out((rows, columns))
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""

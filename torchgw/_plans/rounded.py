@@ -50,8 +50,7 @@ class RoundedPlan(Plan):
     def _product(self, table: Tensor) -> Tensor:
         product = self.scaled._product(table)
         extra = torch.tensordot(self.column, table.double(), dims=1)
-        total: Tensor = product + torch.tensordot(self.row, extra, dims=0)
-        return total.to(product.dtype)
+        return (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
 
     def _block(self, index: Tensor | slice) -> Tensor:
         block = self.scaled._block(index)

@@ -126,8 +126,7 @@ class SparsePlan(DualPlan):
 
     def stored(self) -> Tensor:
         """Build the (n, m) matrix."""
-        dense: Tensor = self.entries.to_dense()
-        return dense
+        return self.entries.to_dense()
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
         """Return the entries, or those that :meth:`torchgw.TransportPlan.to_sparse` keeps."""
@@ -150,8 +149,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        product: Tensor = torch.sparse.mm(self.entries, table)
-        return product
+        return torch.sparse.mm(self.entries, table)
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""
@@ -170,5 +168,4 @@ class SparsePlan(DualPlan):
     def _block(self, index: Tensor | slice) -> Tensor:
         if isinstance(index, slice):
             index = torch.arange(*index.indices(self.shape[0]), device=self.device)
-        block: Tensor = self.entries.index_select(0, index).to_dense()
-        return block
+        return self.entries.index_select(0, index).to_dense()

@@ -224,8 +224,7 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        product: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
-        return product
+        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         return self.prepared.topk(self.potentials, k)
@@ -253,8 +252,7 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    product: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return product
+    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -263,8 +261,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        product: Tensor = matrix @ values
-        return product
+        return matrix @ values
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -55,8 +55,7 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            result: Tensor = inner @ self._target
-            return result
+            return inner @ self._target
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         result = torch.sparse.mm(right, inner.T.contiguous())
         return result.T.contiguous()

@@ -266,8 +266,7 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        found: HessianProduct = product(direction)
-        return found
+        return product(direction)
 
     def transform(
         self,
@@ -451,8 +450,7 @@ class GWResult(Result):
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
         found = match(plan, masses, extension, kind, improve)
-        handed: Matching = as_numpy(found) if self.lazy_plan.in_numpy else found
-        return handed
+        return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def _known(self) -> Extension:
         """Give what is kept of the solve; refuse a result that has no distances."""

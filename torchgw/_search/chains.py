@@ -628,8 +628,7 @@ class _World:
         near = self.x[:, :, rows]
         # these points have other mean distances than all, which is what breaks the symmetry
         means = (near @ some.sum(1))[:, :, None] * self.column[:, None, :]
-        cost: Tensor = (near @ (some @ self.y) + means).sum(0) + self.base
-        return cost
+        return (near @ (some @ self.y) + means).sum(0) + self.base
 
     def begin(self, kind: Kind, number: int) -> _Chain:
         """Break the symmetry of the product plan."""

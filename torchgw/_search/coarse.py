@@ -54,7 +54,7 @@ class CoarseProblem(NamedTuple):
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
         cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
-        linear: Tensor = (plans * self.base).sum((-1, -2))
+        linear = (plans * self.base).sum((-1, -2))
         return self.constant + linear - 2 * self.alpha * cross
 
     def distances(self, plans: Tensor) -> Tensor:
@@ -74,14 +74,12 @@ class CoarseProblem(NamedTuple):
 
 def cross_terms(x: Tensor, plans: Tensor, y: Tensor) -> Tensor:
     """Return sum_r x_r P y_r, (B, s, t), for x (r, s, k), plans (B, k, l) and y (r, l, t)."""
-    terms: Tensor = side_by_side(x.flatten(0, 1) @ plans, len(x)) @ y.flatten(0, 1)
-    return terms
+    return side_by_side(x.flatten(0, 1) @ plans, len(x)) @ y.flatten(0, 1)
 
 
 def side_by_side(stacked: Tensor, count: int) -> Tensor:
     """Turn (B, r s, t), r matrices below each other, into (B, s, r t)."""
-    beside: Tensor = stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
-    return beside
+    return stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
 
 
 class Coarsened(NamedTuple):

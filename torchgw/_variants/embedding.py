@@ -200,8 +200,7 @@ class _Joint:
             back = far * (plan.T @ (near * source))
             products[index] = products[index] + self.coupling * forth.cpu().numpy()
             products[-1] = products[-1] + self.coupling * back.cpu().numpy()
-        joined: NDArray[np.float64] = np.concatenate(products)
-        return joined
+        return np.concatenate(products)
 
 
 def _leading(joint: _Joint, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -43,8 +43,7 @@ class LineOfPot(Line):
 
     def slope(self, plan: Array) -> Array:
         """Compute the gradient at the plan that was reached."""
-        total: Array = self.linear + self.weight * self._known
-        return total
+        return self.linear + self.weight * self._known
 
     def look(self, plan: Array, direction: Array) -> tuple[float, float]:
         """Find bend and slope of the objective, bend s^2 + slope s, along a direction."""

@@ -56,8 +56,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
         if not longest > _LAST_STEP:
             break
     x = _ratio(row_mass, masses @ y.exp()).log().nan_to_num(neginf=0.0)
-    scaling: Tensor = x.repeat_interleave(height)[:blocks]
-    return scaling
+    return x.repeat_interleave(height)[:blocks]
 
 
 def grouped(values: Tensor, size: int) -> Tensor:
@@ -67,8 +66,7 @@ def grouped(values: Tensor, size: int) -> Tensor:
     groups = math.ceil(len(values) / size)
     full = values.new_zeros(groups * size, *values.shape[1:])
     full[: len(values)] = values
-    total: Tensor = full.unflatten(0, (groups, size)).sum(1)
-    return total
+    return full.unflatten(0, (groups, size)).sum(1)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

@@ -177,8 +177,7 @@ def _single_loop(call: Call) -> Any:
                 return part.slope(plan)
             cross = term.cross(plan)
             other = cross if term.symmetric else term.cross_transposed(plan)
-            result: Array = linear - part.alpha * (cross + other)
-            return result
+            return linear - part.alpha * (cross + other)
 
         return _mirror.alternate(slope, first, part.p, part.q, float(call.epsilon), stop)
 

@@ -335,8 +335,7 @@ def _features(
     if p is None:
         p = np.stack([plan.sum(1) for plan in seen])
     mass = p if p.ndim == 1 else np.asarray(shares) @ p
-    result: Array = whole * _inverse(mass)[:, None]
-    return result
+    return whole * _inverse(mass)[:, None]
 
 
 def _inverse(mass: Array) -> Array:
@@ -427,8 +426,7 @@ def _centres(features: Array, count: int, random_state: Any) -> Array:
     from sklearn.cluster import KMeans
 
     model = KMeans(n_clusters=count, random_state=random_state, n_init=1)
-    centres: Array = model.fit(features).cluster_centers_
-    return centres
+    return model.fit(features).cluster_centers_
 
 
 def _turns(

@@ -238,15 +238,13 @@ def _by_partition(
     means = parts.T @ larger @ parts / np.outer(q, q)
     matched = transport(q, q if n > m else p)(_gaps(means, smaller)).plan
     plan: Array = parts @ (matched / q[:, None])
-    result: Array = plan if n > m else plan.T
-    return result
+    return plan if n > m else plan.T
 
 
 def _gaps(first: Array, second: Array) -> Array:
     """Compute Euclidean distances between the rows of two tables."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
-    result: Array = np.sqrt(np.maximum(squares, 0))
-    return result
+    return np.sqrt(np.maximum(squares, 0))
 
 
 def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
@@ -284,5 +282,4 @@ def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
         model = cluster.SpectralClustering(
             n_clusters=count, random_state=random_state, affinity="precomputed"
         )
-    found: Array = model.fit(table).labels_
-    return found
+    return model.fit(table).labels_
