@@ -10,7 +10,7 @@ import torch
 from problems import LargestTensor
 
 import torchgw
-from torchgw._derivatives.conjugate import by_conjugate_gradients
+from torchgw._derivatives.implicit import by_conjugate_gradients
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000}
 CASES = {

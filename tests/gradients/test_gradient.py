@@ -14,8 +14,8 @@ from scipy.spatial.distance import cdist
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import AnchorCoupling, SampledGradient, places
+from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem import cross_terms
 from torchgw._problem.cross_terms import ProductCross

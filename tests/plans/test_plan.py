@@ -16,9 +16,8 @@ from problems import linear_problem
 import torchgw
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
 from torchgw._derivatives.plan import DifferentiablePlan
-from torchgw._plans.contract import Plan
+from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._sinkhorn import softmin as softmin_module
 from torchgw._sinkhorn.cost import DenseCost

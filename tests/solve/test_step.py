@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 import torchgw
 from torchgw._gradients.choose import make_gradient
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.cost import DenseCost

@@ -26,7 +26,7 @@ from torchgw._derivatives.second import (
 )
 from torchgw._derivatives.tracked import Definition
 from torchgw._errors import UnsupportedError
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._typing import Potentials

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_index, as_points_of
+from torchgw._boundary.checks import as_index, as_points_of
 from torchgw._derivatives.loss import Solved, call, one_by_one
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan

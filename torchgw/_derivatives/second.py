@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchgw._derivatives.density import Response
 from torchgw._derivatives.tracked import Model
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Potentials

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.means import MeanDistances
+from torchgw._plans.contract import Anchors
 from torchgw._plans.contract import Plan as Plan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem

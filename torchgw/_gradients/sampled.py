@@ -26,7 +26,7 @@ from torchgw._gradients.means import (
     part_means,
     visible,
 )
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import spread_parts

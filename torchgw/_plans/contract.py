@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind, to_numpy
-from torchgw._boundary.plans import (
+from torchgw._boundary.checks import (
     as_index,
     as_points_of,
     as_values,
@@ -24,7 +24,6 @@ from torchgw._boundary.plans import (
     check_threshold,
 )
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._plans.pairs import Anchors
 from torchgw._sinkhorn.cost import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
@@ -58,6 +57,16 @@ def exactly(method: Method) -> Method:
             return method(plan, *args, **options)
 
     return run  # type: ignore[return-value]
+
+
+class Anchors(NamedTuple):
+    """Pairs (source[s], target[s]) drawn from a plan, with repetition."""
+
+    # Those of a sampled gradient come in strata: slots 2t and 2t + 1 hold independent draws from
+    # stratum t, see torchgw._gradients.sampled.places.
+
+    source: Tensor  # (s,) int64
+    target: Tensor  # (s,) int64
 
 
 class Plan(ABC):

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._plans.contract import Plan
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors, Plan
 from torchgw._tensors.draws import accumulate, categories_at, sample_categories
 
 

@@ -10,10 +10,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import check_draw, check_threshold
+from torchgw._boundary.checks import check_draw, check_threshold
 from torchgw._errors import UnsupportedError
-from torchgw._plans.contract import handed_out
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors, handed_out
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import sample_categories

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_mass, check_equal_masses
+from torchgw._boundary.checks import as_mass, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.choose import alone, shared

@@ -38,7 +38,7 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss

@@ -25,8 +25,7 @@ from torchgw._search.batch import (
     way_to_call,
 )
 from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
-from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
-from torchgw._search.coarse_loss import with_loss
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen, with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver

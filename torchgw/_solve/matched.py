@@ -9,7 +9,7 @@ import torch
 from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._problem.problem import Problem
-from torchgw._search.isometry import Isometry
+from torchgw._search.matching import Isometry
 from torchgw._solve.evaluation import Evaluation
 from torchgw._solve.options import Options
 from torchgw._solve.precision import Dtypes

@@ -18,7 +18,7 @@ from torchgw._plans.sparse import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
-from torchgw._search.isometry import Isometry, find_isometry
+from torchgw._search.matching import Isometry, find_isometry
 from torchgw._search.optima import Search, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import coarse_table, directed_points
+from torchgw._search.coarse import coarse_table, directed_points
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima, represent
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.cost import DenseCost

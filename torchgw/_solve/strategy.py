@@ -13,14 +13,14 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import check_products, choose_gradient, make_gradient
 from torchgw._gradients.contract import Gradient
-from torchgw._gradients.half import HalfGradient
+from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import directed_points, loss_spread
-from torchgw._search.isometry import rounding_advice
+from torchgw._search.coarse import directed_points, loss_spread
+from torchgw._search.matching import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend

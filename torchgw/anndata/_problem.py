@@ -31,8 +31,7 @@ from torchgw.anndata._spaces import (
     read_spaces,
     solve_arguments,
 )
-from torchgw.anndata._store import Match, store_of
-from torchgw.anndata._write import check_column, means
+from torchgw.anndata._store import Match, check_column, means, store_of
 
 if TYPE_CHECKING:
     from anndata import AnnData

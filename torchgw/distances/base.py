@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
-from torchgw._tensors.sums import inner_products
+from torchgw._tensors.draws import inner_products
 
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]

@@ -20,7 +20,6 @@ from torchgw._sinkhorn.eager import EagerBackend, StoredSweeper, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._sinkhorn.softmin import softmin
-from torchgw._sinkhorn.tiles.block_scaling import block_scaling
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     block_orders,
@@ -31,6 +30,7 @@ from torchgw._sinkhorn.tiles.bounds import (
 )
 from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
+from torchgw._sinkhorn.tiles.sweeper import block_scaling
 from torchgw._sinkhorn.tiles.tiling import SLACK, Tiling
 from torchgw._solve import cost_model
 from torchgw._tensors.block_order import block_order

@@ -22,11 +22,10 @@ from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_ste
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._sinkhorn.tiles.block_scaling import grouped
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
-from torchgw._sinkhorn.tiles.sweeper import Engine
+from torchgw._sinkhorn.tiles.sweeper import Engine, grouped
 from torchgw._sinkhorn.tiles.tiling import SLACK
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
