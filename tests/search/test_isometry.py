@@ -330,4 +330,4 @@ def test_it_is_said_that_rounding_may_hide_a_copy(gap, said):
     out = np.hypot(*x.T).argmax()
     x[out] *= (1 - gap) / np.hypot(*x[out])
     side = CurvedDistance(torch.from_numpy(x))
-    assert ("near the border" in isometry.rounding_advice(problem(side, side))) == said
+    assert ("near the border" in matching.rounding_advice(problem(side, side))) == said
