@@ -65,7 +65,38 @@ def loss_of(solved: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     return call(_Loss, solved, *inputs)
 
 
-class _Loss(torch.autograd.Function):
+class Step(torch.autograd.Function):
+    """An autograd function that keeps nothing, and is called for each member of a batch."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        found = []
+        for place in range(info.batch_size):
+            one = (
+                item.select(dim, place) if isinstance(item, Tensor) and dim is not None else item
+                for item, dim in zip(inputs, in_dims, strict=True)
+            )
+            found.append(call(cls, *one))
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        parts = tuple(torch.stack(part) for part in zip(*found, strict=True))
+        return parts, (0,) * len(parts)
+
+
+def refused(message: str) -> Any:
+    """Make a derivative that there is none of."""
+
+    def refuse(ctx: Any, *given: Tensor | None) -> Any:
+        raise UnsupportedError(message)
+
+    return staticmethod(refuse)
+
+
+class _Loss(Step):
     """The entropic objective, whose derivative is that at a fixed plan."""
 
     @staticmethod
@@ -85,10 +116,6 @@ class _Loss(torch.autograd.Function):
         return None, *((upstream[0].to(part) * part) for part in parts)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Loss, info, in_dims, *inputs)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         parts = call(_Gradient, ctx.solved, *ctx.saved_tensors)
         slope: Tensor = ctx.solved.objective.new_zeros(())
@@ -98,7 +125,7 @@ class _Loss(torch.autograd.Function):
         return slope
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Step):
     """The gradient of the objective, whose derivative is a product with the Hessian."""
 
     @staticmethod
@@ -117,10 +144,6 @@ class _Gradient(torch.autograd.Function):
         return None, *call(_Curvature, ctx.solved, *ctx.saved_tensors, *upstream)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Gradient, info, in_dims, *inputs)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         inputs = ctx.saved_tensors
         steps = [
@@ -130,7 +153,7 @@ class _Gradient(torch.autograd.Function):
         return call(_Curvature, ctx.solved, *inputs, *steps)
 
 
-class _Curvature(torch.autograd.Function):
+class _Curvature(Step):
     """A product with the Hessian; inputs and directions are given one after the other."""
 
     @staticmethod
@@ -138,37 +161,7 @@ class _Curvature(torch.autograd.Function):
         count = len(tensors) // 2
         return tuple(solved.hessian_product(tensors[:count], tensors[count:])[0])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        raise UnsupportedError(_THRICE)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_THRICE)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], solved: Solved, *tensors: Tensor) -> Any:
-        # one linear system for each direction
-        return one_by_one(_Curvature, info, in_dims, solved, *tensors)
-
-
-def one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-    """Call a function for each member of a batch, as vmap wants it."""
-    found = []
-    for place in range(info.batch_size):
-        one = (
-            item.select(dim, place) if isinstance(item, Tensor) and dim is not None else item
-            for item, dim in zip(inputs, in_dims, strict=True)
-        )
-        found.append(function.apply(*one))
-    if isinstance(found[0], Tensor):
-        return torch.stack(found), 0
-    parts = tuple(torch.stack(part) for part in zip(*found, strict=True))
-    return parts, (0,) * len(parts)
+    backward = jvp = refused(_THRICE)
 
 
 def hessian_product(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.checks import as_index, as_points_of
-from torchgw._derivatives.loss import Solved, call, one_by_one
-from torchgw._errors import UnsupportedError
+from torchgw._derivatives.loss import Solved, Step, call, refused
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 
@@ -18,8 +17,6 @@ _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."
 )
-
-
 _FORWARD = (
     "The plan has reverse derivatives only: torch.func.vjp, grad and jacrev. Forward ones, "
     "as of jvp, jacfwd and hessian, are those of the loss."
@@ -95,7 +92,7 @@ def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiableP
     return DifferentiablePlan(solved.plan, product)
 
 
-class _Product(torch.autograd.Function):
+class _Product(Step):
     """plan @ values, differentiable in the values and the inputs of the solve."""
 
     @staticmethod
@@ -107,13 +104,7 @@ class _Product(torch.autograd.Function):
         ctx.solved, ctx.transposed, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_FORWARD)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Product, info, in_dims, *inputs)
+    jvp = refused(_FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -129,25 +120,11 @@ class _Product(torch.autograd.Function):
         return None, None, by_values, *call(_PlanGradient, solved, left, right, *inputs)
 
 
-class _PlanGradient(torch.autograd.Function):
+class _PlanGradient(Step):
     """The derivatives by the inputs of a function whose gradient in the plan is left @ right.T."""
 
     @staticmethod
     def forward(solved: Solved, left: Tensor, right: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(solved.plan_gradient(inputs, left, right))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        raise UnsupportedError(_TWICE_PLAN)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_TWICE_PLAN)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_PlanGradient, info, in_dims, *inputs)
+    backward = jvp = refused(_TWICE_PLAN)

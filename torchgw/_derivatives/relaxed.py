@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.implicit import WORRYING
 from torchgw._derivatives.krylov import gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
@@ -22,10 +21,7 @@ from torchgw._derivatives.tracked import Definition, Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
-from torchgw._typing import Marginals
 
-# Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
-_MOST_ENTRIES = 2_000_000
 # Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
 _MAX_ITER = 1000
@@ -33,20 +29,6 @@ _MAX_ITER = 1000
 _LEAST = 1e-200
 # Potentials of points below their bound are equal, up to this share of epsilon. [L492]
 _ROUNDING = 1e-9
-
-
-def check_relaxed(weights: Marginals) -> None:
-    """Refuse problems whose relaxed plans have no derivative."""
-    check_stored_plan(
-        weights,
-        _MOST_ENTRIES,
-        (
-            "Derivatives with `unbalanced` or `mass` store the plan and are",
-            "Take fewer points, or strict marginals.",
-        ),
-        "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of weight "
-        "zero.",
-    )
 
 
 class _Sums:
