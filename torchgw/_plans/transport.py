@@ -48,13 +48,10 @@ class DualPlan(Plan):
 
     @exactly
     def extend(self, cost: Cost) -> TransportPlan:
-        """Return the plan of other source points, whose potentials are one half-step.
+        """Return the plan of other source points, given their cost, (q, m), by one half-step.
 
-        Parameters
-        ----------
-        cost : DenseCost or FactoredCost, shape (q, m)
-            Of the other points. They get equal weights; conditional plans, such as
-            :meth:`barycentric` reads, do not depend on them.
+        They get equal weights; conditional plans, such as :meth:`barycentric` reads, do not depend
+        on them.
         """
         count, (a, b), g = cost.shape[0], self.weights, self.potentials.g
         equal = a.new_full((count,), 1 / count)

@@ -321,14 +321,8 @@ def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:
 def loss_spread(loss: Loss, sides: tuple[SpreadPoints, ...], weights: Marginals) -> float:
     """Return the standard deviation of the loss of two distances, less what either decides alone.
 
-    For the square loss that is 2 std(DX) std(DY).
-
-    Parameters
-    ----------
-    loss : Loss
-    sides : pair of SpreadPoints
-        Points that stand for all, whose weights are ``weights``.
-    weights : Marginals
+    For the square loss that is 2 std(DX) std(DY). The ``weights`` are those of all points, which
+    the few of ``sides`` stand for.
     """
     (x, p), (y, q) = (_distribution(*pair) for pair in zip(sides, weights, strict=True))
     table = loss(*torch.meshgrid(x, y, indexing="ij"))

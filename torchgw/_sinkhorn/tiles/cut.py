@@ -12,15 +12,6 @@ class Cut:
 
     They are whole pieces of whole blocks, which are the same for any number of ranks. Without ranks
     all rows are here.
-
-    Attributes
-    ----------
-    rows : slice
-        Places of the rows, from the first of a block on.
-    blocks : range
-        Their blocks; ``own`` selects them.
-    pieces : list of slice
-        Their pieces, as places within ``rows``.
     """
 
     def __init__(self, ranks: Ranks | None, start: Tensor, n: int, width: int) -> None:
@@ -37,10 +28,10 @@ class Cut:
             [after - before for before, after in zip(these, these[1:], strict=False)]
             for these in (ends, block_ends)
         )
-        self.rows = slice(ends[rank], ends[rank + 1])
-        self.own = slice(block_ends[rank], block_ends[rank + 1])
+        self.rows = slice(ends[rank], ends[rank + 1])  # from the first of a block on
+        self.own = slice(block_ends[rank], block_ends[rank + 1])  # selects the blocks
         self.blocks = range(block_ends[rank], block_ends[rank + 1])
-        origin = self.rows.start
+        origin = self.rows.start  # of the pieces, as places within the rows
         self.pieces = [slice(parts[k].start - origin, parts[k].stop - origin) for k in owned[rank]]
 
     def join(self, own: Tensor) -> Tensor:
