@@ -96,7 +96,6 @@ class TritonProblem(PreparedProblem):
 
     @property
     def T(self) -> TritonProblem:
-        """The problem with source and target exchanged."""
         return self._turned or TritonProblem(self.problem.T, self.backend, self)
 
     @cached_property

@@ -52,7 +52,6 @@ class DifferentiablePlan(TransportPlan):
 
     @property
     def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
-        """The plan from target to source."""
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
@@ -72,14 +71,12 @@ class DifferentiablePlan(TransportPlan):
         return torch.where(used, sums[:, :-1] / torch.where(used, sums[:, -1:], 1.0), fallback)
 
     def rows(self, index: Any) -> Tensor:
-        """Build the rows of an integer index of shape (s,), shape (s, m)."""
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
         return (self.T @ chosen).T
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix."""
         return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
 

@@ -318,12 +318,10 @@ class StrictGradient(Gradient):
         return a @ (potentials.f + self.row) + b @ (potentials.g + self.column)
 
     def squares(self) -> float:
-        """Compute alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
         a, b = self.marginals
         return float((a @ self.row).abs() + (b @ self.column).abs()) / 2
 
     def why_not_captured(self) -> str | None:
-        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
         loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
         if loss.cross is None:
             return f"loss={loss.name!r} takes one launch after the other for each point."

@@ -63,12 +63,10 @@ class DenseGradient(StrictGradient):
         self.product = product_value(problem, (self.row, self.column), total)
 
     def why_not_captured(self) -> str | None:
-        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
         # the distances are stored, whatever provides them
         return None if self.problem.loss.cross is not None else super().why_not_captured()
 
     def kind(self) -> Hashable:
-        """Say what its calls depend on besides :meth:`tables`."""
         problem, shapes = self.problem, tuple(part.shape for part in self.tables())
         return self.name, problem.dtype, problem.alpha, type(problem.linear), shapes
 
@@ -94,7 +92,6 @@ class DenseGradient(StrictGradient):
         )  # fmt: skip
 
     def start(self) -> PlanMatrix:
-        """Make a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         return PlanMatrix(torch.outer(a, b))
 

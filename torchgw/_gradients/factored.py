@@ -89,7 +89,6 @@ class FactoredGradient(StrictGradient):
         assert self._right.factors is not None
 
     def start(self) -> Encoding:
-        """Make the coupling of a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         left, right = (b, a) if self._swapped else (a, b)
         return Encoding(self._left.encode(torch.outer(left, right @ self._factors.matrix)))

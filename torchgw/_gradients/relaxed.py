@@ -110,7 +110,6 @@ class RelaxedGradient(Gradient):
         self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)
 
     def start(self) -> RelaxedCoupling:
-        """Make the coupling of a x b."""
         one = torch.ones_like(self.marginals.a[0])
         return RelaxedCoupling(self._base.start(), self.marginals, one)
 
@@ -167,11 +166,9 @@ class RelaxedGradient(Gradient):
         return self._base.squares()
 
     def noise(self, coupling: RelaxedCoupling) -> CostNoise | None:
-        """Estimate the error of the cost at a coupling; ``None`` for exact ones."""
         return self._base.noise(coupling.base)
 
     def why_not_captured(self) -> str:
-        """Say why its calls cannot be recorded as CUDA graphs."""
         return "relaxed steps look at their plans."
 
     def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> Linearised:

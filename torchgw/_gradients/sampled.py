@@ -284,7 +284,6 @@ class SampledGradient(StrictGradient):
         return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
 
     def with_anchors(self, count: int) -> SampledGradient:
-        """Make the same gradient with another number of anchors."""
         other = copy.copy(self)
         other.n_anchors = count
         return other

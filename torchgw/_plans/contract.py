@@ -72,7 +72,7 @@ class Anchors(NamedTuple):
 class Plan(ABC):
     """A coupling of n source and m target points, as an operator, shape (n, m).
 
-    A kind of plan supplies its shape, its transpose and its products; all else follows from these.
+    A kind of plan supplies its transpose, its products, and what it is like; all else follows.
     """
 
     # NumPy leaves ``values @ plan`` to the plan
@@ -84,9 +84,10 @@ class Plan(ABC):
     _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
+        n, m = self._like().shape
+        return n, m
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +101,7 @@ class Plan(ABC):
 
     @abstractmethod
     def _like(self) -> Tensor | Cost | Plan:
-        """Return something that has the device and the dtype of the plan."""
+        """Return something that has the device, the dtype and the shape of the plan."""
 
     @property
     @abstractmethod
@@ -166,8 +167,7 @@ class Plan(ABC):
 
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        rows, columns = self._moved()
-        return self._handed_out((rows, columns))
+        return self._handed_out(self._moved())
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""

@@ -81,17 +81,11 @@ class SparsePlan(DualPlan):
             "`result.save(path, dense=True)`."
         )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.entries.shape[0], self.entries.shape[1]
-
     def _like(self) -> Tensor:
         return self.entries
 
     @property
     def T(self) -> SparsePlan:
-        """The plan from target to source."""
         (f, g), (a, b) = self.potentials, self.weights
         turned = SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
         return turned.giving(self.in_numpy)
@@ -124,7 +118,6 @@ class SparsePlan(DualPlan):
         return Anchors(source, target)
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix."""
         return self.entries.to_dense()
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:

@@ -112,11 +112,14 @@ class TransportPlan(DualPlan):
         plan._set(prepared, potentials, masses)
         return plan
 
+    def read_by(self, backend: Backend) -> TransportPlan:
+        """Copy the plan for a backend, without the operands that reads have prepared."""
+        problem = self.cost, self.potentials, self.weights, self.epsilon
+        return TransportPlan(*problem, backend, self.masses)
+
     def released(self, backend: Backend) -> TransportPlan:
         """Copy the plan without the operands that reads prepare, as large as its factors."""
-        plan = TransportPlan(
-            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
-        )
+        plan = self.read_by(backend)
         plan._sums = self._sums
         return plan
 
@@ -134,12 +137,8 @@ class TransportPlan(DualPlan):
         """
         ranks = join(True, self.device)
         assert ranks is not None
-        backend = shared(alone(self.backend), ranks)
         # without sums, which not every process may have asked for
-        plan = TransportPlan(
-            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
-        )
-        return plan.giving(self.in_numpy)
+        return self.read_by(shared(alone(self.backend), ranks)).giving(self.in_numpy)
 
     @property
     def ranks(self) -> Ranks | None:
@@ -164,11 +163,6 @@ class TransportPlan(DualPlan):
         """Leave behind what reads have prepared, for pickle and deepcopy."""
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts, {"in_numpy": self.in_numpy}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.cost.shape
 
     def _like(self) -> Cost:
         return self.cost

@@ -54,7 +54,8 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
     known = extension.known
     order, alpha = LOSSES[known.loss.name].order, known.alpha
     sides = known.distances(0), known.distances(1)
-    if known.own is not None or (alpha > 0 and (order is None or not _cheap(sides))):
+    cheap = all(side.cheap_columns for side in sides)
+    if known.own is not None or (alpha > 0 and (order is None or not cheap)):
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
@@ -78,11 +79,6 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
 
 
 Sides = tuple[DistanceProvider, DistanceProvider]
-
-
-def _cheap(sides: Sides) -> bool:
-    """Tell whether all distances of both sides may be read."""
-    return all(side.cheap_columns for side in sides)
 
 
 def _first(sides: Sides, weights: Marginals, order: int) -> float:

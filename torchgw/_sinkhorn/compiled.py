@@ -67,7 +67,6 @@ class CompiledProblem(PreparedProblem):
     """A problem whose half-steps are compiled, exponentials and sums fused into one kernel."""
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
-        """Compute the half-step."""
         cost, marginals, epsilon, _ = self.problem
         if min(cost.shape) == 1:
             return super().softmin(potential, axis)

@@ -51,7 +51,6 @@ class ShardedProblem(PreparedProblem):
 
     @property
     def T(self) -> ShardedProblem:  # noqa: N802 - the name of every array library
-        """The problem with source and target exchanged."""
         return self._turned or ShardedProblem(self.problem.T, self.backend, self)
 
     @cached_property

@@ -58,7 +58,6 @@ class TiledTritonProblem(TiledProblem):
 
     @property
     def T(self) -> TiledTritonProblem:  # noqa: N802 - the name of every array library
-        """The problem with source and target exchanged."""
         return self._turned or TiledTritonProblem(self.problem.T, self.backend.T, self)
 
     def choose(self, potentials: Potentials, slack: float = 0.0) -> _Chosen:
