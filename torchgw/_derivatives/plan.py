@@ -38,8 +38,7 @@ class DifferentiablePlan(TransportPlan):
         transposed: bool = False,
     ) -> None:
         super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
-        self._differentiable = product
-        self._transposed = transposed
+        self._differentiable, self._transposed = product, transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""

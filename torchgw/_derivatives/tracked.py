@@ -187,8 +187,7 @@ class _StreamedSide:
     """
 
     def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.rows = rows
-        self.between = between
+        self.rows, self.between = rows, between
 
     def form(self) -> None:
         return None

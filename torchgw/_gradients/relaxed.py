@@ -103,8 +103,7 @@ class RelaxedGradient(Gradient):
     product = None
 
     def __init__(self, base: Gradient, problem: Problem) -> None:
-        self._base = base
-        self._problem = problem
+        self._base, self._problem = base, problem
         self.name, self.exact, self.n_anchors = base.name, base.exact, base.n_anchors
         self.dtype, self.marginals = base.dtype, base.marginals
         self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)

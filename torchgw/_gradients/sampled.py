@@ -152,8 +152,7 @@ class SampledGradient(StrictGradient):
     def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self._loss = problem.loss
         super().__init__(visible(problem, n_anchors))
-        self.n_anchors = n_anchors
-        self.redraw = redraw
+        self.n_anchors, self.redraw = n_anchors, redraw
         # anchors read directed costs there and back in turn, as two parts of the cross term
         self._ways = both_ways(problem.source, problem.target)
         # points of the source, so that neighbours are near each other

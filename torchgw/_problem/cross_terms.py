@@ -42,8 +42,7 @@ class ProductCross:
     """h(x, y) = x y by two matrix products, DX P DY for tables DX (n, n) and DY (m, m)."""
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
-        self._source = source
-        self._target = target
+        self._source, self._target = source, target
         self._left, self._right = _sparse(source), _sparse(target.T)
 
     def __call__(self, plan: Tensor) -> Tensor:

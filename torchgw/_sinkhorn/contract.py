@@ -97,8 +97,7 @@ class PreparedProblem:
     """
 
     def __init__(self, problem: LinearProblem, backend: Backend) -> None:
-        self.problem = problem
-        self.backend = backend
+        self.problem, self.backend = problem, backend
         self._sweeper: Sweeper | None = None
 
     @property

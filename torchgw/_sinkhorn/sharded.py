@@ -29,8 +29,7 @@ class ShardedBackend:
 
     def __init__(self, alone: Backend, ranks: Ranks) -> None:
         self.name = alone.name
-        self.alone = alone
-        self.ranks = ranks
+        self.alone, self.ranks = alone, ranks
 
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
         """Prepare a linear problem."""

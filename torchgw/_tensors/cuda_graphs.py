@@ -111,9 +111,7 @@ class Captured:
         generator: torch.Generator | None = None,
         in_place: int = 0,
     ) -> None:
-        self._function = function
-        self._memory = memory
-        self._generator = generator
+        self._function, self._memory, self._generator = function, memory, generator
         self._in_place = in_place
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -54,8 +54,7 @@ class CallableDistance(DistanceProvider):
         self.n = int(n)
         self.function = function
         self.device = resolve_device(device)
-        self.dtype = dtype
-        self.cheap_columns = cheap_columns
+        self.dtype, self.cheap_columns = dtype, cheap_columns
         self._index_device = self.device
 
     def columns(self, index: Tensor) -> Tensor:

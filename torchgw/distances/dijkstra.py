@@ -69,9 +69,7 @@ class DijkstraDistance(DistanceProvider):
         self.geodesics = as_geodesics(graph)
         self.n = self.geodesics.n
         self.device = resolve_device(device)
-        self.dtype = dtype
-        self.cache_size = cache_size
-        self.cache_bytes = cache_bytes
+        self.dtype, self.cache_size, self.cache_bytes = dtype, cache_size, cache_bytes
         self.n_jobs = n_jobs
         row_bytes = self.n * dtype.itemsize
         capacity = min(cache_size, cache_bytes // row_bytes, self.n)
@@ -121,8 +119,7 @@ class _RowCache:
     """Rows by vertex in a ring of slots, the oldest overwritten first; threads may share it."""
 
     def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.capacity = capacity
-        self._n = n
+        self.capacity, self._n = capacity, n
         self._rows = torch.empty(0, n, device=device, dtype=dtype)
         # slot of each vertex and vertex of each slot, -1 for none
         self._slot_of = np.full(n, -1, dtype=np.int64)

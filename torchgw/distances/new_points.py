@@ -76,10 +76,7 @@ class CrossDistance:
         points: Tensor | None,
         table: Tensor | None,
     ) -> None:
-        self._space = space
-        self._provider = provider
-        self._points = points
-        self._table = table
+        self._space, self._provider, self._points, self._table = space, provider, points, table
         self._columns: tuple[Tensor, Tensor] | None = None
         given = points if table is None else table
         assert given is not None

@@ -23,10 +23,7 @@ class TiledBackend:
         self, whole: Backend, kind: type[TiledProblem], tiling: Tiling, ranks: Ranks | None = None
     ) -> None:
         self.name = whole.name
-        self.ranks = ranks
-        self.whole = whole
-        self.kind = kind
-        self.tiling = tiling
+        self.ranks, self.whole, self.kind, self.tiling = ranks, whole, kind, tiling
 
     @property
     def T(self) -> TiledBackend:  # noqa: N802 - the name of every array library

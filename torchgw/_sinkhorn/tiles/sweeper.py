@@ -100,9 +100,7 @@ class TwoLevelSweeper:
     def __init__(
         self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]
     ) -> None:
-        self._engine = engine
-        self._problem = problem
-        self._all_tiles = all_tiles
+        self._engine, self._problem, self._all_tiles = engine, problem, all_tiles
         self._plain: Sweeper | None = None
         self._acceleration = Anderson()
         self._error, self._rises = float("inf"), 0

@@ -68,9 +68,7 @@ class Tiling:
     def __init__(
         self, shape: tuple[int, int], width: int = _WIDTH, *, storable: bool = False
     ) -> None:
-        self.shape = shape
-        self.width = width
-        self.storable = storable
+        self.shape, self.width, self.storable = shape, width, storable
         self._memory = _Memory()
         self._swapped = False
 
