@@ -21,10 +21,9 @@ from torchgw._problem import cross_terms
 from torchgw._problem.cross_terms import ProductCross
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance

@@ -19,11 +19,10 @@ from torchgw._derivatives.plan import DifferentiablePlan
 from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
-from torchgw._sinkhorn import softmin as softmin_module
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn import problem as problem_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors import memory
 from torchgw._typing import Marginals, Potentials
 from torchgw._variants.low_rank import LowRankPlan
@@ -34,7 +33,7 @@ EPSILON = 0.5
 @pytest.fixture(params=["dense", "factored"])
 def pair(request, monkeypatch):
     """A plan and its matrix; blocks are small so that streaming has several."""
-    monkeypatch.setitem(softmin_module._BLOCK_BYTES, "cpu", 20 * 8 * 4)
+    monkeypatch.setitem(problem_module._BLOCK_BYTES, "cpu", 20 * 8 * 4)
     problem = linear_problem(31, 20, 3, zero_weights=True)
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))

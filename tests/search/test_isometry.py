@@ -19,7 +19,7 @@ from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
 from torchgw._search import matching
 from torchgw._search.matching import find_isometry
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
 from torchgw.distances.base import ScaledDistance

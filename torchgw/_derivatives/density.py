@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan, times
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, exp_
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import Cost, exp_, row_blocks
 from torchgw._typing import Marginals
 
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.

@@ -18,12 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.curved import CurvedDistance, CurvedModel
-from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.points import PointDistance
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 # Elements of one (rows, n, d) block of differences of points. [L267]
 _BLOCK_ELEMENTS = 2**22

@@ -35,7 +35,7 @@ from torchgw._plans.contract import Plan as Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, FactoredCost, added
+from torchgw._sinkhorn.problem import Cost, FactoredCost, added
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 

@@ -24,10 +24,9 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import BothWays, MinimumCross
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.cost import Cost, DenseCost
+from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._typing import Marginals
-from torchgw.distances.directed import DirectedDistance
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 # What the largest entry of a factor is scaled to: below the largest half-precision number, and far
 # from the smallest. [L270]

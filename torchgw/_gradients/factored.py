@@ -23,7 +23,7 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.draws import inner_products
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors

@@ -26,7 +26,7 @@ from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals, Potentials
 
 Kind = TypeVar("Kind", bound=DualPlan)

@@ -31,7 +31,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import spread_parts
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals

@@ -24,7 +24,7 @@ from torchgw._boundary.checks import (
     check_threshold,
 )
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.memory import check_fits
 

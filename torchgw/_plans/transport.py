@@ -13,10 +13,8 @@ from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.choose import alone, shared
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, row_blocks
 from torchgw._tensors.ranks import Ranks, join
 from torchgw._typing import Marginals, Potentials
 

@@ -24,10 +24,9 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 

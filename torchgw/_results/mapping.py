@@ -18,7 +18,7 @@ from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.linear_term import feature_cost
-from torchgw._sinkhorn.cost import Cost, DenseCost, added
+from torchgw._sinkhorn.problem import Cost, DenseCost, added
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance

@@ -45,19 +45,18 @@ from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.status import Status
 from torchgw._tensors.ranks import together
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
 from torchgw.distances.points import PointDistance, PointMetric
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 Kind = TypeVar("Kind", bound=type)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchgw._gradients.means import Levels, SampledLoss
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import (

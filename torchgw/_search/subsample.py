@@ -17,8 +17,7 @@ from torch import Tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials

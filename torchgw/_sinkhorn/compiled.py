@@ -10,9 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost, LinearProblem, row_blocks
 from torchgw._typing import Marginals
 
 

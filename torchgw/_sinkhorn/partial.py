@@ -13,9 +13,9 @@ from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals, Potentials
 
 # Largest log-scaling of a stored kernel, as for strict marginals. [L236]

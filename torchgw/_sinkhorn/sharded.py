@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Backend, Kernel, PreparedProblem, Sweeper
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerProblem, StoredSweeper
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, LinearProblem
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 

@@ -24,7 +24,7 @@ from torchgw._search.matching import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision

@@ -17,14 +17,16 @@ from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
 from torchgw._variants.embedding import joint_embedding
-from torchgw.anndata._options import check_labels, check_options, check_relaxation
 from torchgw.anndata._spaces import (
     Names,
     Recipe,
     Side,
     Space,
+    check_labels,
     check_name,
     check_objects,
+    check_options,
+    check_relaxation,
     check_sources,
     look_up,
     points_of,

@@ -15,11 +15,9 @@ import torch
 import torchgw
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.contract import softmin_sweep
-from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend, StoredSweeper, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem, softmin
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     block_orders,

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweeper
-from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
-from torchgw._sinkhorn.problem import STRICT
+from torchgw._sinkhorn.problem import STRICT, exp_
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
-from torchgw._sinkhorn.tiles.tiling import SLACK
+from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import Sweep, Sweeper
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import checked
+from torchgw._sinkhorn.problem import LinearProblem, checked
 from torchgw._typing import Potentials
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
