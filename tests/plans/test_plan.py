@@ -280,7 +280,7 @@ def test_containers_have_less_memory_than_their_machine(
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
     plan, _ = pair
-    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    monkeypatch.setattr("torchgw._plans.contract.free_memory", lambda device: 100)
     with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
         plan.to_dense()
 
@@ -295,7 +295,7 @@ def test_an_array_of_a_plan_is_its_matrix(monkeypatch):
         assert np.array(plan, dtype=np.float32).dtype == np.float32
     with pytest.raises(torchgw.InvalidInputError, match="always new"):
         np.array(result.lazy_plan, copy=False)
-    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    monkeypatch.setattr("torchgw._plans.contract.free_memory", lambda device: 100)
     with pytest.raises(torchgw.PlanTooLargeError, match="to_sparse"):
         np.asarray(result.lazy_plan)
 

@@ -48,10 +48,10 @@ def attach(
     names = tuple(inputs)
     solved: Solved
     if definition.rule is not None:
-        solved = RelaxedSolve(definition, definition.rule, plan, objective, names)
+        solved = RelaxedSolve(definition, plan, objective, names, definition.rule)
     else:
         count = result.report.n_anchors
         anchors = None if count is None else plan.sample(count, generator)
-        solved = BalancedSolve(definition, plan, potentials, objective, names, anchors, slopes)
+        solved = BalancedSolve(definition, plan, objective, names, potentials, anchors, slopes)
     lazy = implicit_plan(solved, tensors) if mode == "implicit" else plan
     return replace(result, loss=loss_of(solved, tensors), lazy_plan=lazy)

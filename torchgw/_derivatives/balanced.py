@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw._derivatives.density import Response
 from torchgw._derivatives.implicit import WORRYING, respond
 from torchgw._derivatives.loss import Solved, System, derivatives
-from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.tracked import Model
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
@@ -41,13 +41,9 @@ _ZERO_WEIGHTS = (
 
 @dataclass(eq=False)
 class BalancedSolve(Solved):
-    """A finished solve, and the names of the inputs that its derivatives are taken by."""
+    """A finished solve whose marginals are held."""
 
-    definition: Definition
-    plan: TransportPlan
     potentials: Potentials  # of the whole cost
-    objective: Tensor  # (), float64
-    names: tuple[str, ...]
     anchors: Anchors | None  # of a sampled solve, in place of exact products
     # derivatives by numbers: <L(P), P> - <M, P> by alpha, KL(P | a x b) by epsilon
     slopes: Mapping[str, float]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class System(NamedTuple):
     converged: bool
 
 
+@dataclass(eq=False)
 class Solved(ABC):
     """A finished solve whose objective can be differentiated, with marginals held or relaxed."""
 

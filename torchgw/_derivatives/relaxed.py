@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,9 +18,8 @@ from torch import Tensor
 from torchgw._derivatives.implicit import WORRYING
 from torchgw._derivatives.krylov import gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
-from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
-from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 
 # Relative residual of the linear system. [L492]
@@ -72,21 +72,17 @@ class _Sums:
         return free - self.scale * self.spread(self.weigh(wanted))
 
 
+@dataclass(eq=False)
 class RelaxedSolve(Solved):
-    """A finished solve with relaxed marginals, as a function of the inputs named."""
+    """A finished solve with relaxed marginals."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        rule: MarginalRule,
-        plan: TransportPlan,
-        objective: Tensor,
-        names: tuple[str, ...],
-    ) -> None:
-        self.definition, self.rule, self.names = definition, rule, names
-        self.objective, self.plan = objective, plan
-        self.epsilon = plan.epsilon * (rule.mass or 1.0)
-        self.table = plan.stored().detach().double().clamp_min(_LEAST)
+    rule: MarginalRule
+
+    def __post_init__(self) -> None:
+        """Store the plan, and find which sums are held."""
+        definition, rule = self.definition, self.rule
+        self.epsilon = self.plan.epsilon * (rule.mass or 1.0)
+        self.table = self.plan.stored().detach().double().clamp_min(_LEAST)
         # what the entropy and the penalties grow with
         self.is_linear = definition.problem.alpha == 0 and rule.fixed_mass is None
         self.mass = 1.0 if rule.mass is not None or self.is_linear else float(self.table.sum())

@@ -112,7 +112,11 @@ def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | N
         squared = provider.metric == "sqeuclidean"
         if provider.metric == "correlation":
             points = points - points.mean(1, keepdim=True)
-        return _FactoredSide(_squared_form(points) if squared else _cosine_form(points))
+        if squared:
+            return _FactoredSide(_squared_form(points))
+        # 1 - cos is half the squared distance of x / |x|
+        matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
+        return _FactoredSide(Form(matrix, form / 2))
     if table is not None:
         if provider.directed:
             return _ProvidedSide(DirectedDistance.unchecked(table))
@@ -278,9 +282,3 @@ def _squared_form(points: Tensor) -> Form:
     form = -2 * torch.eye(points.shape[1] + 2, dtype=points.dtype, device=points.device)
     form[:2, :2] = form.new_tensor([[0.0, 1.0], [1.0, 0.0]])
     return Form(torch.cat([torch.ones_like(square), square, points], dim=1), form)
-
-
-def _cosine_form(points: Tensor) -> Form:
-    """Write 1 - cos, half the squared distance of x / |x|, as such a form."""
-    matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
-    return Form(matrix, form / 2)

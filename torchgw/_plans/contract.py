@@ -23,10 +23,10 @@ from torchgw._boundary.checks import (
     check_entries,
     check_threshold,
 )
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
-from torchgw._tensors.memory import check_fits
+from torchgw._tensors.memory import free_memory
 
 Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -268,8 +268,13 @@ class Plan(ABC):
         PlanTooLargeError
             If it would take more than the free memory of its device.
         """
-        others = "`lazy_plan` (`plan @ V`, `topk`, `barycentric`) or `lazy_plan.to_sparse(k)`"
-        check_fits(self.shape, self.dtype, self.device, others)
+        needed = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        if needed > (free := free_memory(self.device)):
+            raise PlanTooLargeError(
+                f"The dense plan of shape {self.shape} needs {needed:,} bytes and {free:,} are "
+                f"free on {self.device}. Use `lazy_plan` (`plan @ V`, `topk`, `barycentric`) or "
+                "`lazy_plan.to_sparse(k)`, which never store it."
+            )
         return self.stored()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

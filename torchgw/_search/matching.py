@@ -142,7 +142,9 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
         )
         if not _same_sums(x, y):
             return None
-    near, far = (_readable(side, stored=stored) for side in sides)
+    near, far = (side.to(side.device, torch.float64) for side in sides)
+    if stored:
+        near, far = (PrecomputedDistance.unchecked(stored_matrix(side)) for side in (near, far))
     known = moments(near, a), moments(far, b)
     sizes = torch.stack([a @ known[0][:, 1], b @ known[1][:, 1]]).sqrt().tolist()
     if min(sizes) == 0:
@@ -193,12 +195,6 @@ def _same_sums(x: Tensor, y: Tensor, slack: float = 0.0) -> bool:
     """Tell whether two lists may be of the same numbers, in whatever order."""
     x, y = x.sort().values, y.sort().values
     return bool((x - y).abs().max() <= max(_ROUGHLY, slack) * x.abs().max())
-
-
-def _readable(side: DistanceProvider, *, stored: bool) -> DistanceProvider:
-    """Give the distances in float64, stored or as they are."""
-    side = side.to(side.device, torch.float64)
-    return PrecomputedDistance.unchecked(stored_matrix(side)) if stored else side
 
 
 def _signatures(side: DistanceProvider, sums: Tensor, weights: Tensor) -> Tensor:

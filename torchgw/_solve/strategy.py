@@ -199,18 +199,9 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
     )
     return Strategy(
-        problem=problem,
-        options=options,
-        gradient=gradient,
-        precision=precision,
-        dtypes=dtypes,
-        n_anchors=n_anchors,
-        spread=spread,
-        epsilon=epsilon,
-        mass=mass,
-        store=store,
-        tiling=tiling,
-    )
+        problem, options, gradient, precision, dtypes, n_anchors, spread, epsilon, mass, store,
+        tiling,
+    )  # fmt: skip
 
 
 def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:

@@ -33,7 +33,7 @@ from torchgw.anndata._spaces import (
     read_spaces,
     solve_arguments,
 )
-from torchgw.anndata._store import Match, check_column, means, store_of
+from torchgw.anndata._store import Match, means, store_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -470,7 +470,10 @@ class TranslationProblem:
                 where = "a column of neither .obs" if single else where
                 raise InvalidInputError(f"`labels={name!r}` is {where}.")
             for side in givers:
-                check_column(side.shown, side.adata, name)
+                if side.adata.obs[name].isna().all():
+                    raise InvalidInputError(
+                        f"`{side.shown}.obs[{name!r}]` has no labels, all are missing."
+                    )
             carried.append((name, reference in givers, single in givers))
         return carried
 

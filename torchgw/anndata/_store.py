@@ -33,9 +33,12 @@ class Match(NamedTuple):
     @classmethod
     def of(cls, result: GWResult, warned: list[str], count: int, points: Any) -> Match:
         """Take from a result what is written, with ``count`` entries of each row."""
-        entries, kept = largest_entries(result, count)
-        mapped = None if points is None else means(result.lazy_plan, points)
-        return cls(result.lazy_plan, entries, mapped, figures(result, warned, kept))
+        plan = result.lazy_plan
+        sparse = plan.to_sparse(min(count, plan.shape[1]))
+        kept = float(sparse.sum() / result.marginal_a.sum())
+        mapped = None if points is None else means(plan, points)
+        entries = scipy.sparse.csr_matrix(sparse)
+        return cls(plan, entries, mapped, figures(result, warned, kept))
 
 
 def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches:
@@ -210,12 +213,6 @@ def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.divide(over, under, out=np.full(over.shape, np.nan), where=under > 0))
 
 
-def check_column(shown: str, adata: AnnData, name: str) -> None:
-    """Refuse a column all of whose values are missing."""
-    if adata.obs[name].isna().all():
-        raise InvalidInputError(f"`{shown}.obs[{name!r}]` has no labels, all are missing.")
-
-
 def carry(column: Any, plan: Plan) -> dict[str, Any]:
     """Carry a column over: new columns by what is added to its name.
 
@@ -238,13 +235,6 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
     best = np.nan_to_num(shares.max(axis=1))
     codes = np.where(best > 0, np.nan_to_num(shares).argmax(axis=1), -1)
     return {"": Categorical.from_codes(codes, dtype=known.dtype), "_share": best}
-
-
-def largest_entries(result: GWResult, count: int) -> tuple[scipy.sparse.csr_matrix, float]:
-    """Return the largest entries of each row of a plan, and the share of its mass they carry."""
-    plan = result.lazy_plan
-    sparse = plan.to_sparse(min(count, plan.shape[1]))
-    return scipy.sparse.csr_matrix(sparse), float(sparse.sum() / result.marginal_a.sum())
 
 
 def figures(result: GWResult, warned: list[str], kept: float) -> dict[str, Any]:
