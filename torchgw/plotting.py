@@ -350,12 +350,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
 @reject_unknown
 def plot_alternatives(
-    result: GWResult,
-    X: Any = None,
-    Y: Any = None,
-    *,
-    colour: Any = None,
-    ax: Axes | None = None,
+    result: GWResult, X: Any = None, Y: Any = None, *, colour: Any = None, ax: Axes | None = None
 ) -> Any:
     """Draw the optima that several starts found: their values, or their matches side by side.
 

@@ -53,10 +53,7 @@ _COLUMNS = 256
 
 
 def respond(
-    plan: TransportPlan,
-    given: Problem,
-    upstream: Cost,
-    masses: tuple[Tensor, Tensor] | None = None,
+    plan: TransportPlan, given: Problem, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None
 ) -> Response:
     """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
 

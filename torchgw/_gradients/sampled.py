@@ -19,13 +19,7 @@ from torchgw._gradients.contract import (
     add_linear,
     product_value,
 )
-from torchgw._gradients.means import (
-    MeanDistances,
-    mean_columns,
-    own_terms,
-    part_means,
-    visible,
-)
+from torchgw._gradients.means import MeanDistances, mean_columns, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross

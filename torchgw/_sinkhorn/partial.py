@@ -50,12 +50,7 @@ class _Round(NamedTuple):
 
 
 def partial_sinkhorn(
-    prepared: PreparedProblem,
-    start: Potentials | None,
-    *,
-    mass: float,
-    max_iter: int,
-    tol: float,
+    prepared: PreparedProblem, start: Potentials | None, *, mass: float, max_iter: int, tol: float
 ) -> SinkhornResult:
     """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
     # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.

@@ -304,10 +304,7 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 
 
 def _entropy_and_linear(
-    plan: TransportPlan,
-    linear_cost: Cost | None,
-    masses: Marginals,
-    matrix: Tensor | None = None,
+    plan: TransportPlan, linear_cost: Cost | None, masses: Marginals, matrix: Tensor | None = None
 ) -> tuple[float, float]:
     """Compute KL(P | a x b) and <M, P>.
 

@@ -42,10 +42,7 @@ class Polished(NamedTuple):
 
 
 def polish(
-    gradient: Gradient,
-    plan: TransportPlan,
-    rule: MarginalRule | None,
-    generator: torch.Generator,
+    gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator
 ) -> tuple[TransportPlan, Polished]:
     """Run fully corrective conditional gradient (Frank-Wolfe) steps [1]_ [2]_.
 

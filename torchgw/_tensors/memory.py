@@ -13,11 +13,7 @@ _MACHINE = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = (
     (_GROUPS / "memory.max", _GROUPS / "memory.current", ""),
-    (
-        _GROUPS / "memory/memory.limit_in_bytes",
-        _GROUPS / "memory/memory.usage_in_bytes",
-        "total_",
-    ),
+    (_GROUPS / "memory/memory.limit_in_bytes", _GROUPS / "memory/memory.usage_in_bytes", "total_"),
 )
 
 

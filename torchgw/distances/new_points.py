@@ -70,11 +70,7 @@ class CrossDistance:
     """
 
     def __init__(
-        self,
-        space: Space,
-        provider: DistanceProvider,
-        points: Tensor | None,
-        table: Tensor | None,
+        self, space: Space, provider: DistanceProvider, points: Tensor | None, table: Tensor | None
     ) -> None:
         self._space, self._provider, self._points, self._table = space, provider, points, table
         self._columns: tuple[Tensor, Tensor] | None = None
