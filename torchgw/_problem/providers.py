@@ -203,7 +203,6 @@ def build_providers(
     decision = _decide(pair, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
-    if decision is not None:
         for side, shape in zip(pair, decision.shapes, strict=False):
             side.shape = shape
     for side in pair:
