@@ -13,21 +13,6 @@ from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._read import Problem, read_start
 from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
-__all__ = [
-    "BAPG_fused_gromov_wasserstein",
-    "BAPG_fused_gromov_wasserstein2",
-    "BAPG_gromov_wasserstein",
-    "BAPG_gromov_wasserstein2",
-    "entropic_fused_gromov_wasserstein",
-    "entropic_fused_gromov_wasserstein2",
-    "entropic_gromov_wasserstein",
-    "entropic_gromov_wasserstein2",
-    "fused_gromov_wasserstein",
-    "fused_gromov_wasserstein2",
-    "gromov_wasserstein",
-    "gromov_wasserstein2",
-]
-
 _EXACT = """C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, log=False,
     armijo=False, G0=None, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, **kwargs"""
 _EXACT_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, alpha=0.5,

@@ -25,17 +25,6 @@ from torchgw.pot.gromov._semirelaxed import (
     semirelaxed_gromov_wasserstein,
 )
 
-__all__ = [
-    "entropic_fused_gromov_barycenters",
-    "entropic_gromov_barycenters",
-    "fgw_barycenters",
-    "gromov_barycenters",
-    "semirelaxed_fgw_barycenters",
-    "semirelaxed_gromov_barycenters",
-    "update_barycenter_feature",
-    "update_barycenter_structure",
-]
-
 _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")
 

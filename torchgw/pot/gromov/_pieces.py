@@ -14,20 +14,6 @@ from torchgw.pot._unbalanced import between_products, to_product
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
 
-__all__ = [
-    "div_between_product",
-    "div_to_product",
-    "gwggrad",
-    "gwloss",
-    "init_matrix",
-    "init_matrix_semirelaxed",
-    "semirelaxed_init_plan",
-    "solve_gromov_linesearch",
-    "solve_partial_gromov_linesearch",
-    "solve_semirelaxed_gromov_linesearch",
-    "tensor_product",
-]
-
 # Starts of semi-relaxed problems by name.
 _PARTITIONS = ("fluid", "spectral", "kmeans", "fluid_soft", "spectral_soft", "kmeans_soft")
 _NAMES = ("product", "random_product", "random", *_PARTITIONS)
