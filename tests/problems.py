@@ -11,7 +11,7 @@ import torch
 from scipy.spatial.distance import cdist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
 
 # Real data beside the checkout; tests that need it are skipped where it is absent.

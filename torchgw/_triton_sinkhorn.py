@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweeper
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels import read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
     KernelPlan,
@@ -28,7 +27,7 @@ from torchgw._sinkhorn.kernels.operands import (
 from torchgw._sinkhorn.kernels.softmin import log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import dense_sweeper, factored_sweeper
 from torchgw._sinkhorn.kernels.vectors import probe
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
@@ -96,7 +95,6 @@ class TritonProblem(PreparedProblem):
 
     @property
     def T(self) -> TritonProblem:
-        """The problem with source and target exchanged."""
         return self._turned or TritonProblem(self.problem.T, self.backend, self)
 
     @cached_property

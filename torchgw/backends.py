@@ -14,10 +14,8 @@ from torchgw._sinkhorn.contract import (
     Sweeper,
     softmin_sweep,
 )
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, FactoredCost, LinearProblem, softmin
 
 __all__ = [
     "NAMES",

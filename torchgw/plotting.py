@@ -75,7 +75,7 @@ def plot_points(
     axes: Any = ax
     _check_depth(axes, coordinates)
     _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
-    return axes  # type: ignore[no-any-return]
+    return axes
 
 
 class _Shades(NamedTuple):
@@ -350,12 +350,7 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
 
 @reject_unknown
 def plot_alternatives(
-    result: GWResult,
-    X: Any = None,
-    Y: Any = None,
-    *,
-    colour: Any = None,
-    ax: Axes | None = None,
+    result: GWResult, X: Any = None, Y: Any = None, *, colour: Any = None, ax: Axes | None = None
 ) -> Any:
     """Draw the optima that several starts found: their values, or their matches side by side.
 
@@ -589,8 +584,7 @@ def _new_axes(dimensions: int, width: float = 6.4) -> Axes:
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, 4.8), layout="constrained")
-    axes: Axes = figure.add_subplot(projection=_projection_of(dimensions))
-    return axes
+    return figure.add_subplot(projection=_projection_of(dimensions))
 
 
 def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,8 +15,7 @@ from benchmarks.harness.report import seconds
 from torchgw import BackendUnavailableError
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = ["Ceilings", "compare_widths", "measure_ceilings"]

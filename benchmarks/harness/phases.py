@@ -28,8 +28,8 @@ from torchgw._problem import preparation, providers
 from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.eager import EagerProblem
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._solve import evaluation, inner, strategy
 from torchgw._solve import loop as outer_loop
 from torchgw._typing import Potentials

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._typing import Marginals
 
 __all__ = [

@@ -10,11 +10,11 @@ import torch
 from benchmarks.harness.variants import DEVICE, EXACT, GPU, factored, measure, weights
 from torchgw._sinkhorn.kernels import stored
 from torchgw._sinkhorn.compiled import CompiledBackend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.contract import Sweep
 from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import softmin
 from torchgw._sinkhorn.kernels.stored import SweepShape
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials

@@ -27,10 +27,10 @@ from benchmarks.harness.variants import (
 )
 from benchmarks.sinkhorn.dense_kernels import dense, graphs, plans as dense_plans
 from torchgw._sinkhorn.kernels import read_off as read_off_module
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import softmin
 from torchgw._sinkhorn.kernels.operands import Blocks, KernelPlan, operands, padded, scale_of
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend

@@ -17,9 +17,8 @@ from benchmarks.harness.registry import (
     linear_clouds,
 )
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from benchmarks.harness.measure import synchronize
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem, softmin
 from torchgw._sinkhorn.tiles.bounds import skipped_share
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._typing import Marginals

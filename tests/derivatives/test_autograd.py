@@ -286,7 +286,7 @@ def test_sampled_gradient_estimates_the_exact_one():
 @pytest.mark.slow
 def test_nothing_of_the_size_of_the_plan(monkeypatch):
     monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
-    monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
+    monkeypatch.setattr("torchgw._sinkhorn.problem._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     given = problem(100, 80)

@@ -139,12 +139,12 @@ def test_what_is_refused():
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        ("relaxed", {"unbalanced": 1.0, "differentiable": "value"}),
-        ("unrolled", {"differentiable": "unrolled"}),
+        ("RELAXED", {"unbalanced": 1.0, "differentiable": "value"}),
+        ("UNROLLED", {"differentiable": "unrolled"}),
     ],
 )
 def test_large_plans_are_refused_before_the_solve(monkeypatch, module, options):
-    monkeypatch.setattr(f"torchgw._derivatives.{module}._MOST_ENTRIES", 50)
+    monkeypatch.setattr(f"torchgw._derivatives.checks._{module}_ENTRIES", 50)
     x, y = normal(8, 2, seed=0).requires_grad_(), normal(8, 2, seed=1)
     iterations = []
     with pytest.raises(torchgw.UnsupportedError, match="50 pairs"):

@@ -10,7 +10,7 @@ import torch
 from problems import LargestTensor
 
 import torchgw
-from torchgw._derivatives.conjugate import by_conjugate_gradients
+from torchgw._derivatives.implicit import by_conjugate_gradients
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000}
 CASES = {
@@ -176,7 +176,7 @@ def test_what_a_direction_must_be():
 
 def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
     monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
-    monkeypatch.setattr("torchgw._sinkhorn.softmin._BLOCK_BYTES", {"cpu": 2**15})
+    monkeypatch.setattr("torchgw._sinkhorn.problem._BLOCK_BYTES", {"cpu": 2**15})
     monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     generator = torch.Generator().manual_seed(0)
@@ -198,7 +198,7 @@ def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkey
     _, result = solved(case, given)
     steps = direction_of(given)
     found = [result.hvp(steps)]
-    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.encoded"
+    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.implicit"
     left = []
     for given_up in (lambda _: None, lambda found: replace(found, residual=1.0)):
         with monkeypatch.context() as saddle:

@@ -14,17 +14,16 @@ from scipy.spatial.distance import cdist
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import AnchorCoupling, SampledGradient, places
+from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem import cross_terms
 from torchgw._problem.cross_terms import ProductCross
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import PointDistance, PrecomputedDistance

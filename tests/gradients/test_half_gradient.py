@@ -6,10 +6,9 @@ import pytest
 import torch
 from problems import distance_matrices, random_weights
 
-from torchgw._gradients.dense import DenseGradient, PlanMatrix
-from torchgw._gradients.half import HalfGradient, product, split
+from torchgw._gradients.dense import DenseGradient, HalfGradient, PlanMatrix, product, split
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import PrecomputedDistance
 

@@ -29,10 +29,9 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import _why_not, choose_backend
 from torchgw._sinkhorn.compiled import CompiledBackend, CompiledProblem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve.stopping import MovingAverage
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials

@@ -21,7 +21,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.compiled import CompiledBackend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge
 from torchgw._typing import Marginals
 from torchgw.distances import PrecomputedDistance

@@ -16,15 +16,13 @@ from problems import linear_problem
 import torchgw
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
 from torchgw._derivatives.plan import DifferentiablePlan
-from torchgw._plans.contract import Plan
+from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
-from torchgw._sinkhorn import softmin as softmin_module
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn import problem as problem_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors import memory
 from torchgw._typing import Marginals, Potentials
 from torchgw._variants.low_rank import LowRankPlan
@@ -35,7 +33,7 @@ EPSILON = 0.5
 @pytest.fixture(params=["dense", "factored"])
 def pair(request, monkeypatch):
     """A plan and its matrix; blocks are small so that streaming has several."""
-    monkeypatch.setitem(softmin_module._BLOCK_BYTES, "cpu", 20 * 8 * 4)
+    monkeypatch.setitem(problem_module._BLOCK_BYTES, "cpu", 20 * 8 * 4)
     problem = linear_problem(31, 20, 3, zero_weights=True)
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))
@@ -282,7 +280,7 @@ def test_containers_have_less_memory_than_their_machine(
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):
     plan, _ = pair
-    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    monkeypatch.setattr("torchgw._plans.contract.free_memory", lambda device: 100)
     with pytest.raises(PlanTooLargeError, match=r"4,960 bytes.*to_sparse"):
         plan.to_dense()
 
@@ -297,7 +295,7 @@ def test_an_array_of_a_plan_is_its_matrix(monkeypatch):
         assert np.array(plan, dtype=np.float32).dtype == np.float32
     with pytest.raises(torchgw.InvalidInputError, match="always new"):
         np.array(result.lazy_plan, copy=False)
-    monkeypatch.setattr("torchgw._tensors.memory.free_memory", lambda device: 100)
+    monkeypatch.setattr("torchgw._plans.contract.free_memory", lambda device: 100)
     with pytest.raises(torchgw.PlanTooLargeError, match="to_sparse"):
         np.asarray(result.lazy_plan)
 

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import torchgw
 from torchgw._problem.linear_term import feature_cost, spread
-from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import FactoredCost
 
 
 def given(n=40, m=30):

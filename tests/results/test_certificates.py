@@ -88,7 +88,7 @@ def test_a_dual_is_close_to_the_least_cost():
     marginals = torchgw._typing.Marginals(torch.from_numpy(a), torch.from_numpy(b))
     found = bounds._transport(torch.from_numpy(cost), marginals)
     assert exact * 0.95 < found <= exact * (1 + 1e-9)
-    least = bounds._least(torchgw._sinkhorn.cost.DenseCost(torch.from_numpy(cost)), marginals)
+    least = bounds._least(torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals)
     assert 0 < least <= exact
 
 

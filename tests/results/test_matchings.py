@@ -16,7 +16,7 @@ import torchgw
 from torchgw._problem.losses import LOSSES
 from torchgw._results import matching as matchings
 from torchgw._results import rounding
-from torchgw._results.permutations import Assignment, _Descent, exchange, improve
+from torchgw._results.rounding import Assignment, _Descent, exchange, improve
 
 LOSS = {
     "square": lambda x, y: (x - y) ** 2,

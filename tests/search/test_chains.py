@@ -28,8 +28,7 @@ from torchgw._search.chains import (
     climb,
 )
 from torchgw._search.coarse import coarsen
-from torchgw._search.convex import _slopes, is_graph
-from torchgw._search.graphs import Graphs, least_value
+from torchgw._search.graphs import Graphs, _slopes, is_graph, least_value
 from torchgw._search.optima import _sent_apart, is_structured
 from torchgw._typing import Marginals
 from torchgw.datasets import spiral, swiss_roll

@@ -9,7 +9,7 @@ import torchgw
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
 from torchgw._search.matching import match_points
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import PrecomputedDistance
 

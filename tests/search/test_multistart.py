@@ -25,7 +25,7 @@ from torchgw._search.agreement import agreement
 from torchgw._search.coarse import coarsen
 from torchgw._search.optima import find_optima
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors import cuda_graphs
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance

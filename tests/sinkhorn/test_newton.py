@@ -6,10 +6,9 @@ import torch
 
 import torchgw
 from torchgw._sinkhorn import loop, newton
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.newton import newton_step
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 

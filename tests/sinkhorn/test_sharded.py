@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost, LinearProblem
 from torchgw._tensors.ranks import pieces
 from torchgw._typing import Marginals, Potentials
 

@@ -13,10 +13,9 @@ from problems import linear_problem
 from torchgw._sinkhorn import compiled, loop
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 CPU = torch.device("cpu")

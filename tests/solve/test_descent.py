@@ -16,9 +16,8 @@ from torchgw._gradients.choose import make_gradient
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve.next_point import Nesterov
 from torchgw._solve.status import Status
 from torchgw._solve.step import Step

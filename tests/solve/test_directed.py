@@ -14,8 +14,7 @@ from torchgw._gradients.choose import make_gradient
 from torchgw._plans.given import StoredPlan
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse import coarsen
-from torchgw._search.coarse_loss import with_loss
+from torchgw._search.coarse import coarsen, with_loss
 from torchgw._typing import Marginals
 from torchgw.distances import (
     DirectedDistance,

@@ -19,8 +19,7 @@ import torch.distributed as dist
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.eager import _SharedEngine
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._tensors.ranks import join

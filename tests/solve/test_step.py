@@ -12,12 +12,11 @@ from scipy.sparse import csr_matrix
 
 import torchgw
 from torchgw._gradients.choose import make_gradient
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve import loop
 from torchgw._solve import step as steps
 from torchgw._solve.step import CapturedStep, Step, choose_step

@@ -15,21 +15,12 @@ from torch import Tensor
 from torchgw._derivatives.balanced import BalancedSolve
 from torchgw._derivatives.loss import Solved, loss_of
 from torchgw._derivatives.plan import DifferentiablePlan, implicit_plan
-from torchgw._derivatives.relaxed import RelaxedSolve, check_relaxed
+from torchgw._derivatives.relaxed import RelaxedSolve
 from torchgw._derivatives.tracked import Definition, Model
-from torchgw._derivatives.unrolled import check_unrolled, unroll
-from torchgw._problem.marginals import MarginalRule
+from torchgw._derivatives.unrolled import unroll
 from torchgw._results.result import GWResult
 from torchgw._solve.options import Differentiable
-from torchgw._typing import Marginals, Potentials
-
-
-def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
-    """Refuse, before a solve, derivatives that would store too much, or that there are not."""
-    if mode == "unrolled":
-        check_unrolled(weights)
-    elif rule is not None:
-        check_relaxed(weights)
+from torchgw._typing import Potentials
 
 
 def attach(
@@ -57,10 +48,10 @@ def attach(
     names = tuple(inputs)
     solved: Solved
     if definition.rule is not None:
-        solved = RelaxedSolve(definition, definition.rule, plan, objective, names)
+        solved = RelaxedSolve(definition, plan, objective, names, definition.rule)
     else:
         count = result.report.n_anchors
         anchors = None if count is None else plan.sample(count, generator)
-        solved = BalancedSolve(definition, plan, potentials, objective, names, anchors, slopes)
+        solved = BalancedSolve(definition, plan, objective, names, potentials, anchors, slopes)
     lazy = implicit_plan(solved, tensors) if mode == "implicit" else plan
     return replace(result, loss=loss_of(solved, tensors), lazy_plan=lazy)

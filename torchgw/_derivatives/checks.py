@@ -20,6 +20,10 @@ from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
 
+# Entries of a plan whose iterations are unrolled: their graph keeps a few tables of that size for
+# each, 2 GB at most; and of a relaxed plan: its linear system keeps sixty, 1 GB. [L268, L492]
+_UNROLLED_ENTRIES, _RELAXED_ENTRIES = 50_000, 2_000_000
+
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
     """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y.
@@ -109,16 +113,29 @@ def check_tracked(
             )
 
 
-def check_stored_plan(
-    weights: Marginals, most: int, limited: tuple[str, str], positive: str
-) -> None:
-    """Refuse plans of more than ``most`` entries, and weights of zero.
-
-    ``limited`` is what is limited, and the way out; ``positive`` says that weights have to be.
-    """
+def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
+    """Refuse derivatives that would store too large a plan, or divide by weights of zero."""
+    if mode == "unrolled":
+        what, most = "differentiable='unrolled' keeps every iteration and is", _UNROLLED_ENTRIES
+        way = "Pass differentiable='implicit'."
+        positive = (
+            "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
+            "differentiable='implicit'."
+        )
+    elif rule is not None:
+        what, most = (
+            "Derivatives with `unbalanced` or `mass` store the plan and are",
+            _RELAXED_ENTRIES,
+        )
+        way = "Take fewer points, or strict marginals."
+        positive = (
+            "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
+            "weight zero."
+        )
+    else:
+        return
     n, m = map(len, weights)
     if n * m > most:
-        what, way = limited
         raise UnsupportedError(f"{what} limited to {most:,} pairs; got {n} x {m}. {way}")
     if not all(bool((weight > 0).all()) for weight in weights):
         raise UnsupportedError(positive)

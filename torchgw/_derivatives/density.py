@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan, times
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, exp_
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import Cost, exp_, row_blocks
 from torchgw._typing import Marginals
 
 # Entries of the plan up to which its density is stored instead of exponentiated in every pass.
@@ -53,16 +52,14 @@ class Density:
     def times(self, values: Tensor) -> Tensor:
         """Compute plan @ values, (n, c)."""
         if self._kept is None:
-            ahead: Tensor = self.plan @ values
-            return ahead
+            return self.plan @ values
         weighted = self.b[:, None] * values
         return torch.cat([block @ weighted for _, block in self._kept]) * self.a[:, None]
 
     def times_transposed(self, values: Tensor) -> Tensor:
         """Compute plan.T @ values, (m, c)."""
         if self._kept is None:
-            back: Tensor = self._turned @ values
-            return back
+            return self._turned @ values
         weighted, total = self.a[:, None] * values, torch.zeros_like(self.b)[:, None]
         for rows, block in self._kept:
             total = total + block.T @ weighted[rows]
@@ -90,8 +87,7 @@ class Density:
                 plan.cost, plan.potentials, Marginals(*(part.square() for part in plan.weights)),
                 plan.epsilon / 2, plan.backend,
             )  # fmt: skip
-            sums: Tensor = halved.T @ (1 / masses)[:, None]
-            return sums[:, 0]
+            return (halved.T @ (1 / masses)[:, None])[:, 0]
         weights = self.a.square() / masses
         found = sum(weights[rows] @ block.square() for rows, block in self._kept)
         return self.b.square() * found

@@ -88,10 +88,7 @@ def _cycle(
 def _turned(column: list[float], below: float, turns: list[tuple[float, float]]) -> float:
     """Turn a column as those before, then its tail away; return by what the residual shrinks."""
     for i, (c, s) in enumerate(turns):
-        column[i : i + 2] = [
-            c * column[i] + s * column[i + 1],
-            c * column[i + 1] - s * column[i],
-        ]
+        column[i : i + 2] = [c * column[i] + s * column[i + 1], c * column[i + 1] - s * column[i]]
     length = math.hypot(column[-1], below)
     c, s = (column[-1] / length, below / length) if length > 0 else (1.0, 0.0)
     turns.append((c, s))

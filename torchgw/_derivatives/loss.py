@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class System(NamedTuple):
     converged: bool
 
 
+@dataclass(eq=False)
 class Solved(ABC):
     """A finished solve whose objective can be differentiated, with marginals held or relaxed."""
 
@@ -62,11 +64,41 @@ class Solved(ABC):
 
 def loss_of(solved: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     """Give the objective of a finished solve its derivatives by the inputs."""
-    loss: Tensor = call(_Loss, solved, *inputs)
-    return loss
+    return call(_Loss, solved, *inputs)
 
 
-class _Loss(torch.autograd.Function):
+class Step(torch.autograd.Function):
+    """An autograd function that keeps nothing, and is called for each member of a batch."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        found = []
+        for place in range(info.batch_size):
+            one = (
+                item.select(dim, place) if isinstance(item, Tensor) and dim is not None else item
+                for item, dim in zip(inputs, in_dims, strict=True)
+            )
+            found.append(call(cls, *one))
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        parts = tuple(torch.stack(part) for part in zip(*found, strict=True))
+        return parts, (0,) * len(parts)
+
+
+def refused(message: str) -> Any:
+    """Make a derivative that there is none of."""
+
+    def refuse(ctx: Any, *given: Tensor | None) -> Any:
+        raise UnsupportedError(message)
+
+    return staticmethod(refuse)
+
+
+class _Loss(Step):
     """The entropic objective, whose derivative is that at a fixed plan."""
 
     @staticmethod
@@ -86,10 +118,6 @@ class _Loss(torch.autograd.Function):
         return None, *((upstream[0].to(part) * part) for part in parts)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Loss, info, in_dims, *inputs)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         parts = call(_Gradient, ctx.solved, *ctx.saved_tensors)
         slope: Tensor = ctx.solved.objective.new_zeros(())
@@ -99,7 +127,7 @@ class _Loss(torch.autograd.Function):
         return slope
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Step):
     """The gradient of the objective, whose derivative is a product with the Hessian."""
 
     @staticmethod
@@ -118,10 +146,6 @@ class _Gradient(torch.autograd.Function):
         return None, *call(_Curvature, ctx.solved, *ctx.saved_tensors, *upstream)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Gradient, info, in_dims, *inputs)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         inputs = ctx.saved_tensors
         steps = [
@@ -131,7 +155,7 @@ class _Gradient(torch.autograd.Function):
         return call(_Curvature, ctx.solved, *inputs, *steps)
 
 
-class _Curvature(torch.autograd.Function):
+class _Curvature(Step):
     """A product with the Hessian; inputs and directions are given one after the other."""
 
     @staticmethod
@@ -139,37 +163,7 @@ class _Curvature(torch.autograd.Function):
         count = len(tensors) // 2
         return tuple(solved.hessian_product(tensors[:count], tensors[count:])[0])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        raise UnsupportedError(_THRICE)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_THRICE)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], solved: Solved, *tensors: Tensor) -> Any:
-        # one linear system for each direction
-        return one_by_one(_Curvature, info, in_dims, solved, *tensors)
-
-
-def one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-    """Call a function for each member of a batch, as vmap wants it."""
-    found = []
-    for place in range(info.batch_size):
-        one = (
-            item.select(dim, place) if isinstance(item, Tensor) and dim is not None else item
-            for item, dim in zip(inputs, in_dims, strict=True)
-        )
-        found.append(function.apply(*one))
-    if isinstance(found[0], Tensor):
-        return torch.stack(found), 0
-    parts = tuple(torch.stack(part) for part in zip(*found, strict=True))
-    return parts, (0,) * len(parts)
+    backward = jvp = refused(_THRICE)
 
 
 def hessian_product(

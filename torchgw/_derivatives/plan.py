@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_index, as_points_of
-from torchgw._derivatives.loss import Solved, call, one_by_one
-from torchgw._errors import UnsupportedError
+from torchgw._boundary.checks import as_index, as_points_of
+from torchgw._derivatives.loss import Solved, Step, call, refused
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 
@@ -18,8 +17,6 @@ _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
     "implemented. Pass differentiable='unrolled' on a small problem."
 )
-
-
 _FORWARD = (
     "The plan has reverse derivatives only: torch.func.vjp, grad and jacrev. Forward ones, "
     "as of jvp, jacfwd and hessian, are those of the loss."
@@ -41,8 +38,7 @@ class DifferentiablePlan(TransportPlan):
         transposed: bool = False,
     ) -> None:
         super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
-        self._differentiable = product
-        self._transposed = transposed
+        self._differentiable, self._transposed = product, transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
@@ -55,7 +51,6 @@ class DifferentiablePlan(TransportPlan):
 
     @property
     def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
-        """The plan from target to source."""
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
@@ -75,49 +70,37 @@ class DifferentiablePlan(TransportPlan):
         return torch.where(used, sums[:, :-1] / torch.where(used, sums[:, -1:], 1.0), fallback)
 
     def rows(self, index: Any) -> Tensor:
-        """Build the rows of an integer index of shape (s,), shape (s, m)."""
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        rows: Tensor = (self.T @ chosen).T
-        return rows
+        return (self.T @ chosen).T
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix."""
-        matrix: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return matrix
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        result: Tensor = call(_Product, solved, transposed, table, *inputs)
-        return result
+        return call(_Product, solved, transposed, table, *inputs)
 
     return DifferentiablePlan(solved.plan, product)
 
 
-class _Product(torch.autograd.Function):
+class _Product(Step):
     """plan @ values, differentiable in the values and the inputs of the solve."""
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        result: Tensor = (solved.plan.T if transposed else solved.plan) @ values
-        return result
+        return (solved.plan.T if transposed else solved.plan) @ values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.solved, ctx.transposed, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_FORWARD)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_Product, info, in_dims, *inputs)
+    jvp = refused(_FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -133,25 +116,11 @@ class _Product(torch.autograd.Function):
         return None, None, by_values, *call(_PlanGradient, solved, left, right, *inputs)
 
 
-class _PlanGradient(torch.autograd.Function):
+class _PlanGradient(Step):
     """The derivatives by the inputs of a function whose gradient in the plan is left @ right.T."""
 
     @staticmethod
     def forward(solved: Solved, left: Tensor, right: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(solved.plan_gradient(inputs, left, right))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        raise UnsupportedError(_TWICE_PLAN)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise UnsupportedError(_TWICE_PLAN)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return one_by_one(_PlanGradient, info, in_dims, *inputs)
+    backward = jvp = refused(_TWICE_PLAN)

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.implicit import WORRYING
 from torchgw._derivatives.krylov import gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
-from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
-from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
-from torchgw._typing import Marginals
 
-# Entries of the plan: the linear system keeps sixty tables of that size, 1 GB at most. [L492]
-_MOST_ENTRIES = 2_000_000
 # Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
 _MAX_ITER = 1000
@@ -33,20 +29,6 @@ _MAX_ITER = 1000
 _LEAST = 1e-200
 # Potentials of points below their bound are equal, up to this share of epsilon. [L492]
 _ROUNDING = 1e-9
-
-
-def check_relaxed(weights: Marginals) -> None:
-    """Refuse problems whose relaxed plans have no derivative."""
-    check_stored_plan(
-        weights,
-        _MOST_ENTRIES,
-        (
-            "Derivatives with `unbalanced` or `mass` store the plan and are",
-            "Take fewer points, or strict marginals.",
-        ),
-        "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of weight "
-        "zero.",
-    )
 
 
 class _Sums:
@@ -90,21 +72,17 @@ class _Sums:
         return free - self.scale * self.spread(self.weigh(wanted))
 
 
+@dataclass(eq=False)
 class RelaxedSolve(Solved):
-    """A finished solve with relaxed marginals, as a function of the inputs named."""
+    """A finished solve with relaxed marginals."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        rule: MarginalRule,
-        plan: TransportPlan,
-        objective: Tensor,
-        names: tuple[str, ...],
-    ) -> None:
-        self.definition, self.rule, self.names = definition, rule, names
-        self.objective, self.plan = objective, plan
-        self.epsilon = plan.epsilon * (rule.mass or 1.0)
-        self.table = plan.stored().detach().double().clamp_min(_LEAST)
+    rule: MarginalRule
+
+    def __post_init__(self) -> None:
+        """Store the plan, and find which sums are held."""
+        definition, rule = self.definition, self.rule
+        self.epsilon = self.plan.epsilon * (rule.mass or 1.0)
+        self.table = self.plan.stored().detach().double().clamp_min(_LEAST)
         # what the entropy and the penalties grow with
         self.is_linear = definition.problem.alpha == 0 and rule.fixed_mass is None
         self.mass = 1.0 if rule.mass is not None or self.is_linear else float(self.table.sum())

@@ -1,20 +1,31 @@
-"""A problem as a differentiable function of the tensors that require gradients."""
+"""A problem as a differentiable function of the tensors that require gradients.
+
+The providers of :mod:`torchgw.distances` are made for speed and have no graph. Here the same
+distances are made by the few operations whose derivatives are needed, in memory O(n r).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from torchgw._derivatives.sides import TrackedSide, side_of
 from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, DenseCost
-from torchgw.distances.base import both_ways
+from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._sinkhorn.problem import Cost, DenseCost
+from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.points import PointDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+
+# Elements of one (rows, n, d) block of differences of points. [L267]
+_BLOCK_ELEMENTS = 2**22
 
 
 class Definition(NamedTuple):
@@ -88,3 +99,186 @@ class Model:
         alpha = moved.get("alpha", problem.alpha)
         tracked = frozenset(inputs)
         return cls(source, target, a, b, linear, alpha, tracked, moved.get("epsilon"))
+
+
+def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
+    """Write the distances of one side as a function of its points or its table, if one moves."""
+    if points is not None and isinstance(provider, CurvedDistance):
+        return _curved_side(points, provider.model, provider.curvature)
+    if points is not None:
+        assert isinstance(provider, PointDistance)
+        if provider.metric == "euclidean":
+            return _EuclideanSide(points - points.mean(0))
+        squared = provider.metric == "sqeuclidean"
+        if provider.metric == "correlation":
+            points = points - points.mean(1, keepdim=True)
+        if squared:
+            return _FactoredSide(_squared_form(points))
+        # 1 - cos is half the squared distance of x / |x|
+        matrix, form = _squared_form(points / points.norm(dim=1, keepdim=True))
+        return _FactoredSide(Form(matrix, form / 2))
+    if table is not None:
+        if provider.directed:
+            return _ProvidedSide(DirectedDistance.unchecked(table))
+        assert isinstance(provider, PrecomputedDistance)
+        # a derivative by one entry alone would leave the symmetric matrices
+        return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
+    return _ProvidedSide(provider.to(provider.device, torch.float64))
+
+
+class Form(NamedTuple):
+    """Factors of distances: D = matrix @ form @ matrix.T."""
+
+    matrix: Tensor  # (n, r)
+    form: Tensor  # (r, r), constant
+
+
+class _ProvidedSide:
+    """The distances of a provider: a given table, or a side that no gradient is asked of."""
+
+    def __init__(self, provider: DistanceProvider) -> None:
+        self.provider, self.apply = provider, provider.apply
+        self.mean_square, self.columns = provider.mean_square, provider.columns
+
+    def form(self) -> Form | None:
+        factors = self.provider.factors()
+        return None if factors is None else Form(factors.matrix, factors.signs.diag())
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        # costs there and back, of which D is the mean
+        ways = self.provider.ways()
+        return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
+
+    def inner(self, table: Tensor) -> Tensor:
+        return (stored_matrix(self.provider) * table).sum()
+
+
+class _FactoredSide:
+    """Squared Euclidean or cosine distances of points."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    def form(self) -> Form:
+        return self._form
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
+
+    def apply(self, values: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ (matrix.T @ values))
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        matrix, form = self._form
+        inner = form @ (matrix.T @ (weights[:, None] * matrix)) @ form
+        return ((matrix @ inner) * matrix).sum(1)
+
+    def columns(self, index: Tensor) -> Tensor:
+        matrix, form = self._form
+        return matrix @ (form @ matrix[index].T)
+
+    def inner(self, table: Tensor) -> Tensor:
+        matrix, form = self._form
+        return ((matrix @ form) * (table @ matrix)).sum()
+
+
+class _StreamedSide:
+    """Distances of points by their coordinates, streamed.
+
+    ``between`` makes distances, (q, s), of two blocks of rows of ``rows``, shape (n, k).
+    """
+
+    def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.rows, self.between = rows, between
+
+    def form(self) -> None:
+        return None
+
+    def ways(self) -> tuple[TrackedSide, ...]:
+        return (self,)
+
+    def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
+        """Call a function on blocks of rows of D, which its derivative computes again."""
+        height = max(1, _BLOCK_ELEMENTS // self.rows.numel())
+
+        def block(near: Tensor, *parts: Tensor) -> Tensor:
+            return function(self.between(near, self.rows), *parts)
+
+        if height >= len(self.rows):
+            # nothing to save, and the first checkpoint of a process loads torch.compile
+            return [block(self.rows, *rows)]
+        split = zip(*(item.split(height) for item in (self.rows, *rows)), strict=True)
+        return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
+
+    def apply(self, values: Tensor) -> Tensor:
+        return torch.cat(self._by_blocks(lambda distance: distance @ values))
+
+    def inner(self, table: Tensor) -> Tensor:
+        return torch.stack(
+            self._by_blocks(lambda distance, part: (distance * part).sum(), table)
+        ).sum()
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return torch.cat(self._by_blocks(lambda distance: distance.square() @ weights))
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.between(self.rows, self.rows[index])
+
+
+class _EuclideanSide(_StreamedSide):
+    """Euclidean distances of points; their derivative at a coincidence is zero."""
+
+    def __init__(self, points: Tensor) -> None:
+        super().__init__(points, _euclidean)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        return _FactoredSide(_squared_form(self.rows)).apply(weights[:, None])[:, 0]
+
+
+# The distances D of one side, differentiable in inputs and arguments: ``form()``, factors if there
+# are any; ``ways()``, itself or costs there and back; ``apply(values)``, D @ values;
+# ``mean_square(weights)``, (D * D) @ weights; ``columns(index)``, D[:, index]; ``inner(table)``,
+# <D, table> for a stored table.
+TrackedSide = _ProvidedSide | _FactoredSide | _StreamedSide
+
+
+def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _StreamedSide:
+    """Make distances of constant curvature; where points coincide their derivative is zero."""
+    root = math.sqrt(curvature)
+    points = points * root
+    # points of the sphere move along it; of the hyperboloid's the time coordinate follows
+    if model == "sphere":
+
+        def angle(x: Tensor, y: Tensor) -> Tensor:
+            return 2 / root * torch.atan2(_euclidean(x, y), _euclidean(x, -y))
+
+        return _StreamedSide(points / points.norm(dim=1, keepdim=True), angle)
+    if model == "lorentz":
+        points = points[:, 1:]
+        time = (1 + points.square().sum(1, keepdim=True)).sqrt()
+        points, factor = points / (1 + time), ((1 + time) / 2).sqrt()
+    else:
+        factor = (1 - points.square().sum(1, keepdim=True)).rsqrt()
+
+    def arc(x: Tensor, y: Tensor) -> Tensor:
+        length = _euclidean(x[:, :-1], y[:, :-1])
+        return 2 / root * (length * x[:, -1:] * y[:, -1]).asinh()
+
+    return _StreamedSide(torch.cat([points, factor], 1), arc)
+
+
+def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Compute |x_i - y_j|, with derivative zero where it is zero."""
+    square = (x[:, None, :] - y).square().sum(2)
+    away = square > 0
+    return torch.where(away, torch.where(away, square, 1.0).sqrt(), 0.0)
+
+
+def _squared_form(points: Tensor) -> Form:
+    """Write |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j as a form of (1, u, x), u = |x|^2."""
+    points = points - points.mean(0)
+    square = points.square().sum(1, keepdim=True)
+    form = -2 * torch.eye(points.shape[1] + 2, dtype=points.dtype, device=points.device)
+    form[:2, :2] = form.new_tensor([[0.0, 1.0], [1.0, 0.0]])
+    return Form(torch.cat([torch.ones_like(square), square, points], dim=1), form)

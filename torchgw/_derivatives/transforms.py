@@ -63,17 +63,13 @@ def through_transforms(function: F) -> F:
         features = given.get("features")
         if isinstance(features, (tuple, list)) and len(features) == 2:
             given |= {"F_X": features[0], "F_Y": features[1]}
-        moved = {name: item for name, item in given.items() if _is_transformed(item)}
-        if not moved:
-            return function(*args, **kwargs)
-        return _attached(function, given, moved)
+        # torch.func has no public name for this
+        is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+        tensors = {name: item for name, item in given.items() if isinstance(item, Tensor)}
+        moved = {name: item for name, item in tensors.items() if is_transformed(item)}
+        return _attached(function, given, moved) if moved else function(*args, **kwargs)
 
     return called  # type: ignore[return-value]
-
-
-def _is_transformed(value: Any) -> bool:
-    # torch.func has no public name for this
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[str, Tensor]) -> Any:

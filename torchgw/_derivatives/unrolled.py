@@ -7,37 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.checks import check_stored_plan
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._plans.transport import TransportPlan
-from torchgw._typing import Marginals
 
-# Outer iterations, Sinkhorn iterations in each, and entries of the plan: the graph keeps a few
-# tables of that size for each of them, 2 GB at most. [L268]
+# Outer iterations, and Sinkhorn iterations in each. [L268]
 _OUTER = 20
 _INNER = 60
-_MOST_ENTRIES = 50_000
 # Changes of the cost that are followed through the iterations, and what may be missing of that
 # of the plan before a warning says so. [L354] [L630]
 _CHANGES = 3
 _WORRYING = 1e-6
 # Relative change of the plan over all iterations from which they begin elsewhere. [L354]
 _MOVED = 1e-3
-
-
-def check_unrolled(weights: Marginals) -> None:
-    """Refuse what cannot be unrolled."""
-    check_stored_plan(
-        weights,
-        _MOST_ENTRIES,
-        (
-            "differentiable='unrolled' keeps every iteration and is",
-            "Pass differentiable='implicit'.",
-        ),
-        "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
-        "differentiable='implicit'.",
-    )
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:

@@ -30,12 +30,12 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.means import MeanDistances
+from torchgw._plans.contract import Anchors
 from torchgw._plans.contract import Plan as Plan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, FactoredCost, added
+from torchgw._sinkhorn.problem import Cost, FactoredCost, added
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
@@ -318,12 +318,10 @@ class StrictGradient(Gradient):
         return a @ (potentials.f + self.row) + b @ (potentials.g + self.column)
 
     def squares(self) -> float:
-        """Compute alpha (|a' DX^2 a| + |b' DY^2 b|), the scale of what cancels in a value."""
         a, b = self.marginals
         return float((a @ self.row).abs() + (b @ self.column).abs()) / 2
 
     def why_not_captured(self) -> str | None:
-        """Say why its calls cannot be recorded as CUDA graphs, or ``None``."""
         loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
         if loss.cross is None:
             return f"loss={loss.name!r} takes one launch after the other for each point."

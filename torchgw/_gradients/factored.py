@@ -23,8 +23,8 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
-from torchgw._tensors.sums import inner_products
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
+from torchgw._tensors.draws import inner_products
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
@@ -58,8 +58,7 @@ class Encoding(ExactCoupling):
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        relative: Tensor = (values - previous.values).norm() / size
-        return relative.double()
+        return ((values - previous.values).norm() / size).double()
 
 
 class FactoredGradient(StrictGradient):
@@ -90,7 +89,6 @@ class FactoredGradient(StrictGradient):
         assert self._right.factors is not None
 
     def start(self) -> Encoding:
-        """Make the coupling of a x b."""
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         left, right = (b, a) if self._swapped else (a, b)
         return Encoding(self._left.encode(torch.outer(left, right @ self._factors.matrix)))

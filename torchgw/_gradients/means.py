@@ -63,11 +63,9 @@ class SampledLoss(Loss):
 
     @property
     def parts(self) -> int:
-        """Number of products that the cross term is the mean of."""
         return 1 if self.levels is None else self.levels.steps
 
     def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
-        """Evaluate the factor of one side in products of the cross term."""
         if self.levels is None:
             return super().part(side, distance, parts)
         above = distance > (parts + 0.5) * (self.levels.reach / self.levels.steps)

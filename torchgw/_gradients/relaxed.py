@@ -26,7 +26,7 @@ from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals, Potentials
 
 Kind = TypeVar("Kind", bound=DualPlan)
@@ -103,14 +103,12 @@ class RelaxedGradient(Gradient):
     product = None
 
     def __init__(self, base: Gradient, problem: Problem) -> None:
-        self._base = base
-        self._problem = problem
+        self._base, self._problem = base, problem
         self.name, self.exact, self.n_anchors = base.name, base.exact, base.n_anchors
         self.dtype, self.marginals = base.dtype, base.marginals
         self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)
 
     def start(self) -> RelaxedCoupling:
-        """Make the coupling of a x b."""
         one = torch.ones_like(self.marginals.a[0])
         return RelaxedCoupling(self._base.start(), self.marginals, one)
 
@@ -167,11 +165,9 @@ class RelaxedGradient(Gradient):
         return self._base.squares()
 
     def noise(self, coupling: RelaxedCoupling) -> CostNoise | None:
-        """Estimate the error of the cost at a coupling; ``None`` for exact ones."""
         return self._base.noise(coupling.base)
 
     def why_not_captured(self) -> str:
-        """Say why its calls cannot be recorded as CUDA graphs."""
         return "relaxed steps look at their plans."
 
     def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> Linearised:

@@ -19,19 +19,13 @@ from torchgw._gradients.contract import (
     add_linear,
     product_value,
 )
-from torchgw._gradients.means import (
-    MeanDistances,
-    mean_columns,
-    own_terms,
-    part_means,
-    visible,
-)
-from torchgw._plans.pairs import Anchors
+from torchgw._gradients.means import MeanDistances, mean_columns, own_terms, part_means, visible
+from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
 from torchgw._problem.losses import spread_parts
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.cost import Cost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals
@@ -152,8 +146,7 @@ class SampledGradient(StrictGradient):
     def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self._loss = problem.loss
         super().__init__(visible(problem, n_anchors))
-        self.n_anchors = n_anchors
-        self.redraw = redraw
+        self.n_anchors, self.redraw = n_anchors, redraw
         # anchors read directed costs there and back in turn, as two parts of the cross term
         self._ways = both_ways(problem.source, problem.target)
         # points of the source, so that neighbours are near each other
@@ -217,7 +210,7 @@ class SampledGradient(StrictGradient):
 
     def _columns(self, side: int, index: Tensor, parts: Tensor) -> Tensor:
         """Read the costs of a side at anchors, each the way of its part."""
-        columns: Tensor = self._ways[0][side].columns(index)
+        columns = self._ways[0][side].columns(index)
         for way, pair in enumerate(self._ways[1:], start=1):
             back = parts // self.problem.loss.parts == way
             columns = torch.where(back, pair[side].columns(index), columns)
@@ -284,7 +277,6 @@ class SampledGradient(StrictGradient):
         return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
 
     def with_anchors(self, count: int) -> SampledGradient:
-        """Make the same gradient with another number of anchors."""
         other = copy.copy(self)
         other.n_anchors = count
         return other

@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind, to_numpy
-from torchgw._boundary.plans import (
+from torchgw._boundary.checks import (
     as_index,
     as_points_of,
     as_values,
@@ -23,11 +23,10 @@ from torchgw._boundary.plans import (
     check_entries,
     check_threshold,
 )
-from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._plans.pairs import Anchors
-from torchgw._sinkhorn.cost import Cost
+from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
+from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
-from torchgw._tensors.memory import check_fits
+from torchgw._tensors.memory import free_memory
 
 Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -60,10 +59,20 @@ def exactly(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
+class Anchors(NamedTuple):
+    """Pairs (source[s], target[s]) drawn from a plan, with repetition."""
+
+    # Those of a sampled gradient come in strata: slots 2t and 2t + 1 hold independent draws from
+    # stratum t, see torchgw._gradients.sampled.places.
+
+    source: Tensor  # (s,) int64
+    target: Tensor  # (s,) int64
+
+
 class Plan(ABC):
     """A coupling of n source and m target points, as an operator, shape (n, m).
 
-    A kind of plan supplies its shape, its transpose and its products; all else follows from these.
+    A kind of plan supplies its transpose, its products, and what it is like; all else follows.
     """
 
     # NumPy leaves ``values @ plan`` to the plan
@@ -75,9 +84,10 @@ class Plan(ABC):
     _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int]:
         """(n, m)."""
+        n, m = self._like().shape
+        return n, m
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +101,7 @@ class Plan(ABC):
 
     @abstractmethod
     def _like(self) -> Tensor | Cost | Plan:
-        """Return something that has the device and the dtype of the plan."""
+        """Return something that has the device, the dtype and the shape of the plan."""
 
     @property
     @abstractmethod
@@ -121,8 +131,8 @@ class Plan(ABC):
         dtype = values.dtype if values.dtype.is_floating_point else self.dtype
         table = values.to(torch.promote_types(dtype, self.dtype))
         result = self._product(table.reshape(len(values), -1))
-        shaped: Tensor = result.reshape(self.shape[0], *values.shape[1:]).to(table.dtype)
-        return self._handed_out(shaped, given)
+        shaped = result.reshape(self.shape[0], *values.shape[1:])
+        return self._handed_out(shaped.to(table.dtype), given)
 
     def giving(self: Own, in_numpy: bool) -> Own:
         """Return the same plan, nothing copied, that hands out NumPy arrays or tensors."""
@@ -144,7 +154,7 @@ class Plan(ABC):
                 f"`values @ plan` needs values of shape ({self.shape[0]},) or "
                 f"(c, {self.shape[0]}); got {tuple(values.shape)}."
             )
-        moved: Tensor = self.T @ values.T if values.ndim == 2 else self.T @ values
+        moved = self.T @ values.T if values.ndim == 2 else self.T @ values
         return self._handed_out(moved.T if values.ndim == 2 else moved, given)
 
     def push(self, values: Any) -> Any:
@@ -157,8 +167,7 @@ class Plan(ABC):
 
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        rows, columns = self._moved()
-        return self._handed_out((rows, columns))  # type: ignore[no-any-return]
+        return self._handed_out(self._moved())
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""
@@ -259,8 +268,13 @@ class Plan(ABC):
         PlanTooLargeError
             If it would take more than the free memory of its device.
         """
-        others = "`lazy_plan` (`plan @ V`, `topk`, `barycentric`) or `lazy_plan.to_sparse(k)`"
-        check_fits(self.shape, self.dtype, self.device, others)
+        needed = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        if needed > (free := free_memory(self.device)):
+            raise PlanTooLargeError(
+                f"The dense plan of shape {self.shape} needs {needed:,} bytes and {free:,} are "
+                f"free on {self.device}. Use `lazy_plan` (`plan @ V`, `topk`, `barycentric`) or "
+                "`lazy_plan.to_sparse(k)`, which never store it."
+            )
         return self.stored()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._plans.contract import Plan
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors, Plan
 from torchgw._tensors.draws import accumulate, categories_at, sample_categories
 
 
@@ -16,7 +15,6 @@ class _GivenPlan(Plan):
     """A plan that a gradient reads: products are of the dtype of the values, which are trusted."""
 
     def __matmul__(self, values: Any) -> Tensor:
-        """Return plan @ values, (n,) or (n, c), for values of shape (m,) or (m, c)."""
         product = self._product(values.reshape(len(values), -1))
         return product.reshape(self.shape[0], *values.shape[1:])
 
@@ -27,21 +25,14 @@ class StoredPlan(_GivenPlan):
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.matrix.shape[0], self.matrix.shape[1]
-
     def _like(self) -> Tensor:
         return self.matrix
 
     @property
     def T(self) -> StoredPlan:
-        """The plan from target to source."""
         return StoredPlan(self.matrix.T)
 
     def stored(self) -> Tensor:
-        """Return the matrix."""
         return self.matrix
 
     def _product(self, table: Tensor) -> Tensor:
@@ -61,13 +52,10 @@ class PairPlan(_GivenPlan):
     """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
 
     def __init__(self, pairs: Anchors, mass: Tensor, shape: tuple[int, int]) -> None:
-        self.pairs = pairs
-        self.mass = mass
-        self._shape = shape
+        self.pairs, self.mass, self._shape = pairs, mass, shape
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, m)."""
         return self._shape
 
     def _like(self) -> Tensor:
@@ -75,17 +63,14 @@ class PairPlan(_GivenPlan):
 
     @property
     def T(self) -> PairPlan:
-        """The plan from target to source."""
         return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix."""
         n, m = self.shape
         flat = self.pairs.source * m + self.pairs.target
         return accumulate(flat, self.mass, n * m).reshape(n, m)
 
     def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
-        """Draw pairs whose source points are at places of the cumulative mass along an order."""
         turn = order.argsort()[self.pairs.source].argsort()
         drawn = turn[categories_at(self.mass[turn], places)]
         return Anchors(self.pairs.source[drawn], self.pairs.target[drawn])

@@ -25,33 +25,23 @@ class RoundedPlan(Plan):
     """
 
     def __init__(self, scaled: Plan, row: Tensor, column: Tensor) -> None:
-        self.scaled = scaled
-        self.row = row
-        self.column = column
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.scaled.shape
+        self.scaled, self.row, self.column = scaled, row, column
 
     def _like(self) -> Plan:
         return self.scaled
 
     @property
     def T(self) -> RoundedPlan:
-        """The plan from target to source."""
         return RoundedPlan(self.scaled.T, self.column, self.row).giving(self.in_numpy)
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
         matrix = self.scaled.stored()
         return matrix + torch.outer(self.row, self.column).to(matrix.dtype)
 
     def _product(self, table: Tensor) -> Tensor:
         product = self.scaled._product(table)
         extra = torch.tensordot(self.column, table.double(), dims=1)
-        total: Tensor = product + torch.tensordot(self.row, extra, dims=0)
-        return total.to(product.dtype)
+        return (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
 
     def _block(self, index: Tensor | slice) -> Tensor:
         block = self.scaled._block(index)

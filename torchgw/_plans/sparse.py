@@ -10,10 +10,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import check_draw, check_threshold
+from torchgw._boundary.checks import check_draw, check_threshold
 from torchgw._errors import UnsupportedError
-from torchgw._plans.contract import handed_out
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors, handed_out
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import sample_categories
@@ -82,17 +81,11 @@ class SparsePlan(DualPlan):
             "`result.save(path, dense=True)`."
         )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.entries.shape[0], self.entries.shape[1]
-
     def _like(self) -> Tensor:
         return self.entries
 
     @property
     def T(self) -> SparsePlan:
-        """The plan from target to source."""
         (f, g), (a, b) = self.potentials, self.weights
         turned = SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
         return turned.giving(self.in_numpy)
@@ -125,9 +118,7 @@ class SparsePlan(DualPlan):
         return Anchors(source, target)
 
     def stored(self) -> Tensor:
-        """Build the (n, m) matrix."""
-        dense: Tensor = self.entries.to_dense()
-        return dense
+        return self.entries.to_dense()
 
     def to_sparse(self, k: int | None = None, threshold: float = 1e-4) -> scipy.sparse.csr_array:
         """Return the entries, or those that :meth:`torchgw.TransportPlan.to_sparse` keeps."""
@@ -150,8 +141,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        product: Tensor = torch.sparse.mm(self.entries, table)
-        return product
+        return torch.sparse.mm(self.entries, table)
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""
@@ -170,5 +160,4 @@ class SparsePlan(DualPlan):
     def _block(self, index: Tensor | slice) -> Tensor:
         if isinstance(index, slice):
             index = torch.arange(*index.indices(self.shape[0]), device=self.device)
-        block: Tensor = self.entries.index_select(0, index).to_dense()
-        return block
+        return self.entries.index_select(0, index).to_dense()

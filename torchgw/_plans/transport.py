@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._boundary.plans import as_mass, check_equal_masses
+from torchgw._boundary.checks import as_mass, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
 from torchgw._plans.rounded import RoundedPlan, round_plan
 from torchgw._sinkhorn.choose import alone, shared
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, row_blocks
 from torchgw._tensors.ranks import Ranks, join
 from torchgw._typing import Marginals, Potentials
 
@@ -48,13 +46,10 @@ class DualPlan(Plan):
 
     @exactly
     def extend(self, cost: Cost) -> TransportPlan:
-        """Return the plan of other source points, whose potentials are one half-step.
+        """Return the plan of other source points, given their cost, (q, m), by one half-step.
 
-        Parameters
-        ----------
-        cost : DenseCost or FactoredCost, shape (q, m)
-            Of the other points. They get equal weights; conditional plans, such as
-            :meth:`barycentric` reads, do not depend on them.
+        They get equal weights; conditional plans, such as :meth:`barycentric` reads, do not depend
+        on them.
         """
         count, (a, b), g = cost.shape[0], self.weights, self.potentials.g
         equal = a.new_full((count,), 1 / count)
@@ -115,11 +110,14 @@ class TransportPlan(DualPlan):
         plan._set(prepared, potentials, masses)
         return plan
 
+    def read_by(self, backend: Backend) -> TransportPlan:
+        """Copy the plan for a backend, without the operands that reads have prepared."""
+        problem = self.cost, self.potentials, self.weights, self.epsilon
+        return TransportPlan(*problem, backend, self.masses)
+
     def released(self, backend: Backend) -> TransportPlan:
         """Copy the plan without the operands that reads prepare, as large as its factors."""
-        plan = TransportPlan(
-            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
-        )
+        plan = self.read_by(backend)
         plan._sums = self._sums
         return plan
 
@@ -137,12 +135,8 @@ class TransportPlan(DualPlan):
         """
         ranks = join(True, self.device)
         assert ranks is not None
-        backend = shared(alone(self.backend), ranks)
         # without sums, which not every process may have asked for
-        plan = TransportPlan(
-            self.cost, self.potentials, self.weights, self.epsilon, backend, self.masses
-        )
-        return plan.giving(self.in_numpy)
+        return self.read_by(shared(alone(self.backend), ranks)).giving(self.in_numpy)
 
     @property
     def ranks(self) -> Ranks | None:
@@ -167,11 +161,6 @@ class TransportPlan(DualPlan):
         """Leave behind what reads have prepared, for pickle and deepcopy."""
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts, {"in_numpy": self.in_numpy}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-        return self.cost.shape
 
     def _like(self) -> Cost:
         return self.cost
@@ -224,8 +213,7 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        product: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
-        return product
+        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         return self.prepared.topk(self.potentials, k)
@@ -253,8 +241,7 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    product: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return product
+    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -263,8 +250,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        product: Tensor = matrix @ values
-        return product
+        return matrix @ values
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

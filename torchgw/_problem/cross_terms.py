@@ -42,8 +42,7 @@ class ProductCross:
     """h(x, y) = x y by two matrix products, DX P DY for tables DX (n, n) and DY (m, m)."""
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
-        self._source = source
-        self._target = target
+        self._source, self._target = source, target
         self._left, self._right = _sparse(source), _sparse(target.T)
 
     def __call__(self, plan: Tensor) -> Tensor:
@@ -55,8 +54,7 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            result: Tensor = inner @ self._target
-            return result
+            return inner @ self._target
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         result = torch.sparse.mm(right, inner.T.contiguous())
         return result.T.contiguous()

@@ -14,9 +14,8 @@ from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning,
 from torchgw._problem.named import from_graphs
 from torchgw._problem.plausible import warn_of_transposed_points
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 
 class GivenSpace(NamedTuple):

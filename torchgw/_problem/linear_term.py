@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.points import ANGLES
 

@@ -50,13 +50,11 @@ class Preparation:
         ranks: Ranks | None = None,
     ) -> None:
         # Processes that prepare a side each, or where there are more share the sources of paths.
-        self._ranks = ranks
-        self.device = device
+        self._ranks, self.device = ranks, device
         # Seconds of all stages so far.
         self.seconds = 0.0
         # ``clock(phase, since)`` adds the time since a moment to a phase.
-        self._clock = clock
-        self._cache = cache
+        self._clock, self._cache = clock, cache
         # Whether to show a progress bar where a stage takes long on a CPU.
         self._progress = progress
         self.n_landmarks = n_landmarks

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductCross
 from torchgw._problem.losses import SQUARE, Loss
-from torchgw._sinkhorn.cost import Cost
+from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 

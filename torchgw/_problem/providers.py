@@ -1,13 +1,14 @@
-"""From what the user passed to two distance providers."""
+"""From what the user passed to two distance providers, divided by their maximum or their mean."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -22,8 +23,6 @@ from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
-from torchgw._problem.scaling import ScaleName as ScaleName
-from torchgw._problem.scaling import scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
@@ -31,7 +30,7 @@ from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neig
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
-from torchgw.distances.points import ANGLES, PointMetric
+from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 logger = logging.getLogger(__name__)
@@ -52,6 +51,11 @@ _SMALL_ERROR = 0.005
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 # Pairs of points from which a solve without structure takes a CPU minutes. [L359]
 _MOST_PAIRS = 36_000_000
+ScaleName = Literal["auto", "max", "mean"]
+# Columns read at once to find the largest distance among some points. [L351]
+_COLUMNS = 256
+# Share of the largest distance up to which one is rounding. [L351]
+_NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,6 @@ def build_providers(
     decision = _decide(pair, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
-    if decision is not None:
         for side, shape in zip(pair, decision.shapes, strict=False):
             side.shape = shape
     for side in pair:
@@ -371,3 +374,50 @@ def _graph(
             f"points of {item.name}."
         )
     return stages.neighbour_graph(item.points, count, options.disconnected, ranks, side.shape)
+
+
+def scaled(
+    provider: DistanceProvider,
+    points: Tensor | None,
+    scale: ScaleName | None,
+    weights: Tensor | None,
+    *,
+    computed: bool,
+) -> tuple[DistanceProvider, float]:
+    """Divide distances by their maximum or mean; also return what they were multiplied by."""
+    if weights is not None and isinstance(provider, PointDistance):
+        provider = provider.centred_on(weights)
+    if scale is None or (scale == "auto" and not computed):
+        return provider, 1.0
+    used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
+    if weights is not None:
+        used = weights > 0
+    if scale == "mean":
+        size = provider.mean(used.to(provider.dtype) / used.sum())
+        if isinstance(provider, PointDistance):
+            # of identical points factors leave rounding, and below zero as often as above
+            size = max(0.0, min(size, provider.maximum()))
+    else:
+        every = weights is None or bool(used.all())
+        size = provider.maximum() if every else _maximum(provider, points, used)
+        if not every:
+            # what factors leave of a distance of zero is no unit
+            largest = provider.maximum()
+            size = size if size > _NOTHING * largest else largest
+    if size == 0:
+        # A single point, or identical points: nothing to scale.
+        return provider, 1.0
+    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
+        # Squares of large coordinates would overflow in float32 before a factor is applied.
+        unit = size if provider.metric == "euclidean" else math.sqrt(size)
+        made = PointDistance((points / unit).to(provider.device), provider.metric)
+        return made if weights is None else made.centred_on(weights), 1 / size
+    return provider.scaled(1 / size), 1 / size
+
+
+def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
+    """Find the largest distance among the points that are used, of which some are not."""
+    if isinstance(provider, PointDistance) and points is not None:
+        return PointDistance(points[used.to(points.device)], provider.metric).maximum()
+    index = used.nonzero()[:, 0]
+    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))

@@ -36,7 +36,7 @@ class Result:
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""
-        return as_numpy(self)  # type: ignore[no-any-return]
+        return as_numpy(self)
 
     def save(
         self,

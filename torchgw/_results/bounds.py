@@ -24,10 +24,9 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
@@ -54,7 +53,8 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
     known = extension.known
     order, alpha = LOSSES[known.loss.name].order, known.alpha
     sides = known.distances(0), known.distances(1)
-    if known.own is not None or (alpha > 0 and (order is None or not _cheap(sides))):
+    cheap = all(side.cheap_columns for side in sides)
+    if known.own is not None or (alpha > 0 and (order is None or not cheap)):
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
@@ -78,11 +78,6 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
 
 
 Sides = tuple[DistanceProvider, DistanceProvider]
-
-
-def _cheap(sides: Sides) -> bool:
-    """Tell whether all distances of both sides may be read."""
-    return all(side.cheap_columns for side in sides)
 
 
 def _first(sides: Sides, weights: Marginals, order: int) -> float:

@@ -18,7 +18,7 @@ from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.linear_term import feature_cost
-from torchgw._sinkhorn.cost import Cost, DenseCost, added
+from torchgw._sinkhorn.problem import Cost, DenseCost, added
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -75,16 +75,10 @@ class Extension:
                 table = linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
                 cost = added(cost, DenseCost(table), (1 - known.alpha) / self.mass)
             if known.own is not None:
-                cost = _with_columns(cost, known.own[1 - side].to(cost.dtype))
+                column = known.own[1 - side].to(cost.dtype)
+                cost = cost.shifted(column.new_zeros(cost.shape[0]), column)
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
-
-
-def _with_columns(cost: Cost, column: Tensor) -> Cost:
-    """Add a term of the columns, (m,)."""
-    if isinstance(cost, DenseCost):
-        return DenseCost(cost.matrix + column)
-    return cost._replace(column=cost.column + column)
 
 
 def map_new(

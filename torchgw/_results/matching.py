@@ -17,9 +17,8 @@ from torchgw._problem.losses import LOSSES, Loss
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
-from torchgw._results.permutations import Assignment, improve
-from torchgw._results.rounding import assign, places
-from torchgw._sinkhorn.cost import Cost
+from torchgw._results.rounding import Assignment, assign, improve, places
+from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.new_points import Space

@@ -32,7 +32,7 @@ from torchgw._results.report import Log, Report
 from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._search.relation import related
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
@@ -266,8 +266,7 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        found: HessianProduct = product(direction)
-        return found
+        return product(direction)
 
     def transform(
         self,
@@ -451,8 +450,7 @@ class GWResult(Result):
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
         found = match(plan, masses, extension, kind, improve)
-        handed: Matching = as_numpy(found) if self.lazy_plan.in_numpy else found
-        return handed
+        return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def _known(self) -> Extension:
         """Give what is kept of the solve; refuse a result that has no distances."""

@@ -1,6 +1,22 @@
-"""Rounding a plan: to each point of one side a point of the other, by an assignment problem."""
+"""Matchings of a plan: by an assignment problem, then improved on their own objective.
+
+A matching is a plan that sends the weight w_i of each row to one column, none to a column more
+often than there are places at it. Conditional gradient steps between such plans [1]_, with an exact
+line search, leave a poor matching behind where its neighbours by exchange are no better; exchanges
+of two partners mend what the last rounding has broken.
+
+SciPy's ``quadratic_assignment`` does the former for equal weights, n = m and the square loss alone,
+by dense products; see docs/algorithm.md.
+
+References
+----------
+.. [1] J. Vogelstein et al. Fast approximate quadratic programming for graph matching. PLOS ONE
+   2015.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -10,6 +26,8 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
+from torchgw._problem.cross_terms import Cross, MinimumCross, ProductCross
+from torchgw._problem.losses import Loss
 
 # Entries of a plan up to which the assignment is exact; it takes 4 s then where most points have a
 # clear partner. [L324]
@@ -19,6 +37,17 @@ _ENTRIES_PER_ROW = 32
 _MOST_ENTRIES = 50_000_000
 # Cost of leaving a row to later, where entries cost 1 (the largest) to 2 (zero). [L325]
 _LEAVING = 4.0
+# Conditional gradient steps of one descent at most, and the share of the objective that a step has
+# to save. [L326]
+_STEPS = 30
+_SMALLEST_GAIN = 3e-4
+# Share of the objective that is rounding. [L326]
+_ROUNDING = 1e-9
+# Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
+_DESCENTS = 4
+_ROUNDS = 20
+# Rows up to which exchanges are tried: each round is a product of three tables. [L326]
+_EXCHANGED_ROWS = 2048
 
 
 def assign(plan: Plan, capacity: Tensor) -> Tensor:
@@ -91,3 +120,175 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     placed = found < len(slots)
     chosen[placed] = slots[found[placed]]
     return chosen
+
+
+class Assignment(NamedTuple):
+    """The objective of matchings of k rows with l columns, float64, less what all have alike.
+
+    alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I.
+    """
+
+    near: Tensor  # (k, k)
+    far: Tensor  # (l, l)
+    weights: Tensor  # (k,)
+    linear: Tensor | None  # (k, l), with its own weight
+    alpha: float
+    loss: Loss  # of a near and a far distance
+    slots: NDArray[np.int64]  # places, by the columns that they are at
+
+    def cross(self) -> Cross:
+        """Make the cross term."""
+        if self.loss.cross is None:
+            return MinimumCross(self.near, self.far)
+        near, far = self.loss.cross
+        return ProductCross(near(self.near.clone()), far(self.far.clone()))
+
+    def vertex(self, partners: Tensor) -> Tensor:
+        """Build the plan (k, l) of a matching (k,)."""
+        table = self.near.new_zeros(len(self.near), len(self.far))
+        return table.scatter_(1, partners[:, None], self.weights[:, None])
+
+
+class _Descent:
+    """Conditional gradient steps on an objective, whose tables are made once."""
+
+    def __init__(self, problem: Assignment) -> None:
+        self.problem = problem
+        self._cross = problem.cross()
+        self._own = problem.loss.own[1](problem.far.clone())
+
+    def gradient(self, plan: Tensor) -> tuple[Tensor, float]:
+        """Compute the gradient but for terms of rows, and the objective."""
+        alpha, linear = self.problem.alpha, self.problem.linear
+        cross, masses = self._cross(plan), plan.sum(0)
+        own = self._own @ masses
+        value = alpha * (masses @ own - 2 * (cross * plan).sum())
+        gradient = cross.mul_(-4 * alpha).add_(2 * alpha * own)
+        if linear is not None:
+            value = value + (linear * plan).sum()
+            gradient += linear
+        return gradient, float(value)
+
+    def value(self, partners: Tensor) -> float:
+        """Compute the objective of a matching."""
+        return self.gradient(self.problem.vertex(partners))[1]
+
+    def run(self, plan: Tensor) -> Tensor:
+        """Descend from a plan, and round where that ends."""
+        problem, weights = self.problem, self.problem.weights[:, None]
+        gradient, value = self.gradient(plan)
+        for _ in range(_STEPS):
+            vertex = problem.vertex(assign_least(weights * gradient, problem.slots))
+            direction = vertex - plan
+            slope = float((gradient * direction).sum())
+            if -slope <= _ROUNDING * abs(value):
+                break
+            there, _ = self.gradient(vertex)
+            bend = float(((there - gradient) * direction).sum())
+            length = min(1.0, -slope / bend) if bend > 0 else 1.0
+            gain = -(length * slope + length**2 * bend / 2)
+            if gain <= _SMALLEST_GAIN * abs(value):
+                break
+            plan = torch.lerp(plan, vertex, length)
+            gradient = torch.lerp(gradient, there, length)
+            value -= gain
+        # rows of little weight count as much as others
+        share = plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
+        return assign_least(-share, problem.slots)
+
+
+def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
+    """Find partners (k,) that cost no more than the given ones, near these and near a plan."""
+    descent = _Descent(problem)
+    best = exchange(problem, partners)
+    least, start = descent.value(best), plan
+    for _ in range(_DESCENTS):
+        before = least
+        candidate = exchange(problem, descent.run(start))
+        value = descent.value(candidate)
+        if value < least:
+            best, least = candidate, value
+        if before - least <= _ROUNDING * abs(least):
+            break
+        start = problem.vertex(best)
+    return best
+
+
+def exchange(problem: Assignment, partners: Tensor) -> Tensor:
+    """Exchange the partners of two rows for as long as that lowers the objective."""
+    if len(partners) > _EXCHANGED_ROWS or problem.loss.cross is None:
+        return partners
+    near, far = (
+        function(part.clone()).cpu().numpy()
+        for function, part in zip(problem.loss.cross, (problem.near, problem.far), strict=True)
+    )
+    own = problem.loss.own[1](problem.far.clone()).cpu().numpy()
+    weights, chosen = problem.weights.cpu().numpy(), partners.cpu().numpy().copy()
+    product = problem.alpha * np.outer(weights, weights)
+    # the sum of <A, B[chosen, chosen]> over pairs (A, B); masses of columns matter if they change
+    parts = [(-2 * product * near, far)]
+    if not np.allclose(weights, weights[0], rtol=1e-9, atol=0):
+        parts.append((product, own))
+    linear = None
+    if problem.linear is not None:
+        linear = problem.linear.cpu().numpy() * weights[:, None]
+    smallest = _ROUNDING * sum(float(np.abs(a).mean() * np.abs(b).mean()) for a, b in parts)
+    for _ in range(_ROUNDS):
+        if not _exchange_once(parts, linear, chosen, smallest):
+            break
+    return torch.from_numpy(chosen).to(partners.device)
+
+
+Parts = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+def _exchange_once(
+    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64], smallest: float
+) -> bool:
+    """Exchange partners in place, the most useful first, no row twice; tell whether any were."""
+    change = _changes(parts, linear, chosen)
+    first, second = np.nonzero(np.triu(change, 1) < -smallest)
+    order = change[first, second].argsort()[: 4 * len(chosen)]
+    used = np.zeros(len(chosen), dtype=bool)
+    for p, q in zip(first[order], second[order], strict=True):
+        # what is gained changes with every exchange
+        if not (used[p] or used[q]) and _change(parts, linear, chosen, p, q) < -smallest:
+            chosen[[p, q]] = chosen[[q, p]]
+            used[[p, q]] = True
+    return bool(used.any())
+
+
+def _changes(
+    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Compute by how much each exchange of two partners changes the objective, (k, k)."""
+    total = np.zeros((len(chosen), len(chosen)))
+    for a, b in parts:
+        b = b[np.ix_(chosen, chosen)]
+        inner, i, j = a @ b, a.diagonal(), b.diagonal()
+        own = inner.diagonal()
+        total += 2 * (inner + inner.T - own[:, None] - own)
+        # sums leave out the two rows themselves
+        total -= 2 * ((i[:, None] - a) * (b - j[:, None]) + (a - i) * (j - b))
+        total += (i[:, None] - i) * (j - j[:, None])
+    if linear is not None:
+        moved = linear[:, chosen]
+        stay = moved.diagonal()
+        total += moved + moved.T - stay[:, None] - stay
+    return total
+
+
+def _change(
+    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64], p: int, q: int
+) -> float:
+    """Compute by how much an exchange of two partners changes the objective."""
+    total = 0.0
+    for a, b in parts:
+        step, there, here = a[p] - a[q], b[chosen[q], chosen], b[chosen[p], chosen]
+        gain = there - here
+        total += 2 * float(step @ gain - step[p] * gain[p] - step[q] * gain[q])
+        total += float((a[p, p] - a[q, q]) * (there[q] - here[p]))
+    if linear is not None:
+        i, j = chosen[p], chosen[q]
+        total += float(linear[p, j] + linear[q, i] - linear[p, i] - linear[q, j])
+    return total

@@ -39,26 +39,25 @@ from torchgw._boundary.checks import check_count, check_within
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
-from torchgw._plans.pairs import Anchors
+from torchgw._plans.contract import Anchors
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.status import Status
 from torchgw._tensors.ranks import together
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
 from torchgw.distances.points import PointDistance, PointMetric
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 Kind = TypeVar("Kind", bound=type)
 

@@ -22,9 +22,7 @@ from torch import Tensor
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
-from torchgw._search.convex import convex_path, is_graph
-from torchgw._search.graphs import Graphs, density, least_value
-from torchgw._search.heat import heat_costs
+from torchgw._search.graphs import Graphs, convex_path, density, heat_costs, is_graph, least_value
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
@@ -248,9 +246,8 @@ def climb(
     clock = perf_counter()
     warned = _warn_if_long(world, count, low)
     compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
-    left: list[Trial] = []
     independent = None
-    fresh_numbers = itertools.count(count)
+    more = _Improvement(world, itertools.count(count))
     while True:
         done = len(chains) + len(behind)
         if done == len(_FIRST) and not warned:
@@ -312,20 +309,20 @@ def climb(
         world.settle(found, low)
         spare = affordable - numbers.stop
         if not _enough(best) and not _stands_out(best):
-            improved, independent = _improve(world, compared, spare, fresh_numbers, left)
+            improved, independent = more.halves(compared, spare)
             improved = [chain for chain in improved if chain not in compared][:_REFINED]
             world.descend(improved, _REFINE, low)
             world.settle(improved, low)
             best += improved
     elif world.base.numel() <= _SMALL:
-        found_again, independent = _again(world, best, low, count, fresh_numbers, left)
+        found_again, independent = more.again(best, low, count)
         best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
     if not sharp:
         world.settle(best, low)
     plans = world.rounded(best)
     order = sorted(range(len(best)), key=lambda i: best[i].objective)
     trials = [best[i].trial("refined") for i in order]
-    trials += [*left, *(chain.trial("left behind") for chain in behind)]
+    trials += [*more.left, *(chain.trial("left behind") for chain in behind)]
     agreed = _enough(best) if independent is None else independent
     return Climbed(plans[order], tuple(trials), agreed)
 
@@ -429,118 +426,96 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
     return plan if float(world.problem.value(plan)) <= enough else None
 
 
-def _again(
-    world: _World,
-    chains: list[_Chain],
-    epsilon: float,
-    count: int,
-    numbers: Iterator[int],
-    left: list[Trial],
-) -> tuple[list[_Chain], bool]:
-    """Improve chains by rounds and, where they disagree, others as well, a few times over.
+class _Improvement:
+    """Rounds in which the best chains are kicked and mixed, and what the others came to."""
 
-    Returns the best of different plans, and whether independent ones agree; ``left`` gets what the
-    others came to.
-    """
-    width = min(count, _WIDEST)
-    ladder = _REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
-    rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
-    first = sorted(chains, key=lambda chain: chain.objective)
-    groups = [_apart(first, width, left)]
-    alike = len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME)
-    if alike and not world.tiny:
-        groups = _improved(world, groups, rounds, numbers, left)
-        # those that were sent round again come from each other
-        if _near(first[_AGREEING - 1], groups[0][0], _SAME):
-            return groups[0], True
-    pools: list[list[_Chain]] = []
-    for _ in range(_ATTEMPTS):
-        pool, alike = _attempt(world, groups, rounds, numbers, left)
-        pools = sorted([*pools, pool], key=lambda one: one[0].objective)
-        twice = len(pools) > 1 and _near(pools[1][0], pools[0][0], _BETTER)
-        if twice or (alike and pool is pools[0]):
-            return pools[0], True
-        groups = []
-    together = [list(itertools.chain(*pools))]
-    return _improved(world, together, rounds, numbers, left)[0], False
+    def __init__(self, world: _World, numbers: Iterator[int]) -> None:
+        self.world, self.numbers = world, numbers
+        self.left: list[Trial] = []
 
+    def again(self, chains: list[_Chain], epsilon: float, count: int) -> tuple[list[_Chain], bool]:
+        """Improve chains and, where they disagree, others as well, a few times over.
 
-def _attempt(
-    world: _World,
-    groups: list[list[_Chain]],
-    rounds: _Rounds,
-    numbers: Iterator[int],
-    left: list[Trial],
-) -> tuple[list[_Chain], bool]:
-    """Improve groups of chains, some of them new ones, apart and then together.
+        Returns the best of different plans, and whether independent ones agree.
+        """
+        width = min(count, _WIDEST)
+        ladder = _REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
+        rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
+        first = sorted(chains, key=lambda chain: chain.objective)
+        groups = [_apart(first, width, self.left)]
+        alike = len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME)
+        if alike and not self.world.tiny:
+            groups = self.improved(groups, rounds)
+            # those that were sent round again come from each other
+            if _near(first[_AGREEING - 1], groups[0][0], _SAME):
+                return groups[0], True
+        pools: list[list[_Chain]] = []
+        for _ in range(_ATTEMPTS):
+            pool, alike = self.attempt(groups, rounds)
+            pools = sorted([*pools, pool], key=lambda one: one[0].objective)
+            twice = len(pools) > 1 and _near(pools[1][0], pools[0][0], _BETTER)
+            if twice or (alike and pool is pools[0]):
+                return pools[0], True
+            groups = []
+        return self.improved([list(itertools.chain(*pools))], rounds)[0], False
 
-    Returns the best of different plans, and whether each group has found the best.
-    """
-    while len(groups) < _GROUPS:
-        kinds = itertools.islice(itertools.cycle(_FIRST), rounds.width)
-        fresh = [world.begin(kind, next(numbers)) for kind in kinds]
-        world.descend(fresh, _QUICK._replace(step=_STEP), rounds.epsilon)
-        groups = [*groups, _apart(fresh, rounds.width, left)]
-    groups = _improved(world, groups, rounds, numbers, left)
-    together = [list(itertools.chain(*groups))]
-    rounds = rounds._replace(width=_GROUPS * rounds.width)
-    better = _improved(world, together, rounds, numbers, left)[0]
-    return better, all(_near(group[0], better[0], _BETTER) for group in groups)
+    def attempt(self, groups: list[list[_Chain]], rounds: _Rounds) -> tuple[list[_Chain], bool]:
+        """Improve groups of chains, some of them new ones, apart and then together.
 
+        Returns the best of different plans, and whether each group has found the best.
+        """
+        while len(groups) < _GROUPS:
+            kinds = itertools.islice(itertools.cycle(_FIRST), rounds.width)
+            fresh = [self.world.begin(kind, next(self.numbers)) for kind in kinds]
+            self.world.descend(fresh, _QUICK._replace(step=_STEP), rounds.epsilon)
+            groups = [*groups, _apart(fresh, rounds.width, self.left)]
+        groups = self.improved(groups, rounds)
+        wide = rounds._replace(width=_GROUPS * rounds.width)
+        better = self.improved([list(itertools.chain(*groups))], wide)[0]
+        return better, all(_near(group[0], better[0], _BETTER) for group in groups)
 
-def _improve(
-    world: _World,
-    chains: list[_Chain],
-    spare: int,
-    numbers: Iterator[int],
-    left: list[Trial],
-) -> tuple[list[_Chain], bool]:
-    """Improve two halves of the chains apart, which are where they are compared first.
+    def halves(self, chains: list[_Chain], spare: int) -> tuple[list[_Chain], bool]:
+        """Improve two halves of the chains apart, which are where they are compared first.
 
-    Returns the chains, the best first, and whether both halves agree.
-    """
-    chains = sorted(chains, key=lambda chain: chain.objective)
-    width = min(_WIDE, spare // (_HALVES * _FEWEST_ROUNDS))
-    if width < _NARROW:
-        return chains, False
-    most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
-    rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
-    halves = [chains[start::_HALVES] for start in range(_HALVES)]
-    others: list[Trial] = []
-    halves = _improved(world, halves, rounds, numbers, others)
-    known = {chain.trial("left behind") for chain in chains}
-    left += [trial for trial in others if trial not in known]
-    chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
-    return chains, all(_near(half[0], chains[0], _SAME) for half in halves)
+        Returns the chains, the best first, and whether both halves agree.
+        """
+        chains = sorted(chains, key=lambda chain: chain.objective)
+        width = min(_WIDE, spare // (_HALVES * _FEWEST_ROUNDS))
+        if width < _NARROW:
+            return chains, False
+        most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
+        rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
+        halves = self.improved([chains[start::_HALVES] for start in range(_HALVES)], rounds)
+        # how these stand is said at the end
+        known = {chain.trial("left behind") for chain in chains}
+        self.left = [trial for trial in self.left if trial not in known]
+        chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
+        return chains, all(_near(half[0], chains[0], _SAME) for half in halves)
 
-
-def _improved(
-    world: _World,
-    groups: list[list[_Chain]],
-    rounds: _Rounds,
-    numbers: Iterator[int],
-    left: list[Trial],
-) -> list[list[_Chain]]:
-    """Kick and mix the chains of each group, and keep the best of all, while that helps."""
-    width = rounds.width
-    groups = [_apart(chains, width // 2, left) for chains in groups]
-    idle = [0] * len(groups)
-    for _ in range(rounds.most):
-        live = [place for place, count in enumerate(idle) if count < rounds.patience]
-        if not live:
-            break
-        # all at once: short operations cost little more on many plans than on few
-        fresh = {place: world.again(groups[place], width, rounds.ladder, numbers) for place in live}
-        world.descend(list(itertools.chain(*fresh.values())), rounds.ladder, rounds.epsilon)
-        for place, chains in fresh.items():
-            before = groups[place][0]
-            groups[place] = _apart(groups[place] + chains, width // 2, left)
-            helped = not _near(before, groups[place][0], _BETTER)
-            idle[place] = 0 if helped else idle[place] + 1
-        best = sorted((group[0] for group in groups), key=lambda chain: chain.objective)
-        if rounds.settled and min(idle) > 0 and _near(best[-1], best[0], _BETTER):
-            break
-    return groups
+    def improved(self, groups: list[list[_Chain]], rounds: _Rounds) -> list[list[_Chain]]:
+        """Kick and mix the chains of each group, and keep the best of all, while that helps."""
+        world, width = self.world, rounds.width
+        groups = [_apart(chains, width // 2, self.left) for chains in groups]
+        idle = [0] * len(groups)
+        for _ in range(rounds.most):
+            live = [place for place, count in enumerate(idle) if count < rounds.patience]
+            if not live:
+                break
+            # all at once: short operations cost little more on many plans than on few
+            fresh = {
+                place: world.again(groups[place], width, rounds.ladder, self.numbers)
+                for place in live
+            }
+            world.descend(list(itertools.chain(*fresh.values())), rounds.ladder, rounds.epsilon)
+            for place, chains in fresh.items():
+                before = groups[place][0]
+                groups[place] = _apart(groups[place] + chains, width // 2, self.left)
+                helped = not _near(before, groups[place][0], _BETTER)
+                idle[place] = 0 if helped else idle[place] + 1
+            best = sorted((group[0] for group in groups), key=lambda chain: chain.objective)
+            if rounds.settled and min(idle) > 0 and _near(best[-1], best[0], _BETTER):
+                break
+        return groups
 
 
 def _apart(chains: list[_Chain], count: int, left: list[Trial]) -> list[_Chain]:
@@ -628,8 +603,7 @@ class _World:
         near = self.x[:, :, rows]
         # these points have other mean distances than all, which is what breaks the symmetry
         means = (near @ some.sum(1))[:, :, None] * self.column[:, None, :]
-        cost: Tensor = (near @ (some @ self.y) + means).sum(0) + self.base
-        return cost
+        return (near @ (some @ self.y) + means).sum(0) + self.base
 
     def begin(self, kind: Kind, number: int) -> _Chain:
         """Break the symmetry of the product plan."""

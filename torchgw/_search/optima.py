@@ -25,8 +25,7 @@ from torchgw._search.batch import (
     way_to_call,
 )
 from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
-from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen
-from torchgw._search.coarse_loss import with_loss
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen, with_loss
 from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver
@@ -215,18 +214,9 @@ def find_optima(
 ) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima.
 
-    Parameters
-    ----------
-    problem : Problem
-        The whole problem, of which only ``columns`` of the distances are read.
-    epsilon : float
-        Target of the whole solve.
-    count : int
-        Number of starts; half as many where all points are searched.
-    backend : Backend, optional
-        PyTorch operations unless given.
-    made : sequence of Searched
-        Searches of this solve so far, one of which may have been this one.
+    Only ``columns`` of the distances of the whole problem are read, and ``epsilon`` is its target.
+    There are half as many starts as ``count`` where all points are searched. One of the searches
+    that this solve has ``made`` may have been this one.
     """
     backend = backend or EagerBackend()
     call = _way_to_call(problem, count, backend)
@@ -270,18 +260,10 @@ def find_optima(
 def search_all_points(
     problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
 ) -> Search:
-    """Follow chains on all points where a few do not represent them; compare them at the target.
+    """Follow ``n_init`` chains on all points where a few do not represent them.
 
-    Parameters
-    ----------
-    problem : Problem
-    epsilon : float
-        Target of the whole solve.
-    first : Search
-        What few points have found; its optima take part where they are of all points.
-    n_init : int, optional
-        Number of chains.
-    how : {"auto", "thorough"}
+    They are compared at the target ``epsilon``, with what few points have found ``first`` where
+    that is of all points.
     """
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:

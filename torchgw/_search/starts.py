@@ -142,8 +142,7 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
         values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
         vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
     order = values.abs().argsort(descending=True)[:_AXES]
-    axes: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
-    return axes
+    return vectors[:, order] * values[order].abs() / root[:, None]
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
@@ -154,8 +153,7 @@ def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
 
 def _eccentricity(side: SpreadPoints) -> Tensor:
     """Return the root mean squared distance of each point, (s, 1)."""
-    eccentricity: Tensor = (side.table.square() @ side.weights).sqrt()
-    return eccentricity[:, None]
+    return (side.table.square() @ side.weights).sqrt()[:, None]
 
 
 def _distribution(side: SpreadPoints) -> Tensor:
@@ -174,5 +172,4 @@ def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
-    quantiles: Tensor = values.gather(1, position) / _QUANTILES**0.5
-    return quantiles
+    return values.gather(1, position) / _QUANTILES**0.5

@@ -17,8 +17,7 @@ from torch import Tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
@@ -98,39 +97,27 @@ class Coarse(NamedTuple):
 
 
 def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> Coarse:
-    """Draw at most ``size`` points of each side in proportion to their weights.
+    """Draw at most ``size`` points of each side, all with factors, in proportion to their weights.
 
-    Parameters
-    ----------
-    problem : Problem
-        Both sides have factors, and a linear term has them too.
-    size : int
-    generator : torch.Generator
+    Steps along the order of their widest factor leave less to chance than independent draws would.
     """
     drawn, weights = [], []
     both = (problem.source, problem.target)
     for provider, weight in zip(both, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
-        index = _systematic(factors.matrix, weight, min(size, provider.n), generator)
+        order = factors.matrix[:, int(factors.matrix.var(dim=0).argmax())].argsort()
+        index = order[systematic_categories(weight[order], min(size, provider.n), generator)]
         drawn.append(Drawn(index))
         weights.append(torch.full_like(weight[index], 1 / len(index)))
     return _coarsen(problem, (drawn[0], drawn[1]), Marginals(*weights))
 
 
 def make_cells(problem: Problem, orders: tuple[Order, Order]) -> Coarse:
-    """Replace the points of each block, of either side, by their mean.
-
-    Parameters
-    ----------
-    problem : Problem
-        Both sides have factors, and a linear term has them too.
-    orders : pair of Order
-    """
-    cells = [Cells.of(*each) for each in zip(orders, problem.marginals, strict=True)]
-    weights = (
-        each[0].split(each[1], 0.0).sum(1) for each in zip(orders, problem.marginals, strict=True)
-    )
+    """Replace the points of each block, of either side, by their mean; all have factors."""
+    sides = list(zip(orders, problem.marginals, strict=True))
+    cells = [Cells.of(order, weight) for order, weight in sides]
+    weights = (order.split(weight, 0.0).sum(1) for order, weight in sides)
     return _coarsen(problem, (cells[0], cells[1]), Marginals(*weights))
 
 
@@ -157,16 +144,6 @@ def take(cost: FactoredCost, source: Part | None, target: Part | None) -> Factor
     if target is not None:
         right, column = target.take(right), target.take(column)
     return FactoredCost(left, right, row, column)
-
-
-def _systematic(factors: Tensor, weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw indices at equal steps of the cumulative weight, along the widest factor.
-
-    Steps along the order of a coordinate leave less to chance than independent draws would.
-    """
-    widest = int(factors.var(dim=0).argmax())
-    order = factors[:, widest].argsort()
-    return order[systematic_categories(weights[order], count, generator)]
 
 
 def extend(

@@ -122,8 +122,7 @@ def batch_solver(backend: Backend) -> BatchSolver:
     entry = _BUILT_IN.get(backend.name)
     if entry is None or entry.batch is None:
         return solve_batch
-    solver: BatchSolver = _load(entry.batch)
-    return solver
+    return _load(entry.batch)
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
@@ -136,8 +135,7 @@ def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:
         return f"{entry.needs} is not installed (pip install {entry.needs})."
-    reason: str | None = _load(entry.backend).why_not(device, dtype)
-    return reason
+    return _load(entry.backend).why_not(device, dtype)
 
 
 def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:

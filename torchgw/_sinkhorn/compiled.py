@@ -10,9 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import DenseCost, FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import row_blocks
+from torchgw._sinkhorn.problem import DenseCost, FactoredCost, LinearProblem, row_blocks
 from torchgw._typing import Marginals
 
 
@@ -67,7 +65,6 @@ class CompiledProblem(PreparedProblem):
     """A problem whose half-steps are compiled, exponentials and sums fused into one kernel."""
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
-        """Compute the half-step."""
         cost, marginals, epsilon, _ = self.problem
         if min(cost.shape) == 1:
             return super().softmin(potential, axis)

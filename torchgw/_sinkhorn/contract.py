@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
-from torchgw._sinkhorn.softmin import checked, row_blocks, softmin
+from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem, checked, row_blocks, softmin
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
 
@@ -97,8 +96,7 @@ class PreparedProblem:
     """
 
     def __init__(self, problem: LinearProblem, backend: Backend) -> None:
-        self.problem = problem
-        self.backend = backend
+        self.problem, self.backend = problem, backend
         self._sweeper: Sweeper | None = None
 
     @property

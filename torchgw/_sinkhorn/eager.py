@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweep, Sweeper
-from torchgw._sinkhorn.cost import DenseCost, exp_
-from torchgw._sinkhorn.problem import STRICT, EntropicPlan, LinearProblem
-from torchgw._sinkhorn.softmin import checked, row_blocks
+from torchgw._sinkhorn.problem import (
+    STRICT,
+    DenseCost,
+    EntropicPlan,
+    LinearProblem,
+    checked,
+    exp_,
+    row_blocks,
+)
 from torchgw._typing import Marginals, Potentials
 
 # A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.

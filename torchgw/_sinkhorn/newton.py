@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import entries_of
-from torchgw._sinkhorn.problem import STRICT
+from torchgw._sinkhorn.problem import STRICT, DenseCost
 from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals, Potentials
 
 # Largest log-scaling of a stored kernel, as for strict marginals. [L236]
@@ -50,12 +50,7 @@ class _Round(NamedTuple):
 
 
 def partial_sinkhorn(
-    prepared: PreparedProblem,
-    start: Potentials | None,
-    *,
-    mass: float,
-    max_iter: int,
-    tol: float,
+    prepared: PreparedProblem, start: Potentials | None, *, mass: float, max_iter: int, tol: float
 ) -> SinkhornResult:
     """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
     # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.

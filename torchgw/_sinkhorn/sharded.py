@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Backend, Kernel, PreparedProblem, Sweeper
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.eager import EagerProblem, StoredSweeper
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, LinearProblem
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
@@ -29,8 +28,7 @@ class ShardedBackend:
 
     def __init__(self, alone: Backend, ranks: Ranks) -> None:
         self.name = alone.name
-        self.alone = alone
-        self.ranks = ranks
+        self.alone, self.ranks = alone, ranks
 
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
         """Prepare a linear problem."""
@@ -51,7 +49,6 @@ class ShardedProblem(PreparedProblem):
 
     @property
     def T(self) -> ShardedProblem:  # noqa: N802 - the name of every array library
-        """The problem with source and target exchanged."""
         return self._turned or ShardedProblem(self.problem.T, self.backend, self)
 
     @cached_property

@@ -12,13 +12,12 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._gradients.contract import Plan
+from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.pairs import Anchors
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
-from torchgw._search.isometry import Isometry
-from torchgw._search.matching import match_points
+from torchgw._search.matching import Isometry, match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     WHY_SUBSAMPLE,

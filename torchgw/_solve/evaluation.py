@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import Coupling, Gradient, InFactors, QuadraticValue
-from torchgw._gradients.relaxed import normalise
+from torchgw._gradients.dense import DenseGradient
+from torchgw._gradients.relaxed import RelaxedGradient, normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import (
     MarginalRule,
@@ -22,9 +24,8 @@ from torchgw._problem.marginals import (
 from torchgw._problem.plausible import are_copies
 from torchgw._problem.problem import Problem
 from torchgw._search.subsample import Coarse, take
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost, exp_
-from torchgw._sinkhorn.softmin import row_blocks
-from torchgw._solve.inner import check_finite
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
+from torchgw._solve.inner import check_finite, inner_tolerance, prepare, solve_linear
 from torchgw._solve.precision import RESOLVED
 from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
@@ -39,6 +40,11 @@ _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
 # distances. [L470]
 _ABOVE_A_COPY = 2e-3
+# Multiplications of an exact cost up to which it is computed, and minima of a loss that is no
+# product, which take a thousand times as long. [L545]
+_PRODUCTS, _MINIMA = 2**26, 2**20
+# What the objective may fall by: a share of it, and standard errors of the sampled cost. [L545]
+_SHARE, _ERRORS = 0.01, 3.0
 
 
 class Evaluation(NamedTuple):
@@ -298,10 +304,7 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 
 
 def _entropy_and_linear(
-    plan: TransportPlan,
-    linear_cost: Cost | None,
-    masses: Marginals,
-    matrix: Tensor | None = None,
+    plan: TransportPlan, linear_cost: Cost | None, masses: Marginals, matrix: Tensor | None = None
 ) -> tuple[float, float]:
     """Compute KL(P | a x b) and <M, P>.
 
@@ -347,3 +350,37 @@ def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
     ones = torch.ones_like(right[:, :1])
     sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
     return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
+
+
+def falls_further(
+    setting: Setting, plan: TransportPlan, found: Evaluation, coupling: Coupling, mass: float
+) -> bool:
+    """Whether an exact iteration lowers the objective by more than STATIONARY says.
+
+    ``found`` are the numbers of the plan, ``coupling`` is where the sampled cost was taken, and
+    ``mass`` is that of a partial plan. Not where an exact cost takes long.
+    """
+    problem = setting.problem
+    n, m = plan.shape
+    affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS
+    if setting.gradient.exact or n * m * max(n, m) > affordable:
+        return False
+    base = DenseGradient(problem)
+    gradient: Gradient = base if setting.rule is None else RelaxedGradient(base, problem)
+    exact = replace(setting, gradient=gradient, store=True, dtype=torch.float64)
+    here = gradient.update(plan, None, setting.generator)
+    cost = gradient.linearise(here).seen(here.masses).dense().to(torch.float64)
+    prepared = prepare(exact, cost, plan.epsilon)
+    tol, most = inner_tolerance(exact, plan.epsilon), setting.options.inner_max_iter
+    inner = solve_linear(exact, prepared, None, max_iter=most, tol=tol)
+    following = TransportPlan.of(prepared, inner.potentials)
+    if setting.rule is None:
+        there = evaluate(exact, following, plan.epsilon)
+    else:
+        there = evaluate_relaxed(exact, following, setting.rule)[1]
+    before, after = (one.objective(problem.alpha, plan.epsilon * mass) for one in (found, there))
+    noise = setting.gradient.noise(coupling)
+    error = noise.standard_error if noise is not None else 0.0
+    missed = found.marginal_error + there.marginal_error
+    slack = (RESOLVED + missed) * gradient.squares()
+    return before - after > _SHARE * abs(before) + _ERRORS * error + slack

@@ -9,10 +9,9 @@ import torch
 from torchgw._errors import NumericalError
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import Cost
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, LinearProblem
 from torchgw._solve.precision import RESOLVED, settles_precisely
 from torchgw._solve.state import Setting
 from torchgw._typing import Potentials

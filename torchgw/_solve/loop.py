@@ -6,8 +6,8 @@ import math
 
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._solve.evaluation import evaluate
 from torchgw._solve.inner import (
     ANNEALING_TOLERANCE,

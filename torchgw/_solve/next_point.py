@@ -28,9 +28,7 @@ class NextPoint:
         marginals: Marginals,
         generator: torch.Generator,
     ) -> None:
-        self._gradient = gradient
-        self._anneal = anneal
-        self._generator = generator
+        self._gradient, self._anneal, self._generator = gradient, anneal, generator
         self._anderson = Anderson()
         self._nesterov = Nesterov(marginals, wanted=anneal.patient)
         self._length = StepLength()
@@ -116,8 +114,7 @@ class Nesterov:
     """
 
     def __init__(self, marginals: Marginals, *, wanted: bool) -> None:
-        self._marginals = marginals
-        self._wanted = wanted
+        self._marginals, self._wanted = marginals, wanted
         self._change = self._least = float("inf")
         self._astray = False
         self._steps: Tensor | None = None

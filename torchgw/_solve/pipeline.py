@@ -12,42 +12,47 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._gradients.contract import CostNoise, Linearised
+from torchgw._gradients.contract import CostNoise, Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
-from torchgw._plans.sparse import SparsePlan
+from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
-from torchgw._search.isometry import Isometry, find_isometry
+from torchgw._search.matching import Isometry, find_isometry
 from torchgw._search.optima import Search, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
     Evaluation,
     evaluate,
     evaluate_relaxed,
+    falls_further,
     judge,
     misses_a_copy,
 )
-from torchgw._solve.exact_step import falls_further
 from torchgw._solve.forecast import forecast
 from torchgw._solve.inner import promised_error
 from torchgw._solve.loop import iterate
-from torchgw._solve.matched import keep_match
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
-from torchgw._solve.precision import RESOLVED
+from torchgw._solve.precision import RESOLVED, Dtypes
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.resolution import Resolution, choose_resolution, solve_on_cells
 from torchgw._solve.settle import leaves, settle
 from torchgw._solve.state import LoopState, Recorder, Setting, Solved
 from torchgw._solve.status import Status
-from torchgw._solve.strategy import COARSE_ENTRIES, Strategy, annealed, choose_strategy
-from torchgw._typing import Potentials
+from torchgw._solve.strategy import (
+    COARSE_ENTRIES,
+    Strategy,
+    annealed,
+    choose_strategy,
+    target_epsilon,
+)
+from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
@@ -276,24 +281,47 @@ def may_be_copies(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder) -> Outcome:
-    """End with a match that keeps all distances, without a plan of entropy."""
-    made = keep_match(problem, options, match)
+    """End with a match that keeps all distances, which is the best without entropy, as the plan.
+
+    Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
+    """
+    (a, b), n = problem.marginals, problem.source.n
+    means, squares = (torch.stack(part) for part in zip(*(s.T for s in match.moments), strict=True))
+    weights = torch.stack([a, b])
+    variances = (weights * squares).sum(1) - (weights * means).sum(1).square()
+    spread = 4 * problem.alpha * float(variances.clamp_min(0).prod().sqrt())
+    epsilon = target_epsilon(options, spread)
+    dtypes = Dtypes(torch.float64, torch.float64, again=False)
+    strategy = Strategy(
+        problem, options, "dense", "float64", dtypes, n_anchors=0, spread=spread, epsilon=epsilon,
+        mass=1.0, store=False, tiling=None,
+    )  # fmt: skip
+    entries = sparse_tensor(
+        torch.stack([torch.arange(n, device=a.device), match.partners]), a, (n, n)
+    )
+    # of the reduced cost, which lacks terms of rows and columns alone
+    potentials = Potentials(*(-2 * problem.alpha * part for part in squares))
+    plan = SparsePlan(entries, potentials, problem.marginals, epsilon)
+    masses = Marginals(*plan.masses)
+    error = float((masses.b - b).abs().sum())
+    kl = float(-(a @ b[match.partners].log()))
+    evaluation = Evaluation(masses, error, QuadraticValue(match.value, 0.0), 0.0, kl)
     clock = perf_counter()
     # nothing is better, but few points tell whether something is nearly as good
-    _, search = first_guess(problem, None, None, options, made.strategy.search_epsilon, match)
+    _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
     recorder.time("multistart", clock)
     polished = Polished(steps=0, stationary=True, gap=0.0)
-    zero = Potentials(*map(torch.zeros_like, problem.marginals))
+    sides = problem.source, problem.target
     return Outcome(
-        ending=Ending(made.plan, made.evaluation, 0.0, Status.CONVERGED, polished, None),
-        strategy=made.strategy,
-        potentials=zero,
+        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
+        strategy=strategy,
+        potentials=Potentials(*map(torch.zeros_like, problem.marginals)),
         backend=choose_backend(options.backend, problem.source.device, torch.float64).name,
         n_anchors=None,
         noise=None,
         search=search,
         recorder=recorder,
-        known=made.known,
+        known=Linearised("dense", sides, entries, problem.alpha, problem.loss),
         resolution=None,
     )
 

@@ -19,8 +19,8 @@ from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.exact import ExactTransport
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals, Potentials
 
 # Steps at most. [L347]
@@ -42,10 +42,7 @@ class Polished(NamedTuple):
 
 
 def polish(
-    gradient: Gradient,
-    plan: TransportPlan,
-    rule: MarginalRule | None,
-    generator: torch.Generator,
+    gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator
 ) -> tuple[TransportPlan, Polished]:
     """Run fully corrective conditional gradient (Frank-Wolfe) steps [1]_ [2]_.
 

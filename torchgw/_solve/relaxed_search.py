@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import coarse_table, directed_points
+from torchgw._search.coarse import coarse_table, directed_points
 from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima, represent
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, from_alternative, starting_point
 from torchgw._solve.evaluation import evaluate_relaxed
 from torchgw._solve.loop import iterate
@@ -24,8 +24,7 @@ from torchgw._solve.settle import settle
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals
-from torchgw.distances.directed import DirectedDistance
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 # Points per side above which starts are compared only when asked for by number: each takes as long
 # as the whole solve (500 x 480 in 10 dimensions: 85 s for 1% of the objective). [L240]

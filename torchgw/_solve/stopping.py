@@ -92,8 +92,7 @@ class Descent:
     """
 
     def __init__(self, tol: float, constant: float) -> None:
-        self._tol = tol
-        self._constant = constant
+        self._tol, self._constant = tol, constant
         self._last: Verdict | None = None
         self._changes: list[float] = []
         self._risen = False

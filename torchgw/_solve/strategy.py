@@ -13,18 +13,18 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import check_products, choose_gradient, make_gradient
 from torchgw._gradients.contract import Gradient
-from torchgw._gradients.half import HalfGradient
+from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse_loss import directed_points, loss_spread
-from torchgw._search.isometry import rounding_advice
+from torchgw._search.coarse import directed_points, loss_spread
+from torchgw._search.matching import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.cost import DenseCost
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision
@@ -199,18 +199,9 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
     )
     return Strategy(
-        problem=problem,
-        options=options,
-        gradient=gradient,
-        precision=precision,
-        dtypes=dtypes,
-        n_anchors=n_anchors,
-        spread=spread,
-        epsilon=epsilon,
-        mass=mass,
-        store=store,
-        tiling=tiling,
-    )
+        problem, options, gradient, precision, dtypes, n_anchors, spread, epsilon, mass, store,
+        tiling,
+    )  # fmt: skip
 
 
 def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:

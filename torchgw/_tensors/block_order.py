@@ -41,13 +41,11 @@ class Order(NamedTuple):
         if missing:
             end = ordered[-1:].expand(missing, *ordered.shape[1:])
             ordered = torch.cat([ordered, end if fill is None else torch.full_like(end, fill)])
-        blocks: Tensor = ordered.unflatten(0, (self.blocks, self.width))
-        return blocks
+        return ordered.unflatten(0, (self.blocks, self.width))
 
     def join(self, values: Tensor) -> Tensor:
         """Arrange values (blocks, width, ...) in the order of the points again."""
-        joined: Tensor = values.flatten(0, 1)[self.place]
-        return joined
+        return values.flatten(0, 1)[self.place]
 
 
 def block_order(points: Tensor, width: int) -> Order:

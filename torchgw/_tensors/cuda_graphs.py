@@ -111,9 +111,7 @@ class Captured:
         generator: torch.Generator | None = None,
         in_place: int = 0,
     ) -> None:
-        self._function = function
-        self._memory = memory
-        self._generator = generator
+        self._function, self._memory, self._generator = function, memory, generator
         self._in_place = in_place
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -168,8 +166,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        result: T = self._functions[name](*arguments)
-        return result
+        return self._functions[name](*arguments)
 
 
 def clone(item: Any) -> Any:

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import torch
 
-from torchgw._errors import PlanTooLargeError
-
 # Where Linux tells of memory: for the machine; and for a container, its limit, its use and the
 # prefix of its totals, in both versions of control groups.
 _MACHINE = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = (
     (_GROUPS / "memory.max", _GROUPS / "memory.current", ""),
-    (
-        _GROUPS / "memory/memory.limit_in_bytes",
-        _GROUPS / "memory/memory.usage_in_bytes",
-        "total_",
-    ),
+    (_GROUPS / "memory/memory.limit_in_bytes", _GROUPS / "memory/memory.usage_in_bytes", "total_"),
 )
 
 
@@ -59,15 +53,3 @@ def _field(path: Path, name: str) -> int:
     """Read the number after a name in a table of the system; zero if there is none."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
-
-
-def check_fits(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, others: str
-) -> None:
-    """Refuse to build a dense plan that exceeds the free memory; name what does without it."""
-    needed, free = shape[0] * shape[1] * dtype.itemsize, free_memory(device)
-    if needed > free:
-        raise PlanTooLargeError(
-            f"The dense plan of shape {shape} needs {needed:,} bytes and {free:,} are free on "
-            f"{device}. Use {others}, which never store it."
-        )

@@ -165,7 +165,12 @@ def barycenter(
     nothing: list[Any] = [None] * len(providers)
     given = nothing if masses is None else check_list("masses", masses, "the masses of each space")
     tables = nothing if features is None else _features(features, where)
-    _check_lengths(len(providers), masses=given, features=tables)
+    for name, items in (("masses", given), ("features", tables)):
+        if len(items) != len(providers):
+            raise InvalidInputError(
+                f"`{name}` must have one item for each of the {len(providers)} spaces; got "
+                f"{len(items)}."
+            )
     members = list(map(_Space, providers, given, tables, shares))
 
     current, traits = _start(n, init, max(members, key=lambda member: member.share), generator)
@@ -221,15 +226,6 @@ def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
         check_points(f"features[{index}]", item).to(device).double()
         for index, item in enumerate(check_list("features", features, "a table of each space"))
     ]
-
-
-def _check_lengths(count: int, **lists: list[Any]) -> None:
-    """Refuse a list that has not one item for each space."""
-    for name, items in lists.items():
-        if len(items) != count:
-            raise InvalidInputError(
-                f"`{name}` must have one item for each of the {count} spaces; got {len(items)}."
-            )
 
 
 def _start(

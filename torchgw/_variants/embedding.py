@@ -180,9 +180,7 @@ class _Joint:
     def __init__(
         self, blocks: list[scipy.sparse.csr_array], plans: list[DualPlan], coupling: float
     ) -> None:
-        self.blocks = blocks
-        self.plans = plans
-        self.coupling = coupling
+        self.blocks, self.plans, self.coupling = blocks, plans, coupling
         self.ends = np.cumsum([block.shape[0] for block in blocks])
         self.roots = [
             tuple(torch.where(weight > 0, weight.double() ** -0.5, 0.0) for weight in plan.weights)
@@ -200,8 +198,7 @@ class _Joint:
             back = far * (plan.T @ (near * source))
             products[index] = products[index] + self.coupling * forth.cpu().numpy()
             products[-1] = products[-1] + self.coupling * back.cpu().numpy()
-        joined: NDArray[np.float64] = np.concatenate(products)
-        return joined
+        return np.concatenate(products)
 
 
 def _leading(joint: _Joint, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -70,7 +70,6 @@ class LowRankPlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, m)."""
         return len(self.Q), len(self.R)
 
     def _like(self) -> Tensor:
@@ -78,7 +77,6 @@ class LowRankPlan(Plan):
 
     @property
     def T(self) -> LowRankPlan:
-        """The plan from target to source."""
         return LowRankPlan(self.R, self.Q, self.g).giving(self.in_numpy)
 
     def __repr__(self) -> str:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from torchgw.anndata._align import align as align
 from torchgw.anndata._problem import TranslationProblem as TranslationProblem
-from torchgw.anndata._write import read_plan as read_plan
+from torchgw.anndata._store import read_plan as read_plan
 
 __all__ = ["TranslationProblem", "align", "read_plan"]

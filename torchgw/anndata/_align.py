@@ -10,9 +10,15 @@ from torchgw._api import solve
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidTypeError
 from torchgw._results.result import GWResult
-from torchgw.anndata._options import check_labels, check_options, check_relaxation
 from torchgw.anndata._problem import TranslationProblem
-from torchgw.anndata._spaces import Names, Recipe, check_objects
+from torchgw.anndata._spaces import (
+    Names,
+    Recipe,
+    check_labels,
+    check_objects,
+    check_options,
+    check_relaxation,
+)
 
 if TYPE_CHECKING:
     from anndata import AnnData

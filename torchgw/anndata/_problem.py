@@ -17,22 +17,23 @@ from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
 from torchgw._variants.embedding import joint_embedding
-from torchgw.anndata._options import check_labels, check_options, check_relaxation
 from torchgw.anndata._spaces import (
     Names,
     Recipe,
     Side,
     Space,
+    check_labels,
     check_name,
     check_objects,
+    check_options,
+    check_relaxation,
     check_sources,
     look_up,
     points_of,
     read_spaces,
     solve_arguments,
 )
-from torchgw.anndata._store import Match, store_of
-from torchgw.anndata._write import check_column, means
+from torchgw.anndata._store import Match, means, store_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -469,7 +470,10 @@ class TranslationProblem:
                 where = "a column of neither .obs" if single else where
                 raise InvalidInputError(f"`labels={name!r}` is {where}.")
             for side in givers:
-                check_column(side.shown, side.adata, name)
+                if side.adata.obs[name].isna().all():
+                    raise InvalidInputError(
+                        f"`{side.shown}.obs[{name!r}]` has no labels, all are missing."
+                    )
             carried.append((name, reference in givers, single in givers))
         return carried
 

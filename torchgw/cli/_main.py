@@ -40,17 +40,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line on arguments, by default those of the process; return the exit code.
 
-    Parameters
-    ----------
-    arguments : sequence of str or None
-        The arguments after the program's name; None takes those of the process.
-
-    Returns
-    -------
-    int
-        The exit code. Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
+    Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
     """
     _open_closed_streams()
     options = _parser().parse_args(arguments)

@@ -5,18 +5,21 @@
 
 from torchgw.distances._graph.adjacency import symmetrise, validate_graph
 from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
-from torchgw.distances.callable import CallableDistance
+from torchgw.distances.callable import CallableDistance, ManifoldDistance
 from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.directed import DirectedDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
 from torchgw.distances.landmark import LandmarkDistance
-from torchgw.distances.manifold import ManifoldDistance
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
-from torchgw.distances.precomputed import PrecomputedDistance, geodesic_matrices, geodesic_matrix
+from torchgw.distances.precomputed import (
+    DirectedDistance,
+    PrecomputedDistance,
+    geodesic_matrices,
+    geodesic_matrix,
+)
 from torchgw.distances.product import ProductDistance
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
-from torchgw._tensors.sums import inner_products
+from torchgw._tensors.draws import inner_products
 
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
@@ -151,8 +151,7 @@ class DistanceProvider(ABC):
 
     def _column_blocks(self) -> tuple[Tensor, ...]:
         width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        blocks: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
-        return blocks
+        return torch.arange(self.n, device=self.device).split(width)
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:

@@ -27,13 +27,12 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.points import farthest_pair
 
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
 _EXACT_MAXIMUM_POINTS = 100_000
-# Elements of a (rows, points) block of that search. [L381]
-_BLOCK_ELEMENTS = 2**24
 # Relative error of a point's constraint, in roundings of its dtype, that is taken as rounding.
 # [L381]
 _ROUNDINGS = 256
@@ -133,7 +132,9 @@ class CurvedDistance(DistanceProvider):
     def maximum(self) -> float:
         """Find the largest distance; of more than 100,000 points a lower bound, at least half."""
         if self.n <= _EXACT_MAXIMUM_POINTS:
-            first, second = (self._at(one[None]) for one in _farthest_pair(*self._place.order()))
+            left, right = self._place.order()
+            pair = farthest_pair(left[:, 0], lambda block: left[block] @ right.T)
+            first, second = (self._at(one[None]) for one in pair)
             return float(self._scaled(first.between(second)))
         # a walk from each point to the one farthest from it
         best, current = -1.0, 0
@@ -368,16 +369,3 @@ def _refuse(wrong: Tensor, what: Callable[[int], str], advice: str) -> None:
         count = int(wrong.sum())
         others = f" ({count} rows in all)" if count > 1 else ""
         raise InvalidInputError(f"`points` row {row} {what(row)}{others}. {advice}")
-
-
-def _farthest_pair(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the indices of the largest entry of left @ right.T, in blocks of rows."""
-    best = left.new_full((), -torch.inf)
-    pair = torch.zeros(2, dtype=torch.int64, device=left.device)
-    n = len(left)
-    for block in torch.arange(n, device=left.device).split(max(1, _BLOCK_ELEMENTS // n)):
-        value, flat = (left[block] @ right.T).flatten().max(dim=0)
-        found = torch.stack([block[0] + flat // n, flat % n])
-        pair = torch.where(value > best, found, pair)
-        best = torch.maximum(value, best)
-    return pair[0], pair[1]

@@ -69,9 +69,7 @@ class DijkstraDistance(DistanceProvider):
         self.geodesics = as_geodesics(graph)
         self.n = self.geodesics.n
         self.device = resolve_device(device)
-        self.dtype = dtype
-        self.cache_size = cache_size
-        self.cache_bytes = cache_bytes
+        self.dtype, self.cache_size, self.cache_bytes = dtype, cache_size, cache_bytes
         self.n_jobs = n_jobs
         row_bytes = self.n * dtype.itemsize
         capacity = min(cache_size, cache_bytes // row_bytes, self.n)
@@ -114,22 +112,22 @@ class DijkstraDistance(DistanceProvider):
 
     def cache_info(self) -> CacheInfo:
         """Count the distinct rows that were found in the cache, were computed, and are kept."""
-        return self._cache.info()
+        cache = self._cache
+        return CacheInfo(cache.hits, cache.misses, int((cache.owner_of >= 0).sum()))
 
 
 class _RowCache:
     """Rows by vertex in a ring of slots, the oldest overwritten first; threads may share it."""
 
     def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.capacity = capacity
-        self._n = n
+        self.capacity, self._n = capacity, n
         self._rows = torch.empty(0, n, device=device, dtype=dtype)
         # slot of each vertex and vertex of each slot, -1 for none
         self._slot_of = np.full(n, -1, dtype=np.int64)
-        self._owner_of = np.full(capacity, -1, dtype=np.int64)
+        self.owner_of = np.full(capacity, -1, dtype=np.int64)
         self._next = 0
-        self._hits = 0
-        self._misses = 0
+        self.hits = 0
+        self.misses = 0
         # a row must not be overwritten between looking up its slot and reading it
         self._lock = threading.Lock()
 
@@ -138,8 +136,8 @@ class _RowCache:
         with self._lock:
             slots = self._slot_of[vertices]
             missing = slots < 0
-            self._misses += int(missing.sum())
-            self._hits += int((~missing).sum())
+            self.misses += int(missing.sum())
+            self.hits += int((~missing).sum())
             rows = self._rows.new_empty(len(vertices), self._n)
             rows[self._tensor(~missing)] = self._rows[self._tensor(slots[~missing])]
         return rows, missing
@@ -152,16 +150,12 @@ class _RowCache:
         with self._lock:
             self._grow(min(self.capacity, self._next + kept))
             slots = np.arange(self._next, self._next + kept) % self.capacity
-            evicted = self._owner_of[slots]
+            evicted = self.owner_of[slots]
             self._slot_of[evicted[evicted >= 0]] = -1
-            self._owner_of[slots] = vertices[-kept:]
+            self.owner_of[slots] = vertices[-kept:]
             self._slot_of[vertices[-kept:]] = slots
             self._rows[self._tensor(slots)] = rows[-kept:]
             self._next = (self._next + kept) % self.capacity
-
-    def info(self) -> CacheInfo:
-        """Give the counts so far."""
-        return CacheInfo(self._hits, self._misses, int((self._owner_of >= 0).sum()))
 
     def _grow(self, size: int) -> None:
         """Make room for ``size`` rows, at least twice as many as now."""

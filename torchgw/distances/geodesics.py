@@ -65,8 +65,7 @@ class Geodesics:
         unreachable: float | None = None,
         order: torch.Tensor | None = None,
     ) -> None:
-        self.unreachable = unreachable
-        self.order = order
+        self.unreachable, self.order = unreachable, order
         self.edges = graph if isinstance(graph, Edges) else from_csr(graph)
 
     @property

@@ -70,16 +70,9 @@ class CrossDistance:
     """
 
     def __init__(
-        self,
-        space: Space,
-        provider: DistanceProvider,
-        points: Tensor | None,
-        table: Tensor | None,
+        self, space: Space, provider: DistanceProvider, points: Tensor | None, table: Tensor | None
     ) -> None:
-        self._space = space
-        self._provider = provider
-        self._points = points
-        self._table = table
+        self._space, self._provider, self._points, self._table = space, provider, points, table
         self._columns: tuple[Tensor, Tensor] | None = None
         given = points if table is None else table
         assert given is not None
@@ -147,5 +140,4 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     if factors is None:
         raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
-    inverse: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
-    return inverse
+    return torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)

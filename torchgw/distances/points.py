@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -145,7 +146,14 @@ class PointDistance(DistanceProvider):
         # |x - y| <= radius_x + radius_y; the slack covers rounding
         candidates = (radius + radius.max() >= found * (1 - 1e-5)).nonzero()[:, 0]
         if candidates.shape[0] <= _EXACT_MAXIMUM_POINTS:
-            pair = candidates[_farthest_pair(points[candidates])]
+            far = points[candidates]
+            square = far.square().sum(dim=1)
+
+            def rows_of(block: Tensor) -> Tensor:
+                # cancellation is harmless here: only far pairs compete
+                return torch.addmm(square, far[block], far.T, alpha=-2).add_(square[block, None])
+
+            pair = candidates[farthest_pair(square, rows_of)]
         exact = torch.linalg.vector_norm(points[pair[0]] - points[pair[1]])
         largest = float(torch.maximum(found, exact))
         if self.metric == "euclidean":
@@ -242,16 +250,13 @@ def _walk(points: Tensor, start: int, steps: int = 6) -> Tensor:
     return torch.tensor(pair, device=points.device)
 
 
-def _farthest_pair(points: Tensor) -> Tensor:
-    """Find the two indices of the largest distance, by all pairs in blocks."""
-    square = points.square().sum(dim=1)
-    best, pair = torch.full_like(square[0], -torch.inf), square.new_zeros(2, dtype=torch.int64)
-    rows = max(1, _BLOCK_ELEMENTS // points.shape[0])
-    for block in torch.arange(points.shape[0], device=points.device).split(rows):
-        # cancellation is harmless here: only far pairs compete
-        distance = torch.addmm(square, points[block], points.T, alpha=-2).add_(square[block, None])
-        value, flat = distance.flatten().max(dim=0)
-        found = torch.stack([block[0] + flat // points.shape[0], flat % points.shape[0]])
+def farthest_pair(like: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Find the two indices of the largest entry of a table (n, n), by blocks of its rows."""
+    n, best = len(like), torch.full_like(like[0], -torch.inf)
+    pair = like.new_zeros(2, dtype=torch.int64)
+    for block in torch.arange(n, device=like.device).split(max(1, _BLOCK_ELEMENTS // n)):
+        value, flat = rows_of(block).flatten().max(dim=0)
+        found = torch.stack([block[0] + flat // n, flat % n])
         pair = torch.where(value > best, found, pair)
         best = torch.maximum(value, best)
     return pair

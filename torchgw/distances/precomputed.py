@@ -1,4 +1,4 @@
-"""Stored distance matrices, and geodesics of all pairs to be stored."""
+"""Stored distances, symmetric or with a direction, and geodesics of all pairs to be stored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_tensor
-from torchgw._errors import InvalidInputError
-from torchgw.distances.base import DistanceProvider
+from torchgw._boundary.arrays import check_finite, check_magnitude, check_tensor, to_tensor
+from torchgw._boundary.graphs import as_graph
+from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw.distances._graph.adjacency import validate_graph
+from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
 
@@ -100,8 +103,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
         rows = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        blocks: tuple[Tensor, ...] = self._matrix.split(rows)
-        return blocks
+        return self._matrix.split(rows)
 
     def _check(self) -> None:
         """Refuse a matrix that is not finite or not symmetric, a block at a time."""
@@ -159,3 +161,149 @@ def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> li
     geodesics = [as_geodesics(graph) for graph in graphs]
     tasks = [(each, np.arange(each.n)) for each in geodesics]
     return path_lengths(tasks, n_jobs=n_jobs)
+
+
+class DirectedDistance(PrecomputedDistance):
+    """A stored table T of costs, (n, n): T_ik is the cost from point i to point k.
+
+    :func:`torchgw.solve` takes it as X or Y and compares costs in both directions. The methods of
+    a provider answer for D = (T + T') / 2, what is left without directions; :meth:`ways` for T and
+    T'.
+
+    Parameters
+    ----------
+    table : array-like, shape (n, n), float32/64
+        Finite costs, of any sign. A tensor that requires a gradient gets one from
+        ``solve(..., differentiable=...)``.
+
+    Raises
+    ------
+    InvalidInputError
+        If it is not square and finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torchgw.distances import DirectedDistance
+    >>> DirectedDistance(torch.tensor([[0.0, 3.0], [1.0, 0.0]])).matrix()
+    tensor([[0., 2.],
+            [2., 0.]])
+    """
+
+    directed = True
+
+    def __init__(self, table: Any) -> None:
+        if isinstance(table, Tensor) and table.requires_grad:
+            self.given = table
+        table = to_tensor("table", table)
+        if not table.dtype.is_floating_point:
+            table = table.double()
+        if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] == 0:
+            raise InvalidInputError(
+                f"`table` must have shape (n, n) with n >= 1; got {tuple(table.shape)}."
+            )
+        check_finite("table", table, "Give pairs without a path a large finite cost.")
+        check_magnitude("table", table)
+        self._hold_table(table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies a tensor that may be a step of the caller's graph."""
+        return {name: part for name, part in vars(self).items() if name != "given"}
+
+    def _hold_table(self, table: Tensor) -> None:
+        self.table = table
+        self._hold((table + table.T) / 2)
+
+    @classmethod
+    def unchecked(cls, matrix: Tensor) -> DirectedDistance:
+        """Make the provider of a table that needs no check, because it was computed here."""
+        provider = cls.__new__(cls)
+        provider._hold_table(matrix)
+        return provider
+
+    @classmethod
+    def of_graph(cls, graph: Any, *, fill: float = 1.5) -> DirectedDistance:
+        """Compute the lengths of the shortest paths of a directed graph.
+
+        Parameters
+        ----------
+        graph : graph of n vertices
+            SciPy sparse array or matrix, shape (n, n), of the lengths of the edges from the vertex
+            of the row to that of the column; or a NetworkX graph, an igraph graph or PyTorch
+            Geometric data, whose edges without a weight have length 1.
+        fill : float
+            Distance of pairs without a path over the largest path length, at least 1.
+
+        Returns
+        -------
+        DirectedDistance
+            float64, on the CPU.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidInputError
+            If it is no graph, not square, or has lengths that are negative or not finite; if
+            ``fill`` is below 1.
+
+        Warns
+        -----
+        GraphWarning
+            If there are pairs without a path.
+        """
+        if not (np.isfinite(fill) and fill >= 1):
+            raise InvalidInputError(f"`fill` must be finite and at least 1; got {fill}.")
+        known = as_graph("graph", graph, directed=True)
+        graph = validate_graph(graph if known is None else known, directed=True)
+        table = scipy.sparse.csgraph.dijkstra(graph)
+        reached = np.isfinite(table)
+        if not reached.all():
+            largest = float(table[reached].max()) or 1.0
+            missing = int(table.size - reached.sum())
+            warn_user(
+                f"{missing} of {table.size} pairs have no path in their direction; their "
+                f"distance is {fill} times the largest path length, {fill * largest:.3g}.",
+                GraphWarning,
+            )
+            table[~reached] = fill * largest
+        return cls.unchecked(torch.from_numpy(table))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> DirectedDistance:
+        """Move the table to another device or dtype."""
+        if self._lies_at(device, dtype):
+            return self
+        return DirectedDistance.unchecked(self.table.to(device, dtype))
+
+    def ways(self) -> tuple[DistanceProvider, ...]:
+        """List T and T', each read in its direction."""
+        return _OneWay.unchecked(self.table), _OneWay.unchecked(self.table.T)
+
+    def mapped(self, function: Entrywise) -> DirectedDistance:
+        """Make the provider of a function of every cost."""
+        return DirectedDistance.unchecked(function(self.table))
+
+    def scaled(self, factor: float) -> DirectedDistance:
+        """Make the provider of the costs times a positive number."""
+        return self.mapped(lambda costs: costs * factor)
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        """Compute the mean of (T * T) @ weights and (T' * T') @ weights."""
+        square = self.table.square()
+        return (square @ weights + square.T @ weights) / 2
+
+    def maximum(self) -> float:
+        """Find the largest cost."""
+        return float(self.table.max())
+
+
+class _OneWay(PrecomputedDistance):
+    """A stored table that is no mean over directions, so that columns are not rows."""
+
+    directed = True
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Read T[:, index]."""
+        return self._matrix[:, index]
+
+    def mapped(self, function: Entrywise) -> _OneWay:
+        """Make the provider of a function of every cost."""
+        return _OneWay.unchecked(function(self._matrix))

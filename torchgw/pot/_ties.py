@@ -36,18 +36,14 @@ class LineOfPot(Line):
         self.p, self.q = p, q
 
     def begin(self, plan: Array) -> float:
-        """Go to a plan; return its value."""
         self._known = self._gradient(plan)
         half = 0.5 * float((self._known * plan).sum())
         return float(np.sum(self.linear * plan)) + self.weight * half
 
     def slope(self, plan: Array) -> Array:
-        """Compute the gradient at the plan that was reached."""
-        total: Array = self.linear + self.weight * self._known
-        return total
+        return self.linear + self.weight * self._known
 
     def look(self, plan: Array, direction: Array) -> tuple[float, float]:
-        """Find bend and slope of the objective, bend s^2 + slope s, along a direction."""
         if self.p is None:
             # of partial problems the next gradient is a mean of two
             self._change = self._gradient(direction + plan) - self._known
@@ -63,7 +59,6 @@ class LineOfPot(Line):
         return float(self.weight * bend), fixed + float(self.weight * mixed)
 
     def go(self, plan: Array, direction: Array, end: Array, length: float) -> Array:
-        """Go a share of the way to the end of a direction."""
         plan = plan + length * direction
         if self.p is None:
             self._known = self._known + length * self._change

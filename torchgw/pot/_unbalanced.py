@@ -184,8 +184,7 @@ def _multiplicative_kl(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         divisor = plan.sum(1)[:, None] ** of_rows * plan.sum(0) ** of_columns + _TINY
-        moved: Array = kernel * plan ** (of_rows + of_columns) / divisor
-        return moved
+        return kernel * plan ** (of_rows + of_columns) / divisor
 
     return turn
 
@@ -196,8 +195,7 @@ def _multiplicative_l2(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         weight = rho[0] * plan.sum(1)[:, None] + rho[1] * plan.sum(0) + epsilon * plan
-        moved: Array = pull * plan / (weight + _TINY)
-        return moved
+        return pull * plan / (weight + _TINY)
 
     return turn
 
@@ -247,8 +245,7 @@ def _by_lbfgsb(problem: Relaxed, start: Array, max_iter: int, tol: float) -> Arr
         tol=tol,
         options={"maxiter": max_iter},
     )
-    plan: Array = found.x.reshape(cost.shape)
-    return plan
+    return found.x.reshape(cost.shape)
 
 
 def across_spaces(

@@ -84,8 +84,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Take what is needed from the values among the spaces of ``fit``."""
 
     def _from_values(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        distances: NDArray[np.float64] = np.sqrt(values)
-        return distances
+        return np.sqrt(values)
 
 
 class GWKernel(GWDistance):
@@ -139,8 +138,7 @@ class GWKernel(GWDistance):
         self.gamma_ = self.gamma or 1 / (middle or 1.0)
 
     def _from_values(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        similarities: NDArray[np.float64] = np.exp(-(self.gamma or self.gamma_) * values)
-        return similarities
+        return np.exp(-(self.gamma or self.gamma_) * values)
 
 
 def _listed(spaces: Any) -> list[Any]:

@@ -57,13 +57,7 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
     """
 
     @reject_unknown
-    def fit(
-        self,
-        Xs: Any = None,
-        ys: Any = None,
-        Xt: Any = None,
-        yt: Any = None,
-    ) -> GWTransport:
+    def fit(self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None) -> GWTransport:
         """Align source and target points.
 
         Parameters
@@ -118,13 +112,7 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
         check_is_fitted(self)
         return self.result_.log
 
-    def fit_transform(
-        self,
-        Xs: Any = None,
-        ys: Any = None,
-        Xt: Any = None,
-        yt: Any = None,
-    ) -> Any:
+    def fit_transform(self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None) -> Any:
         """Align, and map the source points into the target space, shape (n, d')."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.kernels.operands import interpreted
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import Cost, FactoredCost, softmin
 from torchgw._typing import Marginals, Potentials
 
 EPSILON = 0.37

@@ -10,10 +10,9 @@ pytest.importorskip("triton")
 from kernel_cases import DEVICES, EPSILON, factored, warm, weights, wide
 
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.kernels import read_off
 from torchgw._sinkhorn.kernels.operands import KernelPlan, operands
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 

@@ -21,11 +21,9 @@ from kernel_cases import (
     wide,
 )
 
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
 from torchgw._sinkhorn.kernels.operands import Blocks, operands, padded
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_, log_sum_exp
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import softmin
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, LinearProblem, softmin
 from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 

@@ -22,11 +22,9 @@ from kernel_cases import (
 )
 
 from torchgw._sinkhorn.contract import Sweep, softmin_sweep
-from torchgw._sinkhorn.cost import Cost, DenseCost
 from torchgw._sinkhorn.kernels import stored
 from torchgw._sinkhorn.kernels.stored import SweepShape
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import checked, softmin
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, checked, softmin
 from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
 from torchgw._typing import Marginals, Potentials
 

@@ -15,12 +15,9 @@ import torch
 import torchgw
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.contract import softmin_sweep
-from torchgw._sinkhorn.cost import FactoredCost
 from torchgw._sinkhorn.eager import EagerBackend, StoredSweeper, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import softmin
-from torchgw._sinkhorn.tiles.block_scaling import block_scaling
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem, softmin
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     block_orders,
@@ -31,6 +28,7 @@ from torchgw._sinkhorn.tiles.bounds import (
 )
 from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
+from torchgw._sinkhorn.tiles.sweeper import block_scaling
 from torchgw._sinkhorn.tiles.tiling import SLACK, Tiling
 from torchgw._solve import cost_model
 from torchgw._tensors.block_order import block_order

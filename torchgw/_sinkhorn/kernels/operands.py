@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from torchgw._sinkhorn.cost import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
 
 ProductPrecision = Literal["fp16x3", "float32", "float64"]

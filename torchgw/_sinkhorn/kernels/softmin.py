@@ -1,6 +1,6 @@
 """One streamed base-2 log-sum-exp in Triton, for stored and for factored costs.
 
-Two forms of it: the half-step of :func:`torchgw._sinkhorn.softmin.softmin`, which follows the
+Two forms of it: the half-step of :func:`torchgw._sinkhorn.problem.softmin`, which follows the
 maximum, and the half-step of a sweep, which scales one fixed kernel
 
     E_ij = exp2(p_i + q_j + S_ij),   p, q the potentials when the sweeper was made,           (T2)

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.launch import launch
 
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweep
-from torchgw._sinkhorn.cost import DenseCost
 from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
-from torchgw._sinkhorn.problem import STRICT, EntropicPlan
+from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan
 from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
 from torchgw._typing import Potentials
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.cost import FactoredCost
+from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._tensors.block_order import Order, block_order
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials

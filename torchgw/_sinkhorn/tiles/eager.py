@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweeper
-from torchgw._sinkhorn.cost import exp_
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
-from torchgw._sinkhorn.problem import STRICT
+from torchgw._sinkhorn.problem import STRICT, exp_
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
-from torchgw._sinkhorn.tiles.tiling import SLACK
+from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
@@ -191,19 +189,22 @@ class _EagerEngine:
     def update_rows(self) -> None:
         """Take the half-step from v to u, and keep what its rows add to each column."""
         # Sums of points without mass are one, so that they stay where they are.
-        rows, columns = self.rows, self.columns
-        u, v = self._used()
-        self._row_sum = torch.ones_like(rows.weight)
+        self._row_sum = torch.ones_like(self.rows.weight)
         self._parts: list[Part] = []
-        for block, kept in _blocks(self.lists):
-            exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
-            kernel = exp_(exponent.add_(u[block, :, None]))
-            total = torch.mv(kernel, columns.weight[kept].flatten())
-            used = rows.weight[block] > 0
-            self._row_sum[block] = torch.where(used, total, 1.0)
-            step = torch.where(used, rows.weight[block] / total, 0.0)
+        for block, kept, kernel, total in self._row_sums():
+            weight = self.rows.weight[block]
+            self._row_sum[block] = torch.where(weight > 0, total, 1.0)
+            step = torch.where(weight > 0, weight / total, 0.0)
             self._parts.append((block, kept, torch.mv(kernel.T, step).view(len(kept), -1)))
         self.u = self.u - self._row_sum.double().log()
+
+    def _row_sums(self, own: range | None = None) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Go through blocks of rows: which, its kept blocks of columns, the kernel, its sums."""
+        u, v = self._used()
+        for block, kept in _blocks(self.lists, own):
+            exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
+            kernel = exp_(exponent.add_(u[block, :, None]))
+            yield block, kept, kernel, torch.mv(kernel, self.columns.weight[kept].flatten())
 
     def update_columns(self) -> tuple[Tensor, Tensor]:
         self._column_sum = self._column_sums()
@@ -264,14 +265,9 @@ class _SharedEngine(_EagerEngine):
 
     def update_rows(self) -> None:
         """Take the half-step from v to u."""
-        rows, columns = self.rows, self.columns
-        u, v = self._used()
-        sums = torch.ones_like(rows.weight)
-        for block, kept in _blocks(self.lists, self._cut.blocks):
-            exponent = self.tiles.products(block, kept).add_(v[kept].flatten())
-            kernel = exp_(exponent.add_(u[block, :, None]))
-            total = torch.mv(kernel, columns.weight[kept].flatten())
-            sums[block] = torch.where(rows.weight[block] > 0, total, 1.0)
+        sums = torch.ones_like(self.rows.weight)
+        for block, _, _, total in self._row_sums(self._cut.blocks):
+            sums[block] = torch.where(self.rows.weight[block] > 0, total, 1.0)
         self._row_sum = self._cut.join_blocks(sums[self._cut.own])
         self.u = self.u - self._row_sum.double().log()
 

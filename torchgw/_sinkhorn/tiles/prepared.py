@@ -23,10 +23,7 @@ class TiledBackend:
         self, whole: Backend, kind: type[TiledProblem], tiling: Tiling, ranks: Ranks | None = None
     ) -> None:
         self.name = whole.name
-        self.ranks = ranks
-        self.whole = whole
-        self.kind = kind
-        self.tiling = tiling
+        self.ranks, self.whole, self.kind, self.tiling = ranks, whole, kind, tiling
 
     @property
     def T(self) -> TiledBackend:  # noqa: N802 - the name of every array library
@@ -55,7 +52,6 @@ class TiledProblem(PreparedProblem):
 
     @property
     def T(self) -> TiledProblem:  # noqa: N802 - the name of every array library
-        """The problem with source and target exchanged."""
         return type(self)(self.problem.T, self.backend.T)
 
     @property
@@ -72,7 +68,6 @@ class TiledProblem(PreparedProblem):
         return TwoLevelSweeper(self._engine(start), self.problem, self._all_tiles)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
-        """Compute the half-step."""
         if not self.tiling.pays():
             return self.whole.softmin(potential, axis)
         turned = self if axis == 1 else self.T
@@ -107,7 +102,6 @@ class TiledProblem(PreparedProblem):
         return values * a.to(values.dtype)[:, None], index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one column from each of ``rows``, shape (s,)."""
         # Rows of few blocks: their lists may save less than rows of other points would cost.
         return self.whole.draw(potentials, rows, generator)
 

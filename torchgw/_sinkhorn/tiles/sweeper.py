@@ -1,7 +1,7 @@
 """The two-level sweep over the tiles that matter: one algorithm for every engine.
 
 A half-step over the rows and one over the columns settle differences between near points; scaling
-whole blocks of rows (:mod:`torchgw._sinkhorn.tiles.block_scaling`) settles those between far ones;
+whole blocks of rows (:func:`block_scaling`) settles those between far ones;
 Anderson's method removes what slow modes are left.
 """
 
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import Sweep, Sweeper
-from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._sinkhorn.softmin import checked
-from torchgw._sinkhorn.tiles.block_scaling import block_scaling
+from torchgw._sinkhorn.problem import LinearProblem, checked
 from torchgw._typing import Potentials
 
 # Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
@@ -27,6 +25,18 @@ _LINEAR = 2.0
 # Rises of the error after which the second level is given up: where blocks hold many clusters, or
 # points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
 _MOST_RISES = 2
+# Blocks of a side above which neighbours are taken together: a step solves as many equations.
+# [L290]
+_MOST_BLOCKS = 512
+# Newton steps at most, and the step after which convergence, which is quadratic, has made the rest
+# negligible beside what the next iteration changes. [L207]
+_STEPS = 25
+_LAST_STEP = 0.05
+# Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
+_LONGEST = 1.0
+# Ridge, relative to the diagonal: parts that share less mass are not scaled against each other.
+# [L290]
+_RIDGE = 1e-9
 
 
 class Engine(Protocol):
@@ -89,9 +99,7 @@ class TwoLevelSweeper:
     def __init__(
         self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]
     ) -> None:
-        self._engine = engine
-        self._problem = problem
-        self._all_tiles = all_tiles
+        self._engine, self._problem, self._all_tiles = engine, problem, all_tiles
         self._plain: Sweeper | None = None
         self._acceleration = Anderson()
         self._error, self._rises = float("inf"), 0
@@ -136,3 +144,51 @@ class TwoLevelSweeper:
         if self._rises >= _MOST_RISES:
             self._plain = self._all_tiles(state)
         return Sweep(engine.f(u), g, g_next, state, check)
+
+
+def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tensor:
+    """Find log-scalings x, (k,), so that some diag(e^x) M diag(e^y) has the given marginals."""
+    # By a few Newton steps in y on the dual, which is concave; x is eliminated. M (k, l) is the
+    # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
+    # natural logarithms.
+    blocks = len(row_mass)
+    height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
+    row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
+    masses = grouped(grouped(masses, height).T, width).T
+    inverse_mass = _ratio(torch.ones_like(row_mass), row_mass)
+    y = torch.zeros_like(column_mass)
+    for _ in range(_STEPS):
+        scaled = masses * y.exp()
+        scaled = scaled * _ratio(row_mass, scaled.sum(1))[:, None]
+        columns = scaled.sum(0)
+        hessian = -(scaled.T @ (scaled * inverse_mass[:, None]))
+        # blocks without mass on either side are left out
+        used = (columns > 0) & (column_mass > 0)
+        hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
+        missing = torch.where(used, column_mass - columns, 0.0)
+        step, _ = torch.linalg.solve_ex(hessian, missing)
+        step = step - column_mass @ step / column_mass.sum()
+        longest = float(step.abs().max())
+        # a plan that is far from any marginals; the next iteration comes closer without help
+        if not math.isfinite(longest):
+            break
+        y = y + step * min(1.0, _LONGEST / longest) if longest > 0 else y
+        if not longest > _LAST_STEP:
+            break
+    x = _ratio(row_mass, masses @ y.exp()).log().nan_to_num(neginf=0.0)
+    return x.repeat_interleave(height)[:blocks]
+
+
+def grouped(values: Tensor, size: int) -> Tensor:
+    """Add up groups of ``size`` neighbours along the first axis; the last may be smaller."""
+    if size == 1:
+        return values
+    groups = math.ceil(len(values) / size)
+    full = values.new_zeros(groups * size, *values.shape[1:])
+    full[: len(values)] = values
+    return full.unflatten(0, (groups, size)).sum(1)
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """Divide, zero where nothing is below."""
+    return torch.where(below > 0, above / below, 0.0)

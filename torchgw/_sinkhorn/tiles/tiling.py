@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.cost import Cost, FactoredCost
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import Cost, FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.bounds import (
     TileLists,
     TileProblem,
@@ -19,7 +18,7 @@ from torchgw._sinkhorn.tiles.bounds import (
     tile_problem,
 )
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.ranks import Ranks
+from torchgw._tensors.ranks import Ranks, pieces
 
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
 # are chosen anew. Three units keep 6% more tiles. [L192]
@@ -68,9 +67,7 @@ class Tiling:
     def __init__(
         self, shape: tuple[int, int], width: int = _WIDTH, *, storable: bool = False
     ) -> None:
-        self.shape = shape
-        self.width = width
-        self.storable = storable
+        self.shape, self.width, self.storable = shape, width, storable
         self._memory = _Memory()
         self._swapped = False
 
@@ -140,3 +137,39 @@ class Tiling:
         if not shares:
             return None
         return TileReport(self._memory.bound, sum(shares) / len(shares), len(shares), self.width)
+
+
+class Cut:
+    """The rows that are this rank's, of about as many tiles as those of the others.
+
+    They are whole pieces of whole blocks, which are the same for any number of ranks. Without ranks
+    all rows are here.
+    """
+
+    def __init__(self, ranks: Ranks | None, start: Tensor, n: int, width: int) -> None:
+        # ``start`` says where the list of each block begins, as in a walk
+        parts, owned, rank = [slice(0, n)], [range(1)], 0
+        if ranks is not None:
+            parts, first, rank = pieces(n, width), start.tolist(), ranks.rank
+            work = [first[-(-part.stop // width)] - first[part.start // width] for part in parts]
+            owned = ranks.own(len(parts), work)
+        ends = [0, *(parts[own.stop - 1].stop if own.stop else 0 for own in owned)]
+        block_ends = [-(-end // width) for end in ends]
+        self._ranks = ranks
+        self._counts, self._block_counts = (
+            [after - before for before, after in zip(these, these[1:], strict=False)]
+            for these in (ends, block_ends)
+        )
+        self.rows = slice(ends[rank], ends[rank + 1])  # from the first of a block on
+        self.own = slice(block_ends[rank], block_ends[rank + 1])  # selects the blocks
+        self.blocks = range(block_ends[rank], block_ends[rank + 1])
+        origin = self.rows.start  # of the pieces, as places within the rows
+        self.pieces = [slice(parts[k].start - origin, parts[k].stop - origin) for k in owned[rank]]
+
+    def join(self, own: Tensor) -> Tensor:
+        """Join values of the rows of all ranks, (n, ...), given one's own."""
+        return own if self._ranks is None else self._ranks.gather(own, self._counts)
+
+    def join_blocks(self, own: Tensor) -> Tensor:
+        """Join values of blocks, (blocks, ...), given those of one's own."""
+        return own if self._ranks is None else self._ranks.gather(own, self._block_counts)

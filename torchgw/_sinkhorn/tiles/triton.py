@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.cost import Cost, FactoredCost
 from torchgw._sinkhorn.kernels import read_off
 from torchgw._sinkhorn.kernels.operands import (
     KernelPlan,
@@ -21,13 +20,11 @@ from torchgw._sinkhorn.kernels.operands import (
 from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_step_, log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
-from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._sinkhorn.tiles.block_scaling import grouped
+from torchgw._sinkhorn.problem import STRICT, Cost, FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.cut import Cut
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
-from torchgw._sinkhorn.tiles.sweeper import Engine
-from torchgw._sinkhorn.tiles.tiling import SLACK
+from torchgw._sinkhorn.tiles.sweeper import Engine, grouped
+from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
@@ -59,7 +56,6 @@ class TiledTritonProblem(TiledProblem):
 
     @property
     def T(self) -> TiledTritonProblem:  # noqa: N802 - the name of every array library
-        """The problem with source and target exchanged."""
         return self._turned or TiledTritonProblem(self.problem.T, self.backend.T, self)
 
     def choose(self, potentials: Potentials, slack: float = 0.0) -> _Chosen:

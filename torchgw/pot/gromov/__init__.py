@@ -53,3 +53,7 @@ __all__ = [
     "unbalanced_co_optimal_transport2", "uot_cost_matrix", "uot_parameters_and_measures",
     "update_barycenter_feature", "update_barycenter_structure",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,21 +13,6 @@ from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._read import Problem, read_start
 from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
-__all__ = [
-    "BAPG_fused_gromov_wasserstein",
-    "BAPG_fused_gromov_wasserstein2",
-    "BAPG_gromov_wasserstein",
-    "BAPG_gromov_wasserstein2",
-    "entropic_fused_gromov_wasserstein",
-    "entropic_fused_gromov_wasserstein2",
-    "entropic_gromov_wasserstein",
-    "entropic_gromov_wasserstein2",
-    "fused_gromov_wasserstein",
-    "fused_gromov_wasserstein2",
-    "gromov_wasserstein",
-    "gromov_wasserstein2",
-]
-
 _EXACT = """C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, log=False,
     armijo=False, G0=None, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, **kwargs"""
 _EXACT_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, alpha=0.5,
@@ -177,8 +162,7 @@ def _single_loop(call: Call) -> Any:
                 return part.slope(plan)
             cross = term.cross(plan)
             other = cross if term.symmetric else term.cross_transposed(plan)
-            result: Array = linear - part.alpha * (cross + other)
-            return result
+            return linear - part.alpha * (cross + other)
 
         return _mirror.alternate(slope, first, part.p, part.q, float(call.epsilon), stop)
 

@@ -25,17 +25,6 @@ from torchgw.pot.gromov._semirelaxed import (
     semirelaxed_gromov_wasserstein,
 )
 
-__all__ = [
-    "entropic_fused_gromov_barycenters",
-    "entropic_gromov_barycenters",
-    "fgw_barycenters",
-    "gromov_barycenters",
-    "semirelaxed_fgw_barycenters",
-    "semirelaxed_gromov_barycenters",
-    "update_barycenter_feature",
-    "update_barycenter_structure",
-]
-
 _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")
 
@@ -335,8 +324,7 @@ def _features(
     if p is None:
         p = np.stack([plan.sum(1) for plan in seen])
     mass = p if p.ndim == 1 else np.asarray(shares) @ p
-    result: Array = whole * _inverse(mass)[:, None]
-    return result
+    return whole * _inverse(mass)[:, None]
 
 
 def _inverse(mass: Array) -> Array:
@@ -427,8 +415,7 @@ def _centres(features: Array, count: int, random_state: Any) -> Array:
     from sklearn.cluster import KMeans
 
     model = KMeans(n_clusters=count, random_state=random_state, n_init=1)
-    centres: Array = model.fit(features).cluster_centers_
-    return centres
+    return model.fit(features).cluster_centers_
 
 
 def _turns(

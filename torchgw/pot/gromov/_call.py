@@ -14,8 +14,6 @@ import numpy as np
 from torchgw.pot._arrays import Array
 from torchgw.pot.gromov._read import Problem, check_known, read_problem, value_of, without_gradients
 
-__all__ = ["Call", "takes", "valued"]
-
 
 class Call(SimpleNamespace):
     """The arguments of a call, by POT's names, and the name of the function."""

@@ -16,13 +16,6 @@ from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = [
-    "fused_gromov_wasserstein_dictionary_learning",
-    "fused_gromov_wasserstein_linear_unmixing",
-    "gromov_wasserstein_dictionary_learning",
-    "gromov_wasserstein_linear_unmixing",
-]
-
 _PROJECTIONS = ("nonnegative_symmetric", "symmetric", "nonnegative")
 # Decay of Adam's two means, and what is added to its divisor: the usual choices. [L509]
 _DECAY, _TINY = (0.9, 0.999), 1e-9

@@ -15,8 +15,6 @@ from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = ["GW_distance_estimation", "pointwise_gromov_wasserstein", "sampled_gromov_wasserstein"]
-
 # How many steps without a change end the sampled solver, and what counts as one: as in POT. [L389]
 _QUIET, _CHANGE = 100, 1e-19
 

@@ -20,8 +20,6 @@ from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import without_gradients
 
-__all__ = ["lowrank_gromov_wasserstein_samples"]
-
 # What POT takes by default for arguments that nothing here reads.
 _UNREAD = {"stopThr_dykstra": 1e-3, "numItermax_dykstra": 10_000, "warn_dykstra": False}
 

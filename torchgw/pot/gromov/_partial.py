@@ -8,17 +8,6 @@ from torchgw.pot import _mirror
 from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._steps import entropic, exact_answer
 
-__all__ = [
-    "entropic_partial_fused_gromov_wasserstein",
-    "entropic_partial_fused_gromov_wasserstein2",
-    "entropic_partial_gromov_wasserstein",
-    "entropic_partial_gromov_wasserstein2",
-    "partial_fused_gromov_wasserstein",
-    "partial_fused_gromov_wasserstein2",
-    "partial_gromov_wasserstein",
-    "partial_gromov_wasserstein2",
-]
-
 _EXACT = """C1, C2, p=None, q=None, m=None, loss_fun="square_loss", nb_dummies=1, G0=None, thres=1,
     numItermax=1e4, tol={tol}, symmetric=None, warn={warn}, log=False, verbose=False, **kwargs"""
 _EXACT_FUSED = "M, " + _EXACT.replace("nb_dummies", "alpha=0.5, nb_dummies")

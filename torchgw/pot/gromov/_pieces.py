@@ -14,20 +14,6 @@ from torchgw.pot._unbalanced import between_products, to_product
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
 
-__all__ = [
-    "div_between_product",
-    "div_to_product",
-    "gwggrad",
-    "gwloss",
-    "init_matrix",
-    "init_matrix_semirelaxed",
-    "semirelaxed_init_plan",
-    "solve_gromov_linesearch",
-    "solve_partial_gromov_linesearch",
-    "solve_semirelaxed_gromov_linesearch",
-    "tensor_product",
-]
-
 # Starts of semi-relaxed problems by name.
 _PARTITIONS = ("fluid", "spectral", "kmeans", "fluid_soft", "spectral_soft", "kmeans_soft")
 _NAMES = ("product", "random_product", "random", *_PARTITIONS)
@@ -238,15 +224,13 @@ def _by_partition(
     means = parts.T @ larger @ parts / np.outer(q, q)
     matched = transport(q, q if n > m else p)(_gaps(means, smaller)).plan
     plan: Array = parts @ (matched / q[:, None])
-    result: Array = plan if n > m else plan.T
-    return result
+    return plan if n > m else plan.T
 
 
 def _gaps(first: Array, second: Array) -> Array:
     """Compute Euclidean distances between the rows of two tables."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
-    result: Array = np.sqrt(np.maximum(squares, 0))
-    return result
+    return np.sqrt(np.maximum(squares, 0))
 
 
 def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
@@ -284,5 +268,4 @@ def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
         model = cluster.SpectralClustering(
             n_clusters=count, random_state=random_state, affinity="precomputed"
         )
-    found: Array = model.fit(table).labels_
-    return found
+    return model.fit(table).labels_

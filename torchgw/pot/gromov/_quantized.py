@@ -25,17 +25,6 @@ from torchgw.pot.gromov._pieces import partition
 from torchgw.pot.gromov._read import read_problem, without_gradients
 from torchgw.pot.gromov._steps import exact
 
-__all__ = [
-    "format_partitioned_graph",
-    "format_partitioned_samples",
-    "get_graph_partition",
-    "get_graph_representants",
-    "get_partition_and_representants_samples",
-    "quantized_fused_gromov_wasserstein",
-    "quantized_fused_gromov_wasserstein_partitioned",
-    "quantized_fused_gromov_wasserstein_samples",
-]
-
 _STEPS = "armijo=False, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9"
 _FEATURES = "`alpha` below 1 and methods on '_fused' weigh features: pass those of both spaces."
 

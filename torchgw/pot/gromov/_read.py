@@ -13,16 +13,6 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError,
 from torchgw.pot._arrays import Array, Arrays, Mask, product
 from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
 
-__all__ = [
-    "Problem",
-    "check_known",
-    "needs_gradients",
-    "read_problem",
-    "read_start",
-    "value_of",
-    "without_gradients",
-]
-
 # How far a starting plan may miss its marginals, as in POT. [L389]
 _MARGINALS = 1e-8
 

@@ -8,17 +8,6 @@ from torchgw.pot import _mirror
 from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._steps import entropic, exact_answer
 
-__all__ = [
-    "entropic_semirelaxed_fused_gromov_wasserstein",
-    "entropic_semirelaxed_fused_gromov_wasserstein2",
-    "entropic_semirelaxed_gromov_wasserstein",
-    "entropic_semirelaxed_gromov_wasserstein2",
-    "semirelaxed_fused_gromov_wasserstein",
-    "semirelaxed_fused_gromov_wasserstein2",
-    "semirelaxed_gromov_wasserstein",
-    "semirelaxed_gromov_wasserstein2",
-]
-
 _EXACT = """C1, C2, p=None, loss_fun="square_loss", symmetric=None, log=False, G0=None,
     max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, random_state=0, **kwargs"""
 _EXACT_FUSED = """M, C1, C2, p=None, loss_fun="square_loss", symmetric=None, alpha=0.5, G0=None,

@@ -26,8 +26,6 @@ from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import Problem, read_start
 
-__all__ = ["Marginals", "entropic", "exact", "exact_answer", "on_positive"]
-
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
 

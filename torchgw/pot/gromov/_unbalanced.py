@@ -25,17 +25,6 @@ from torchgw.pot._unbalanced import (
 from torchgw.pot.gromov._call import Call, takes, valued
 from torchgw.pot.gromov._read import check_known
 
-__all__ = [
-    "fused_unbalanced_across_spaces_cost",
-    "fused_unbalanced_across_spaces_divergence",
-    "fused_unbalanced_gromov_wasserstein",
-    "fused_unbalanced_gromov_wasserstein2",
-    "unbalanced_co_optimal_transport",
-    "unbalanced_co_optimal_transport2",
-    "uot_cost_matrix",
-    "uot_parameters_and_measures",
-]
-
 _WEIGHTS = ("wx_samp", "wx_feat", "wy_samp", "wy_feat")
 _SOLVERS = ("sinkhorn", "sinkhorn_log", "mm", "lbfgsb")
 
