@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +87,9 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         if torch.compiler.is_compiling():
             # torch.compile would trace every iteration, which takes minutes and gains nothing
             return torch.compiler.disable(function)(*args, **kwargs)
-        return function(*args, **kwargs)
+        # what NumPy ignores inside is as it was even where an interrupt hits a context's own lines
+        with np.errstate():
+            return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
 
