@@ -146,9 +146,10 @@ def test_relaxed_problems_up_to_the_largest_compile_and_agree(kind, monkeypatch)
     device = torch.device("cuda")
     for n, m in [(30, 30), (100, 100), (128, 17)]:
         given = stacks(device, 6 * [(n, m)])
-        programs = solved(given, kind, fused=False, plans=False)
+        # smaller ones do not settle at some of these, whose entries are random, by the engine either
+        programs = solved(given, kind, fused=False, plans=False, epsilon=0.05)
         assert programs.converged.all()
         with monkeypatch.context() as patch:
             patch.setattr(engine, "may_begin", lambda *args: False)
-            plain = solved(given, kind, fused=False, plans=False)
+            plain = solved(given, kind, fused=False, plans=False, epsilon=0.05)
         torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-3, atol=0)
