@@ -146,7 +146,7 @@ def test_relaxed_problems_up_to_the_largest_compile_and_agree(kind, monkeypatch)
     device = torch.device("cuda")
     for n, m in [(30, 30), (100, 100), (128, 17)]:
         given = stacks(device, 6 * [(n, m)])
-        # smaller ones do not settle at some of these, whose entries are random, by the engine either
+        # below it some of these, whose entries are random, do not settle by the engine either
         programs = solved(given, kind, fused=False, plans=False, epsilon=0.05)
         assert programs.converged.all()
         with monkeypatch.context() as patch:
