@@ -21,7 +21,16 @@ from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import Descent
-from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
+from torchgw._batch.sweep import (
+    BUDGET,
+    DECAY,
+    INNER_SHARE,
+    MET,
+    TICK,
+    exact_rows,
+    next_relaxation,
+    sweep,
+)
 from torchgw._batch.warm import ENDS, may_begin, on_chip
 from torchgw._tensors.ahead import compile_together
 
@@ -41,16 +50,8 @@ _compiled: set[tuple[torch.device | int, ...]] = set()
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
-# Decay of epsilon per outer iteration: slower than in a single solve, as that ends lower. [L391]
-# [L693]
-_DECAY = 0.85
-# Column error at which a linear problem ends while epsilon falls, the share of ``tol`` that it has
-# to reach then, and the error up to which a plan has its marginals. [L391]
+# Column error at which a linear problem ends while epsilon falls. [L391]
 _ANNEALING_TOLERANCE = 1e-2
-_INNER_SHARE = 0.1
-_MET = 3e-3
-# Sinkhorn iterations of the first linear problems. [L391]
-_BUDGET = 48
 # What a linear problem at the target takes over of the excess of the last one's relaxation. [L392]
 _KEPT_EXCESS = 0.9
 # Increases of the error after which the rest is rounding, and errors above which it is not.
@@ -395,7 +396,7 @@ def _enter(problems: Packed, numbers: Tensor) -> _Pool:
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
         x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=f_next, g=g,
         alpha=alpha, target=target, epsilon=epsilon, tol=zero + _ANNEALING_TOLERANCE,
-        budget=whole + _BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
+        budget=whole + BUDGET, spent=whole.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=whole.clone(), last_error=zero + math.inf, stuck=whole.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=whole.clone(), inner=whole.clone(), settling=whole - 1, linear=linear,
@@ -532,7 +533,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
 
     # how the loop goes on
     at_target = epsilon <= target
-    met = ~at_target | (error <= _MET)
+    met = ~at_target | (error <= MET)
     done = pool.done[places] + (settling < 0)
     solved = error <= pool.tol[places]
     settled = at_target & (change <= rules.tol)
@@ -556,11 +557,11 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     settle = ~finished & (ending >= 0)
 
     # where it linearises next
-    following = (epsilon * _DECAY).maximum(target)
+    following = (epsilon * DECAY).maximum(target)
     pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
     near = following <= target
     tol = torch.full_like(epsilon, _ANNEALING_TOLERANCE)
-    tol[near] = _INNER_SHARE * rules.tol
+    tol[near] = INNER_SHARE * rules.tol
     tol[settle] = rules.inner_tol
     pool.tol[places] = tol
     budget = pool.budget[places]

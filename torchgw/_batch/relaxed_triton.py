@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.relaxed import Relaxed
-from torchgw._batch.sweep import TICK
+from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET, TICK
 from torchgw._batch.sweep_triton import next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -35,9 +35,6 @@ _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-4, 2e-5
 # Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
 # does not bring to its marginals. [L870]
 _STUCK = {torch.float32: 32, torch.float64: 10}
-# Iterations of the first linear problems, the error up to which marginals are met, the share of
-# ``tol`` that linear problems have to reach, and the decay of epsilon: the engine's. [L870]
-_BUDGET, _MET, _INNER_SHARE, _DECAY = 48, 3e-3, 0.1, 0.85
 # Entries of a matrix for each thread, in float32 and in float64, and registers of that. [L870]
 _ENTRIES, _REGISTERS = {torch.float32: 64, torch.float64: 32}, 128
 
@@ -434,16 +431,16 @@ def ease(
         final = dtype == torch.float64
         made = Eased(*(part.to(dtype) if part.is_floating_point() else part for part in made))
         tile, work = tile_of(n, m, _ENTRIES[dtype]), torch.empty_like(made.plan)
-        error = _INNER_SHARE * tol if final else _ROUGH_ERROR
+        error = INNER_SHARE * tol if final else _ROUGH_ERROR
         launch(
             _relaxed_kernel, (count,), *given, *index,
             *(part.to(dtype) for part in (alpha, *epsilons, bound)),
             work if linear is None else linear.to(dtype),
             *((work, whole) if begin is None else (begin[0].to(dtype), begin[1].long())),
             work, torch.zeros_like(work), work.new_empty(count, 4, n + m), *made, 0, TICK, most,
-            _BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error, inner_tol,
+            BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error, inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
-            PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=_DECAY, CHUNK=16, MET=_MET,
+            PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=DECAY, CHUNK=16, MET=MET,
             STUCK=_STUCK[dtype],
             **tile._asdict(), num_warps=tile.warps, num_stages=1 if final else 3,
             maxnreg=_REGISTERS,
