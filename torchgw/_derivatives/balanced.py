@@ -149,7 +149,7 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
     if near is not None and far is not None:
         one = near.matrix.T @ (matrix @ far.matrix)
         two = one if other is matrix else near.matrix.T @ (other @ far.matrix)
-        return ((near.form @ one @ far.form) * two).sum()
+        return torch.sum((near.form @ one @ far.form) * two)
     if far is not None:
         measured = model.source.apply(matrix @ (far.matrix @ far.form))
         return torch.sum(measured * (other @ far.matrix))
@@ -157,7 +157,7 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
         measured = model.target.apply(matrix.T @ (near.matrix @ near.form))
         return torch.sum(measured * (other.T @ near.matrix))
     one, two = (each.stored().double() for each in (matrix, other))
-    return (model.crossed(one) * two).sum()
+    return torch.sum(model.crossed(one) * two)
 
 
 def _sampled_cross(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
@@ -193,7 +193,8 @@ def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
     products = (cost.left * (matrix @ cost.right)).sum()
-    return cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
+    found: Tensor | float = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
+    return found
 
 
 def own_terms(model: Model) -> tuple[Tensor, Tensor]:

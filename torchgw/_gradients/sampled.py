@@ -210,7 +210,7 @@ class SampledGradient(StrictGradient):
 
     def _columns(self, side: int, index: Tensor, parts: Tensor) -> Tensor:
         """Read the costs of a side at anchors, each the way of its part."""
-        columns = self._ways[0][side].columns(index)
+        columns: Tensor = self._ways[0][side].columns(index)
         for way, pair in enumerate(self._ways[1:], start=1):
             back = parts // self.problem.loss.parts == way
             columns = torch.where(back, pair[side].columns(index), columns)

@@ -161,7 +161,7 @@ class _Slices(Sequence[Space]):
 
 def _padded(parts: Sequence[Any], size: int) -> Tensor:
     """Stack tables (n, q) as (S, size, q)."""
-    stacked = parts[0].new_zeros(len(parts), size, parts[0].shape[1])
+    stacked: Tensor = parts[0].new_zeros(len(parts), size, parts[0].shape[1])
     for place, part in enumerate(parts):
         stacked[place, : len(part)] = part
     return stacked

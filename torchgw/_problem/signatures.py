@@ -45,7 +45,8 @@ def named_features(
     the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
     """
     if not isinstance(features, str):
-        return features
+        found: tuple[Any, Any] | None = features
+        return found
     if not is_signature(features):
         return _attributes(features, sides)
     source, target = (
