@@ -107,6 +107,7 @@ class ExactTransport:
         worth: tuple[float, float],
         reached: float = -np.inf,
         enough: float = np.inf,
+        kept: int = _KEPT,
     ) -> Nearby:
         """Solve costs less the last prices on the entries that are cheapest, or that are used here.
 
@@ -115,7 +116,7 @@ class ExactTransport:
         unless the plan gains enough. Where entries would be many, all are taken.
         """
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
-        used = rest <= _cheap(rest)
+        used = rest <= _cheap(rest, kept)
         used.reshape(-1)[here] = True
         for left in reversed(range(_ROUNDS + 1)):
             if not left:
@@ -137,7 +138,7 @@ class ExactTransport:
             proven = missed <= _EXACT * (worth[0] + value)
             if not left or reached - value > missed or proven or rest.min() >= wrong:
                 return Nearby(plan, u, v, reached - value, None)
-            used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)
+            used |= rest < (min(wrong, _cheap(rest, kept)) if reached > -np.inf else wrong)
         raise AssertionError
 
     def on(self, cost: Array, pivots: int = _PIVOTS) -> tuple[Array, float]:
@@ -152,10 +153,10 @@ class ExactTransport:
         return plan, log["u"], log["v"], float(log["cost"])
 
 
-def _cheap(rest: Array) -> float:
+def _cheap(rest: Array, kept: int) -> float:
     """Find what only the cheapest entries are below, from some of the rows."""
     few = rest[::_EVERY]
-    place = few.size * _KEPT // min(rest.shape)
+    place = few.size * kept // min(rest.shape)
     return float(np.partition(few, place, axis=None)[place])
 
 

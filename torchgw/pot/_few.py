@@ -13,6 +13,8 @@ from torchgw.pot._quadratic import Quadratic
 
 # Share of the last gain that a plan on some entries has to give. [L433, L740]
 _ENOUGH = 0.1
+# Entries a row that linear problems are solved on. [L910]
+_KEPT = 6
 # Entries of a change over its largest that are what rounding leaves. [L910]
 _DUST = 1e-12
 
@@ -76,7 +78,7 @@ class FewEntries:
         """Go to the vertex near such prices, on entries that a plan uses and that are cheap."""
         self._subtract(u, v)
         places = _with_rest(feasible, self._solver.p, self._solver.q).places
-        found = self._solver.nearby(self._rest, places, self._worth, 0.0, -np.inf)
+        found = self._solver.nearby(self._rest, places, self._worth, 0.0, -np.inf, _KEPT)
         self._stand(self._few(found.plan))
         self._subtract(u + found.u, v + found.v)
 
@@ -91,7 +93,7 @@ class FewEntries:
         flat, (places, values) = self._rest.reshape(-1), self._here
         enough = _ENOUGH * self._gain
         reached = float(values @ flat[places])
-        found = self._solver.nearby(self._rest, places, self._worth, reached, enough)
+        found = self._solver.nearby(self._rest, places, self._worth, reached, enough, _KEPT)
         self._gain, self._end = found.gain, self._few(found.plan)
         self._ahead = self._end.plus(self._here, -1.0)
         places, values = self._ahead
