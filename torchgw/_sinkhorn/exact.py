@@ -79,7 +79,14 @@ class ExactTransport:
         if not self.by_pot:
             self.last = _by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
-            self._on_parts(self.last, cost, reached)
+            plan, u, v = self.last
+            # less the last prices costs ask for fewer pivots
+            rest = cost - v
+            rest -= u[:, None]
+            value = float(self.p @ u + self.q @ v)
+            worth = value - cost.min() * self.p.sum(), abs(cost).max()
+            found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
+            self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
             # of negative costs the network simplex may say that there is no plan
             lowest = cost.min()
@@ -88,17 +95,6 @@ class ExactTransport:
             self.last = self.last._replace(u=self.last.u + lowest)
         assert self.last is not None
         return self.last
-
-    def _on_parts(self, last: Vertex, cost: Array, reached: float) -> None:
-        """Solve on some entries."""
-        plan, u, v = last
-        # less the last prices costs ask for fewer pivots
-        rest = cost - v
-        rest -= u[:, None]
-        value = float(self.p @ u + self.q @ v)
-        worth = value - cost.min() * self.p.sum(), abs(cost).max()
-        found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
-        self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
 
     def nearby(
         self,
@@ -118,8 +114,10 @@ class ExactTransport:
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
         used = rest <= _cheap(rest, kept)
         used.reshape(-1)[here] = True
-        for left in reversed(range(_ROUNDS + 1)):
-            if not left:
+        rounds = 0
+        while True:
+            rounds += 1
+            if rounds > _ROUNDS:
                 used = np.isfinite(rest)
             places = np.flatnonzero(used)
             few = rest.reshape(-1)[places]
@@ -136,10 +134,10 @@ class ExactTransport:
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
             missed, wrong = -float(max(bounds)), -1e-12 * worth[1]
             proven = missed <= _EXACT * (worth[0] + value)
-            if not left or reached - value > missed or proven or rest.min() >= wrong:
+            exact = proven or rounds > _ROUNDS or rest.min() >= wrong
+            if exact or reached - value > missed:
                 return Nearby(plan, u, v, reached - value, None)
             used |= rest < (min(wrong, _cheap(rest, kept)) if reached > -np.inf else wrong)
-        raise AssertionError
 
     def on(self, cost: Array, pivots: int = _PIVOTS) -> tuple[Array, float]:
         """Solve by POT on all entries; also return the value."""

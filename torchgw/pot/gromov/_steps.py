@@ -77,9 +77,9 @@ def _partial(
     max_iter: int,
     **stop: Any,
 ) -> Descent:
-    """Go where POT goes, then on from there; large problems begin at a coarse start."""
+    """Go where POT goes, then on from there; large ones of distances begin at a coarse start."""
     pieces = problem.term, problem.alpha, problem.linear
-    if start is None and solver.general.by_parts:
+    if start is None and problem.M is None and solver.general.by_parts:
         return follow(coarse_start(*pieces, solver), max_iter=max_iter, **stop)
     losses: list[float] = []
     first = _read_partial_start(problem, start, solver.mass)
