@@ -10,13 +10,11 @@ from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import PartialTransport, in_order
 
-# Points of each side that are enough, [L433]
+# Points of each side that are enough. [L433]
 _POINTS = 60
 
 
-def coarse_start(
-    term: Quadratic, weight: float, linear: Array | float, solver: PartialTransport
-) -> FewEntries:
+def coarse_start(term: Quadratic, weight: float, solver: PartialTransport) -> FewEntries:
     """Find a vertex near a good plan.
 
     Points of equal shares of the weight stand for all. The gradient at their plan is a cost of all
@@ -30,14 +28,12 @@ def coarse_start(
         for f1, kept in zip(term.parts, (rows, columns, rows, columns), strict=True)
     )
     small = term._replace(parts=type(term.parts)(*tables))
-    of_part = linear[part] if isinstance(linear, np.ndarray) else linear
     inner = PartialTransport(few_p, few_q, mass)
     begin = product(few_p, few_q, mass)
-    line = Line(small, weight, of_part)
-    found = descend(line, begin, inner, max_iter=100, tol_rel=1e-7, tol_abs=0.0)
+    found = descend(Line(small, weight, 0.0), begin, inner, max_iter=100, tol_rel=1e-7, tol_abs=0.0)
     plan = np.zeros((len(p), len(q)))
     plan[part] = found.plan
-    path = FewEntries(term, weight, linear, solver.general)
+    path = FewEntries(term, weight, solver.general)
     cost = path.stand(plan)
     last = inner.general.last
     assert last is not None

@@ -15,7 +15,7 @@ from torchgw.pot._quadratic import Quadratic
 _ENOUGH = 0.1
 # Entries a row that linear problems are solved on. [L910]
 _KEPT = 6
-# Entries of a change over its largest that are what rounding leaves. [L910]
+# Changes of an entry, over the largest entry, that are what rounding leaves. [L910]
 _DUST = 1e-12
 
 
@@ -29,7 +29,7 @@ class Few(NamedTuple):
         """Add a multiple of another."""
         places, which = np.unique(np.append(self.places, other.places), return_inverse=True)
         values = np.bincount(which, np.append(self.values, length * other.values))
-        kept = abs(values) > _DUST * abs(values).max()
+        kept = abs(values) > _DUST * abs(self.values).max()
         return Few(places[kept], values[kept])
 
 
@@ -44,10 +44,8 @@ class FewEntries:
 
     potentials = None
 
-    def __init__(
-        self, term: Quadratic, weight: float, linear: Array | float, solver: ExactTransport
-    ) -> None:
-        self.term, self.weight, self.linear, self._solver = term, weight, linear, solver
+    def __init__(self, term: Quadratic, weight: float, solver: ExactTransport) -> None:
+        self.term, self.weight, self._solver = term, weight, solver
         _, _, h1, h2 = term.parts
         self._pairs = [(h1, h2)] if term.symmetric else [(h1, h2), (h1.T.copy(), h2.T.copy())]
         shape = len(solver.p), len(solver.q)
@@ -70,7 +68,6 @@ class FewEntries:
         self._here = here
         self._turn(here)
         self._rest[:] = self._change
-        self._rest[:-1, :-1] += self.linear
         self._largest = float(abs(self._rest).max())
         self._rest[-1, -1] = np.inf
 
@@ -84,9 +81,9 @@ class FewEntries:
 
     def begin(self) -> float:
         """Return the value of the plan."""
-        plan = self.plan
-        slope = float(np.vdot(self._change[:-1, :-1], plan))
-        return float(np.sum(self.linear * plan)) + 0.5 * slope
+        places, values = self._here
+        # a quadratic form is half its gradient
+        return 0.5 * float(values @ self._change.reshape(-1)[places])
 
     def look(self) -> tuple[float, float]:
         """Solve the linear problem; find bend and slope of the objective towards its solution."""

@@ -80,7 +80,7 @@ def _partial(
     """Go where POT goes, then on from there; large ones of distances begin at a coarse start."""
     pieces = problem.term, problem.alpha, problem.linear
     if start is None and problem.M is None and solver.general.by_parts:
-        return follow(coarse_start(*pieces, solver), max_iter=max_iter, **stop)
+        return follow(coarse_start(*pieces[:2], solver), max_iter=max_iter, **stop)
     losses: list[float] = []
     first = _read_partial_start(problem, start, solver.mass)
     if solver.general.by_pot and min(first.shape) < LARGE:
