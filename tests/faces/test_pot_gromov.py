@@ -222,17 +222,49 @@ def test_linear_problems_by_parts():
         cost = cost + 0.02 * rng.random(cost.shape)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_large_partial_plans_end_where_no_linear_problem_gains(seed):
+@pytest.mark.parametrize("kind", ["clouds", "weights", "directed", "kernels", "fused"])
+def test_large_partial_plans_end_where_no_linear_problem_gains(kind):
     """Whatever entries they were found on."""
-    rng = np.random.default_rng(seed)
-    first, second = (cdist(X, X) for X in (rng.normal(size=(170, 2)), rng.normal(size=(155, 3))))
-    plan, log = gromov.partial_gromov_wasserstein(first, second, m=0.7, log=True)
-    slope = quadratic(first, second, "square_loss", None).gradient(plan)
-    p, q = np.full(170, 1 / 170), np.full(155, 1 / 155)
+    rng = np.random.default_rng(0)
+    shape = n, m = 170, 155
+    first, second = (cdist(X, X) for X in (rng.normal(size=(n, 2)), rng.normal(size=(m, 3))))
+    p, q, linear, alpha = np.full(n, 1 / n), np.full(m, 1 / m), 0.0, 1.0
+    if kind == "weights":
+        p, q = rng.dirichlet(np.ones(n)), rng.dirichlet(np.ones(m))
+    elif kind == "directed":
+        first, second = (C * rng.uniform(0.5, 1.5, C.shape) for C in (first, second))
+    elif kind == "kernels":
+        # of opposite signs the objective is convex, and vertices are mixed
+        first, second = np.exp(-(first**2)), -np.exp(-(second**2))
+    elif kind == "fused":
+        linear, alpha = rng.uniform(size=shape), 0.5
+    call = {"p": p, "q": q, "m": 0.7, "log": True, "numItermax": 100}
+    if kind == "fused":
+        plan, log = gromov.partial_fused_gromov_wasserstein(
+            linear, first, second, alpha=alpha, **call
+        )
+    else:
+        plan, log = gromov.partial_gromov_wasserstein(first, second, **call)
+    term = quadratic(first, second, "square_loss", None)
+    slope = (1 - alpha) * linear + alpha * term.gradient(plan)
+    value = (1 - alpha) * np.sum(linear * plan) + alpha * term.value(plan)
     best = partial_transport(p, q, 0.7)(slope).plan
-    gain = np.vdot(slope, plan - best)
-    assert abs(gain) <= 1e-9 * log["partial_gw_dist"]
+    assert log["loss"][-1] == pytest.approx(value, rel=1e-10)
+    assert plan.sum() == pytest.approx(0.7, abs=1e-12)
+    assert max((plan.sum(1) - p).max(), (plan.sum(0) - q).max()) <= 1e-12
+    assert abs(np.vdot(slope, plan - best)) <= (0.05 if kind == "kernels" else 1e-9) * value
+
+
+@pytest.mark.filterwarnings("ignore:numItermax reached")
+def test_large_fused_partial_plans_are_worth_what_pots_are():
+    rng = np.random.default_rng(3)
+    first, second = (cdist(X, X) for X in (rng.normal(size=(170, 2)), rng.normal(size=(155, 3))))
+    call = {"M": rng.uniform(size=(170, 155)), "alpha": 0.5}
+    call |= {"unbalanced": 0.2, "unbalanced_type": "partial"}
+    expected = ot.solve_gromov(first / first.max(), second / second.max(), **call)
+    found = torchgw.pot.solve_gromov(first / first.max(), second / second.max(), **call)
+    assert expected.plan.sum() == pytest.approx(0.2)
+    assert found.value <= expected.value + 1e-9
 
 
 def test_prices_of_an_assignment():

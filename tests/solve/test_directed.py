@@ -310,6 +310,14 @@ def test_points_beside_directed_costs_have_factors():
     assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
+def test_directed_costs_are_named_where_factors_are_missing():
+    A, B = np.random.default_rng(2).random((2, 12, 12))
+    with pytest.raises(UnsupportedError, match="the directed costs of `X` and `Y` have none"):
+        torchgw.solve(DirectedDistance(A), DirectedDistance(B), gradient="factored")
+    with pytest.raises(UnsupportedError, match="the directed costs of `Y` have none"):
+        torchgw.solve(D_X=A + A.T, Y=DirectedDistance(B), gradient="factored")
+
+
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 @pytest.mark.parametrize("sides", ["both", "source", "target"])
 @pytest.mark.parametrize(

@@ -51,10 +51,16 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
     source, target = crossed
     with_factors = [side for side in (source, target) if side.factors() is not None]
     if name == "factored" and not with_factors:
+        sides = {"X": problem.source, "Y": problem.target}
+        directed = " and ".join(f"`{name}`" for name, side in sides.items() if side.directed)
+        why = (
+            f"the directed costs of {directed} have none"
+            if directed
+            else "functions of distances, such as the logarithms of loss='kl' for Y, have none"
+        )
         raise UnsupportedError(
             "`gradient='factored'` needs factors on at least one side: distances='landmark', "
-            "'sqeuclidean' or 'cosine' (functions of distances, such as the logarithms of "
-            "loss='kl' for Y, have none). Pass gradient='auto' or 'sampled'."
+            f"'sqeuclidean' or 'cosine' ({why}). Pass gradient='auto' or 'sampled'."
         )
     cheap = all(side.cheap_columns for side in (source, target))
     fits = max(source.n, target.n) ** 2 <= _DENSE_ENTRIES.get(source.device.type, 0)

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torchgw._errors import NumericalError
 
 Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
 # some pivots of the simplex at most. [L408, L482, L518, L740, L820]
-_LARGE = 150
+LARGE = 150
 _KEPT = 8
 _EVERY = 16
 _ROUNDS = 6
@@ -31,6 +32,16 @@ class Vertex(NamedTuple):
     plan: Array  # (n, m)
     u: Array  # (n,)
     v: Array  # (m,)
+
+
+class Nearby(NamedTuple):
+    """A plan on some entries, and its prices beside those that its costs are less."""
+
+    plan: Any  # (n, m), sparse
+    u: Array  # (n,)
+    v: Array  # (m,)
+    gain: float  # on the value that was reached
+    left: tuple[Array, Array] | None  # prices that were not subtracted yet
 
 
 class ExactTransport:
@@ -54,7 +65,7 @@ class ExactTransport:
         self._emd: Any = emd
         # POT takes sparse costs since it takes these
         sparse = self.by_pot and "potentials_init" in inspect.signature(emd).parameters
-        self.by_parts = sparse and min(len(p), len(q)) >= _LARGE
+        self.by_parts = sparse and min(len(p), len(q)) >= LARGE
         self.last: Vertex | None = None
         self.short = False  # whether pivots ever ran out
 
@@ -63,11 +74,20 @@ class ExactTransport:
         """Whether POT's simplex is here."""
         return self._emd is not None
 
-    def __call__(self, cost: Array, reached: float = -np.inf, enough: float = np.inf) -> Vertex:
-        """Solve; a plan that gains half of the most on a value reached, or enough, will do."""
+    def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
+        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
         if not self.by_pot:
             self.last = _by_scipy(self.p, self.q, cost)
-        elif not self._on_parts(cost, reached, enough):
+        elif self.last is not None and self.by_parts:
+            plan, u, v = self.last
+            # less the last prices costs ask for fewer pivots
+            rest = cost - v
+            rest -= u[:, None]
+            value = float(self.p @ u + self.q @ v)
+            worth = value - cost.min() * self.p.sum(), abs(cost).max()
+            found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
+            self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
+        else:
             # of negative costs the network simplex may say that there is no plan
             lowest = cost.min()
             self.on(cost - lowest if lowest else cost)
@@ -76,50 +96,65 @@ class ExactTransport:
         assert self.last is not None
         return self.last
 
-    def _on_parts(self, cost: Array, reached: float, enough: float) -> bool:
-        """Solve on some entries, unless these would be many or POT takes no sparse costs."""
-        if self.last is None or not self.by_parts:
-            return False
-        plan, u, v = self.last
-        # less the last prices costs ask for fewer pivots
-        rest = cost - v
-        rest -= u[:, None]
-        used = (plan > 0) | (rest <= _cheap(rest))
-        for _ in range(_ROUNDS):
-            entries = np.divmod(np.flatnonzero(used), used.shape[1])
-            few = rest[entries]
+    def nearby(
+        self,
+        rest: Array,
+        here: Places,
+        worth: tuple[float, float],
+        reached: float = -np.inf,
+        enough: float = np.inf,
+        kept: int = _KEPT,
+    ) -> Nearby:
+        """Solve costs less the last prices on the entries that are cheapest, or that are used here.
+
+        A plan that gains half of the most on a value reached, or enough, will do. ``worth`` is what
+        the prices are worth above the least cost, and the largest cost. Prices found are subtracted
+        unless the plan gains enough. Where entries would be many, all are taken.
+        """
+        u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
+        used = rest <= _cheap(rest, kept)
+        used.reshape(-1)[here] = True
+        rounds = 0
+        while True:
+            rounds += 1
+            if rounds > _ROUNDS:
+                used = np.isfinite(rest)
+            places = np.flatnonzero(used)
+            few = rest.reshape(-1)[places]
             few -= (least := few.min())
-            self.on(scipy.sparse.coo_array((few, entries), cost.shape))
-            more = self.last.u + least, self.last.v
-            u, v = u + more[0], v + more[1]
-            self.last = self.last._replace(u=u, v=v)
+            table = scipy.sparse.coo_array((few, np.divmod(places, rest.shape[1])), rest.shape)
+            plan, first, second, _ = self._by_simplex(table, _PIVOTS)
+            first += least
+            u, v = u + first, v + second
             value = float(self.p @ u + self.q @ v)
             if reached - value > enough:
-                return True
-            rest -= more[0][:, None]
-            rest -= more[1]
+                return Nearby(plan, u, v, reached - value, (first, second))
+            rest -= first[:, None]
+            rest -= second
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
-            missed, lowest, wrong = -float(max(bounds)), cost.min(), -1e-12 * abs(cost).max()
-            proven = missed <= _EXACT * (value - lowest * self.p.sum())
-            if reached - value > missed or proven or rest.min() >= wrong:
-                return True
-            used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)
-        return False
+            missed, wrong = -float(max(bounds)), -1e-12 * worth[1]
+            proven = missed <= _EXACT * (worth[0] + value)
+            exact = proven or rounds > _ROUNDS or rest.min() >= wrong
+            if exact or reached - value > missed:
+                return Nearby(plan, u, v, reached - value, None)
+            used |= rest < (min(wrong, _cheap(rest, kept)) if reached > -np.inf else wrong)
 
-    def on(self, cost: Any, pivots: int = _PIVOTS) -> tuple[Array, float]:
-        """Solve by POT, on the entries of a sparse cost or on all; also return the value."""
+    def on(self, cost: Array, pivots: int = _PIVOTS) -> tuple[Array, float]:
+        """Solve by POT on all entries; also return the value."""
+        plan, u, v, value = self._by_simplex(cost, pivots)
+        self.last = Vertex(plan, u, v)
+        return plan, value
+
+    def _by_simplex(self, cost: Any, pivots: int) -> tuple[Any, Array, Array, float]:
         plan, log = self._emd(self.p, self.q, cost, numItermax=pivots, log=True)
         self.short |= log["warning"] is not None
-        if not isinstance(plan, np.ndarray):
-            plan = plan.toarray()
-        self.last = Vertex(plan, log["u"], log["v"])
-        return plan, float(log["cost"])
+        return plan, log["u"], log["v"], float(log["cost"])
 
 
-def _cheap(rest: Array) -> float:
+def _cheap(rest: Array, kept: int) -> float:
     """Find what only the cheapest entries are below, from some of the rows."""
     few = rest[::_EVERY]
-    place = few.size * _KEPT // min(rest.shape)
+    place = few.size * kept // min(rest.shape)
     return float(np.partition(few, place, axis=None)[place])
 
 

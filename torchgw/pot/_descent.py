@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,10 +63,58 @@ class Line:
         return plan + length * direction
 
 
-def descend(
-    line: Line,
-    start: Array,
-    solver: LinearSolver,
+class Path(Protocol):
+    """A plan that goes towards solutions of linear problems."""
+
+    @property
+    def plan(self) -> Array:
+        """Return the plan."""
+
+    def begin(self) -> float:
+        """Return the value of the plan."""
+
+    def look(self) -> tuple[float, float]:
+        """Solve the linear problem; find bend and slope of the objective towards its solution."""
+
+    def go(self, length: float) -> None:
+        """Go a share of the way to the solution."""
+
+    @property
+    def potentials(self) -> tuple[Array, Array] | None:
+        """Return those of the last linear problem, if they are known."""
+
+
+class _Dense:
+    """The path of a plan that is stored."""
+
+    def __init__(self, line: Line, start: Array, solver: LinearSolver) -> None:
+        self.line, self.plan, self.solver = line, start, solver
+
+    def begin(self) -> float:
+        return self.line.begin(self.plan)
+
+    def look(self) -> tuple[float, float]:
+        slope = self.line.slope(self.plan)
+        self._found = self.solver(slope, float(np.vdot(slope, self.plan)))
+        self._direction = self._found.plan - self.plan
+        return self.line.look(self.plan, self._direction)
+
+    def go(self, length: float) -> None:
+        self.plan = self.line.go(self.plan, self._direction, self._found.plan, length)
+
+    @property
+    def potentials(self) -> tuple[Array, Array] | None:
+        known = self._found.potentials
+        return None if known is None else known()
+
+
+def descend(line: Line, start: Array, solver: LinearSolver, **stop: Any) -> Descent:
+    """Minimise an objective from a plan; ``stop`` are the further arguments of :func:`follow`."""
+    return follow(_Dense(line, start, solver), **stop)
+
+
+def follow(
+    path: Path,
     *,
     max_iter: int,
     tol_rel: float,
@@ -85,19 +133,15 @@ def descend(
     .. [1] T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty. Optimal transport for structured
        data with application on graphs. ICML 2019.
     """
-    plan = start
-    value = line.begin(plan)
+    value = path.begin()
     losses = [value]
     converged = False
     for step in range(max(int(max_iter), 1)):
-        slope = line.slope(plan)
-        found = solver(slope, float(np.vdot(slope, plan)))
-        direction = found.plan - plan
-        bend, descent = line.look(plan, direction)
+        bend, descent = path.look()
         length = _armijo(bend, descent) if armijo else best_step(bend, descent)
         if limits != (None, None):
             length = float(np.clip(length, *limits))
-        plan = line.go(plan, direction, found.plan, length)
+        path.go(length)
         before, value = value, value + bend * length**2 + descent * length
         losses.append(value)
         moved = abs(value - before)
@@ -106,8 +150,7 @@ def descend(
         converged = moved == 0 or moved < tol_abs or moved < tol_rel * abs(value)
         if converged:
             break
-    potentials = None if found.potentials is None else found.potentials()
-    return Descent(plan, value, losses, potentials, converged)
+    return Descent(path.plan, value, losses, path.potentials, converged)
 
 
 def best_step(bend: float, slope: float) -> float:

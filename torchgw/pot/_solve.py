@@ -330,7 +330,8 @@ def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirr
         problem, kind, start, mass, max_iter=stop.max_iter, tol_rel=stop.tol, tol_abs=absolute,
         verbose=stop.verbose,
     )  # fmt: skip
-    parts, log = problem.parts(found.plan), {"loss": found.losses}
+    linear, log = float(np.sum(problem.linear * found.plan)), {"loss": found.losses}
+    parts = linear, found.value - linear
     return Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
 
 

@@ -9,11 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import scipy
 
-from torchgw._sinkhorn.exact import ExactTransport, Vertex
+from torchgw._sinkhorn.exact import ExactTransport
 from torchgw.pot._arrays import Array
-
-# Share of the last gain that a plan on some entries has to give. [L433, L740]
-_ENOUGH = 0.1
 
 
 class Linear(NamedTuple):
@@ -80,35 +77,14 @@ class PartialTransport:
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
-        self._general = _with_rest(p, q, mass)
-        self._gain = np.inf  # of the last plan over what was reached
+        self.general = _with_rest(p, q, mass)
         self._table = np.zeros((len(p) + 1, len(q) + 1))
 
-    @property
-    def by_pot(self) -> bool:
-        """Whether POT's simplex solves these."""
-        return self._general.by_pot
-
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; where a value is reached, a plan that gains half of the most on it will do.
-
-        So does one that gains a share of what the last one gained.
-        """
+        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
         self._table[:-1, :-1] = cost
         self._table[-1, -1] = 2 * max(cost.max(), -cost.min()) + 1
-        plan, u, v = self._general(self._table, reached, _ENOUGH * self._gain)
-        self._gain = reached - float(self._general.p @ u + self._general.q @ v)
-        return Linear(plan[:-1, :-1])
-
-    @property
-    def prices(self) -> tuple[Array, Array]:
-        """Prices of the last solution; the last are those of the points that take what stays."""
-        assert self._general.last is not None
-        return self._general.last.u, self._general.last.v
-
-    def expect(self, u: Array, v: Array) -> None:
-        """Look for the next solution near such prices."""
-        self._general.last = Vertex(in_order(self._general.p, self._general.q), u, v)
+        return Linear(self.general(self._table, reached).plan[:-1, :-1])
 
 
 class ShortTransport:
@@ -171,9 +147,9 @@ def _assign(cost: Array, weight: float) -> Linear:
     return Linear(plan, potentials)
 
 
-def in_order(p: Array, q: Array) -> Array:
+def in_order(p: Array, q: Array, mass: float = np.inf) -> Array:
     """Make a plan that moves the first to the first, (n, m): a vertex, without a cost."""
-    ends = p.cumsum(), q.cumsum() * (p.sum() / q.sum())
+    ends = [np.minimum(weights.cumsum(), mass) for weights in (p, q)]
     steps = np.unique(np.concatenate([[0.0], *ends]))
     middles = (steps[1:] + steps[:-1]) / 2
     rows, columns = (np.searchsorted(end[:-1], middles) for end in ends)

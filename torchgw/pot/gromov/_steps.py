@@ -9,10 +9,11 @@ import numpy as np
 
 from torchgw._boundary.checks import called
 from torchgw._errors import InvalidInputError
+from torchgw._sinkhorn.exact import LARGE
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
-from torchgw.pot._coarse import LARGE, coarse_start
-from torchgw.pot._descent import Descent, Line, descend
+from torchgw.pot._coarse import coarse_start
+from torchgw.pot._descent import Descent, Line, descend, follow
 from torchgw.pot._ties import LineOfPot, tied
 from torchgw.pot._vertices import (
     LinearSolver,
@@ -76,22 +77,22 @@ def _partial(
     max_iter: int,
     **stop: Any,
 ) -> Descent:
-    """Go where POT goes, then on from there; large problems begin at a coarse start."""
+    """Go where POT goes, then on from there; large ones of distances begin at a coarse start."""
     pieces = problem.term, problem.alpha, problem.linear
-    first = None if start is not None else coarse_start(*pieces, solver)
+    if start is None and problem.M is None and solver.general.by_parts:
+        return follow(coarse_start(*pieces[:2], solver), max_iter=max_iter, **stop)
     losses: list[float] = []
-    if first is None:
-        first = _read_partial_start(problem, start, solver.mass)
-        if solver.by_pot and min(first.shape) < LARGE:
-            # POT ends its linear problems after as many pivots as it may take steps
-            short = ShortTransport(solver, problem.linear, max_iter)
-            found = descend(line, first, short, max_iter=max_iter, **stop)
-            if short.solved(found.plan):
-                return found
-            reached = short.within(found.plan)
-            if reached is not None:
-                first, losses = reached, found.losses[:-1]
-                max_iter -= len(losses)
+    first = _read_partial_start(problem, start, solver.mass)
+    if solver.general.by_pot and min(first.shape) < LARGE:
+        # POT ends its linear problems after as many pivots as it may take steps
+        short = ShortTransport(solver, problem.linear, max_iter)
+        found = descend(line, first, short, max_iter=max_iter, **stop)
+        if short.solved(found.plan):
+            return found
+        reached = short.within(found.plan)
+        if reached is not None:
+            first, losses = reached, found.losses[:-1]
+            max_iter -= len(losses)
     found = descend(Line(*pieces), first, solver, max_iter=max_iter, **stop)
     return found._replace(losses=losses + found.losses)
 
