@@ -1,7 +1,5 @@
 """The one entry point."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Newton steps of many linear problems at once, where Sinkhorn's iteration is slow."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

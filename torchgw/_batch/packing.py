@@ -4,8 +4,6 @@ What a problem is padded to depends on its own size alone, so that its bits do n
 solved beside it. Padding is points of weight zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """When each of many outer loops stops, by what its iterations tell."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

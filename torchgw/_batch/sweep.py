@@ -1,7 +1,5 @@
 """Sinkhorn's iteration on many problems at once, each at its own cost, epsilon and relaxation."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

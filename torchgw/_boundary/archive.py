@@ -5,8 +5,6 @@ values or names of arrays. The member ``checksum`` is the SHA-256 of all the oth
 tree does not name are for other readers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Arrays of users become tensors here, checked; graphs do in ``graphs``."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Progress, warnings and logs on standard error."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

@@ -4,8 +4,6 @@ A solve ends as always, without a graph. Then its objective and its plan are att
 that require gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What can be differentiated: the inputs that ask for it, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args
 

@@ -11,8 +11,6 @@ Three ways lead to Z: by moments where both sides have factors, by conjugate gra
 plan is stored, and by GMRES for all.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

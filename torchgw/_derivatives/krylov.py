@@ -3,8 +3,6 @@
 Restarted GMRES: Y. Saad, M. Schultz, SIAM Journal on Scientific and Statistical Computing 1986.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ or that have reached their bound, and the mass of a partial plan. With multiplie
 A P = c(theta), derivatives follow from the Lagrangian F + y (A P - c) (equation 44).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The last iterations of a small solve run again, recorded by autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

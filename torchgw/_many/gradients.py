@@ -1,7 +1,5 @@
 """Gradients of many objectives by the envelope theorem: at a solution the plan stands still."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Many problems in one call: lists of spaces, or padded stacks of matrices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """What the user gave of each side, recognised: points, a graph, a provider or a matrix."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

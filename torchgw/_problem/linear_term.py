@@ -1,7 +1,5 @@
 """The linear cost M: a given table, or distances between features of the two sides."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

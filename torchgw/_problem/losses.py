@@ -11,8 +11,6 @@ distances. |x - y| = x + y - 2 min(x, y) has no such h.
 A loss is one entry of ``LOSSES``; everything in which losses differ is written there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Which marginals a plan must have: strict, held by a penalty, free, or bounds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Input that can be solved and was probably meant otherwise, that cannot fit, or is a copy."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

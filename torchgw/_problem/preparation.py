@@ -1,7 +1,5 @@
 """The costly stages before a solve: neighbour graphs, geodesics, landmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

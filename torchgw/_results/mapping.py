@@ -4,8 +4,6 @@ One half-step against the potentials g of the solve gives a new point its row of
 cost that the distances of the point have there (docs/algorithm.md, equation 13).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

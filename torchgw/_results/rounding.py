@@ -14,8 +14,6 @@ References
    2015.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ The agreement of a plan is the correlation of the doubly centred distances that 
 takes out how far each point is from the others on average, which any two spaces can be sorted by.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -3,8 +3,6 @@
 Nothing is read back, and what is launched depends on shapes alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 

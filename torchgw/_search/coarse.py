@@ -5,8 +5,6 @@ it can be recorded in a CUDA graph; :func:`coarsen` and :func:`choose_points` lo
 :func:`with_loss` puts other losses, and directed costs, in the place of the square loss.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Two graphs of a coarse problem: products with their tables, and starts that only they have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -7,8 +7,6 @@ Whether the match keeps all distances is computed from all of them: if so, no pl
 however it was found.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Each guess is a linear cost on the coarse problem, in units of the Gromov-Wasser
 schedule for epsilon. Guesses of different kinds fail on different problems.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

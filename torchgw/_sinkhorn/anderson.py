@@ -1,7 +1,5 @@
 """Acceleration of the outer fixed-point iteration: momentum far from its end, Anderson near it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

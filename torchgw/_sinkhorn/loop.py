@@ -5,8 +5,6 @@ sweep (several full iterations) must equal the softmins it replaces, and its ``c
 cannot.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

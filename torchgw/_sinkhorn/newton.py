@@ -1,7 +1,5 @@
 """Newton steps where Sinkhorn's iteration is slow and a plan is small or sharp."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

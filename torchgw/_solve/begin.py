@@ -1,7 +1,5 @@
 """Where a solve begins: what the user passed as ``init``, or what a multi-start has found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Whether a cost is stored or streamed: modelled times and limits."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What a plan is worth: its masses, its value, and whether the status may be believed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """One linear problem of the outer loop: its budget, its tolerance, its start."""
 
-from __future__ import annotations
-
 import math
 
 import torch

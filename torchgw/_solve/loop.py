@@ -1,7 +1,5 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
-from __future__ import annotations
-
 import math
 
 from torchgw._plans.transport import TransportPlan

@@ -1,7 +1,5 @@
 """Where an outer iteration linearises next."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """A whole solve: choose how, run the loop, settle the marginals, evaluate the plan."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Conditional gradient steps without regularisation: from a plan to a vertex near it."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Dtypes of the outer loop and of the settling."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Optima of strict marginals are starts here, no more: which of them is best depen
 the marginals makes of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The last linear problem of a solve, solved to the full tolerance."""
 
-from __future__ import annotations
-
 from time import perf_counter
 
 import torch

@@ -5,8 +5,6 @@ looks at its error to stop. What comes before and after it looks at nothing, and
 consists of some 40 launches, each of which takes longer to make than to run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Proximal steps by what few numbers of a plan do not show.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple

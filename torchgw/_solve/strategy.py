@@ -1,7 +1,5 @@
 """How a problem is solved: everything that is chosen before the first iteration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

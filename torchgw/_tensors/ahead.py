@@ -7,8 +7,6 @@ input, finds neighbours and imports what it needs. Where a launch needs a kernel
 compiled, it waits for that one; one that no thread has begun is compiled by the launch itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

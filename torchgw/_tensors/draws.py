@@ -1,7 +1,5 @@
 """Draws by weight; sums by index, of the same bits in every run, and over many points."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

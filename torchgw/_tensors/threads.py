@@ -1,7 +1,5 @@
 """Small work on one thread, and threads that sleep: those that wait for each other cost time."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The names of the published sampled design, for functions of ours."""
 
-from __future__ import annotations
-
 import math
 from numbers import Real
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Arrays from files and into files, for the command line. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

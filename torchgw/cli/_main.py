@@ -5,8 +5,6 @@ is written all the same; 2 bad usage or input, or a solve that was refused, noth
 converged to one of several matches that cost nearly the same, or that may cost less.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """``torchgw --gpus N`` and ``--processes N``: the same command in processes that share a solve."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Arrays of a call of POT: NumPy or PyTorch come in, and the same kind goes out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

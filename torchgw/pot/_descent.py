@@ -1,7 +1,5 @@
 """Conditional gradient steps on a dense problem, from the start that is given."""
 
-from __future__ import annotations
-
 import sys
 from typing import NamedTuple
 

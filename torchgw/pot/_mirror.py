@@ -1,7 +1,5 @@
 """Mirror descent with entropy on dense problems, from the start that is given."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple

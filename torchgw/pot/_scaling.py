@@ -1,7 +1,5 @@
 """Linear problems with entropy on stored costs: matrix scaling with warm potentials."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

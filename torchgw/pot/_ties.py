@@ -1,7 +1,5 @@
 """Problems with ties: rounding chooses among equals, so that it is done as POT does it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torchgw.pot._arrays import Array

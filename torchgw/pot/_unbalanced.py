@@ -5,8 +5,6 @@ With two tables of distances both plans are of points, and it is fused unbalance
 (UCOOT, the entropy of each).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Linear transport problems without regularisation: plans of least cost, and their prices."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, Protocol

@@ -9,8 +9,6 @@ by E diag(b 2^v) and its transpose. The log-scalings u, v stay small, so that fl
 by adding them to potentials of hundreds: rounding of E is the same in every iteration.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

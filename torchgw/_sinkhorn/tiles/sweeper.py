@@ -5,8 +5,6 @@ whole blocks of rows (:func:`block_scaling`) settles those between far ones;
 Anderson's method removes what slow modes are left.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Approximate nearest neighbours by faiss, for many points in many dimensions on a CPU."""
 
-from __future__ import annotations
-
 import logging
 from importlib.util import find_spec
 

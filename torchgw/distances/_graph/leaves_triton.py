@@ -1,7 +1,5 @@
 """Nearest neighbours among the leaves of a tree, in one kernel."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ the leaves of a tree that can hold neighbours are visited, if they are few; othe
 all pairs on the matrix units choose candidates, which exact distances confirm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Nearest neighbours among all points: products on matrix units and selection, in one kernel."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """The shortest edges that join the components of a neighbour graph."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

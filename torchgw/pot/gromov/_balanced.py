@@ -1,7 +1,5 @@
 """Problems with both marginals: exact, entropic, and by single Bregman loops (BAPG)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Barycenters of structures and features: plans and the mean structure by turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

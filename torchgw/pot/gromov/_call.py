@@ -1,7 +1,5 @@
 """Functions with POT's signatures, each said in one line, and the arguments of a call by name."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Dictionaries of graphs: weights of atoms whose mean is near a graph, and the atoms."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Plans of low rank between two clouds, with POT's signature."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

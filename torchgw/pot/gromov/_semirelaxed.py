@@ -1,7 +1,5 @@
 """Semi-relaxed problems: the first marginal is held, the second is free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torchgw.pot import _mirror
