@@ -25,10 +25,7 @@ class NewtonStep(NamedTuple):
 
 
 def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
-    """Take a step of the dual in g from plans (k, n, m) whose rows have mass a (k, n).
-
-    As in ``_sinkhorn/newton.py``. At least two problems, as one alone would have other bits.
-    """
+    """Take steps of the dual in g from at least two plans (k, n, m) with row masses a (k, n)."""
     columns = plan.sum(1)
     unused = b == 0
     shared = products(plan.mT, plan / torch.where(a > 0, a, 1.0)[:, :, None])

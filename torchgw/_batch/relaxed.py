@@ -3,8 +3,6 @@
 As in ``_gradients/relaxed.py`` plans are normalised, and the objective gives them their mass.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -30,7 +28,7 @@ class Relaxed(NamedTuple):
     rho: Tensor | None  # (k, 2) weights of penalties, infinite for strict marginals
     mass: Tensor | None  # (k,) share that is moved, where marginals are bounds
 
-    def of(self, numbers: Tensor) -> Relaxed:
+    def of(self, numbers: Tensor) -> "Relaxed":
         """Take some problems."""
         return Relaxed(*(None if part is None else part[numbers] for part in self))
 

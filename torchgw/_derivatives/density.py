@@ -1,7 +1,5 @@
 """The density of a plan by the product of its weights, and its responses, in blocks of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,7 +108,7 @@ class Response:
     transposed: bool = False
 
     @property
-    def T(self) -> Response:  # noqa: N802 - the name of every array library
+    def T(self) -> "Response":  # noqa: N802 - the name of every array library
         """The response from target to source."""
         return replace(self, transposed=not self.transposed)
 

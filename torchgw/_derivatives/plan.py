@@ -1,7 +1,5 @@
 """Plans that carry gradients to the inputs of their solve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +22,7 @@ _FORWARD = (
 
 
 class DifferentiablePlan(TransportPlan):
-    """A plan whose products, rows and matrix carry gradients to the inputs of its solve.
-
-    ``product(transposed, values)`` is plan @ values, or plan.T @ values, with a graph; a plan that
-    is ``transposed`` leads from target to source.
-    """
+    """A plan whose products, rows and matrix carry gradients to the inputs of its solve."""
 
     def __init__(
         self,
@@ -45,12 +39,12 @@ class DifferentiablePlan(TransportPlan):
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts
 
-    def __copy__(self) -> DifferentiablePlan:
+    def __copy__(self) -> "DifferentiablePlan":
         """Share everything, the graph too."""
         return DifferentiablePlan(self, self._differentiable, transposed=self._transposed)
 
     @property
-    def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
+    def T(self) -> "DifferentiablePlan":  # noqa: N802 - the name of every array library
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
     def _moved(self) -> tuple[Tensor, Tensor]:

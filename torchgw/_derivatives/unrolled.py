@@ -21,10 +21,7 @@ _MOVED = 1e-3
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
-    """Iterate further from a solved plan; return the plan, (n, m), and its objective.
-
-    Their derivative is that of these iterations alone: the first terms of the implicit series.
-    """
+    """Iterate further from a solved plan; return the plan, (n, m), and its objective."""
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [
         [

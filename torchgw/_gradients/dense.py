@@ -1,7 +1,5 @@
 """The exact gradient by products of stored tables, some of them in half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch
@@ -41,7 +39,7 @@ def _total(matrix: Tensor) -> Tensor:
 class PlanMatrix(ExactCoupling):
     """The plan itself, (n, m)."""
 
-    def change(self, previous: PlanMatrix) -> Tensor:
+    def change(self, previous: "PlanMatrix") -> Tensor:
         """Compute the L1 distance of two plans, which have mass one."""
         return _total((self.values - previous.values).abs_())
 
@@ -69,7 +67,7 @@ class DenseGradient(StrictGradient):
         problem, shapes = self.problem, tuple(part.shape for part in self.tables())
         return self.name, problem.dtype, problem.alpha, type(problem.linear), shapes
 
-    def copy(self) -> DenseGradient:
+    def copy(self) -> "DenseGradient":
         """Make the same linearisation on tables of its own, as one of the square loss."""
         tables = self._cross.tables()
         kind: type[PrecomputedDistance] = PrecomputedDistance

@@ -1,7 +1,5 @@
 """The exact gradient from factors of the distances, whose coupling is small."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -54,7 +52,7 @@ class _Side(NamedTuple):
 class Encoding(ExactCoupling):
     """A plan as the factors of the distances see it."""
 
-    def change(self, previous: Encoding) -> Tensor:
+    def change(self, previous: "Encoding") -> Tensor:
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
@@ -112,7 +110,7 @@ class FactoredGradient(StrictGradient):
         cost = cost.transpose() if self._swapped else cost
         return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
 
-    def in_factors(self) -> FactoredGradient | None:
+    def in_factors(self) -> "FactoredGradient | None":
         """Give itself if both sides have factors, and a linear term has them or is none."""
         both = self._left.factors is not None and not isinstance(self.problem.linear, DenseCost)
         return self if both else None

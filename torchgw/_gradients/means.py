@@ -1,7 +1,5 @@
 """Mean distances by weight, and what of the distances a sample of pairs can show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -117,11 +115,7 @@ def _spaced(weights: Tensor, count: int) -> Tensor:
 
 
 def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight.
-
-    All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
-    those nearest to it.
-    """
+    """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
@@ -149,7 +143,7 @@ class MeanDistances(NamedTuple):
     @classmethod
     def of(
         cls, provider: DistanceProvider, weights: Tensor, loss: Loss, side: int
-    ) -> MeanDistances:
+    ) -> "MeanDistances":
         """Compute those of a provider, the source (0) or the target (1)."""
         nodes, mass = _quadrature(provider, weights)
         if loss.cross is not None:

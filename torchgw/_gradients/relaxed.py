@@ -177,10 +177,7 @@ class RelaxedGradient(Gradient):
 
 
 def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
-    """Compute P / |P|, its marginals and |P|.
-
-    The weights of the rows become their masses, so that rows are drawn by what they carry.
-    """
+    """Compute P / |P| whose rows have their masses as weights, its marginals and |P|."""
     p, q = plan.marginals()
     total = p.sum()
     p, q = p / total, q / q.sum()

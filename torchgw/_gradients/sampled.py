@@ -73,11 +73,7 @@ class AnchorCoupling(Anchors):
     empty = False
 
     def replaced(self, slots: Tensor, fresh: Anchors) -> AnchorCoupling:
-        """Put fresh anchors into some slots.
-
-        This averages plans, P <- (1 - share) P + share P_new, carried out on the sample:
-        ``share`` is the number of slots over that of all.
-        """
+        """Put fresh anchors into some slots: P <- (1 - share) P + share P_new, on a sample."""
         parts = zip(self, fresh, strict=True)
         return AnchorCoupling(*(old.index_copy(0, slots, new) for old, new in parts))
 

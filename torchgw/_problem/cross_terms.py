@@ -1,7 +1,5 @@
 """Cross terms of a loss under stored distances: sum_kl h(DX_ik, DY_jl) P_kl for all (i, j)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -14,12 +12,9 @@ _LOOKED_AT = 2**18
 
 
 class BothWays:
-    """The mean of a cross term of directed costs and of that of the other direction.
+    """The mean of a directed cross term and its reverse: half the derivative of their sum."""
 
-    With P fixed on one side each is linear in P, and the mean is half the derivative of the sum.
-    """
-
-    def __init__(self, there: Cross, back: Cross) -> None:
+    def __init__(self, there: "Cross", back: "Cross") -> None:
         self._ways = there, back
 
     def __call__(self, plan: Tensor) -> Tensor:

@@ -87,10 +87,7 @@ class Loss:
         return 1
 
     def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
-        """Evaluate the factor of one side (0 or 1) in products of the cross term.
-
-        ``distance`` has shape (..., s) and ``parts`` shape (s,) or (): which product each is for.
-        """
+        """Evaluate the factor of side 0 or 1, (..., s), in the products named by ``parts`` (s,)."""
         assert self.cross is not None
         return self.cross[side](distance)
 

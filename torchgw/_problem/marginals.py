@@ -116,10 +116,7 @@ def check_marginal_rule(
 def divide_by_totals(
     a: Any, b: Any, rule: MarginalRule | None
 ) -> tuple[Any, Any, MarginalRule | None]:
-    """Divide the weights of sides that a penalty holds by their sums, and keep these in the rule.
-
-    Strict marginals and bounds keep weights that have to sum to one.
-    """
+    """Divide the weights of sides that a penalty holds by their sums, which the rule keeps."""
     if rule is None or rule.mass is not None:
         return a, b, rule
     given, totals = [a, b], [1.0, 1.0]

@@ -110,11 +110,7 @@ def _spread(rows: Tensor, size: int) -> Tensor:
 def check_tables_fit(
     sizes: tuple[int, int], stored: tuple[bool, bool], device: torch.device, *, dense: bool
 ) -> None:
-    """Refuse distances of all pairs, and dense gradients, that exceed the free memory.
-
-    ``stored`` says of which sides a table of all pairs will be made. This is the least that is
-    needed, in float32, and known before any work.
-    """
+    """Refuse distances of all pairs (``stored``) and dense gradients that cannot fit."""
     n, m = sizes
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
     # the cost, the plan and one of them in the making

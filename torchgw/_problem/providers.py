@@ -1,7 +1,5 @@
 """From what the user passed to two distance providers, divided by their maximum or their mean."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable
@@ -111,7 +109,7 @@ class Spaces(NamedTuple):
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
     decision: Decision | None = None  # what "auto" was for points
 
-    def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> Spaces:
+    def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> "Spaces":
         """Add the features of both sides, by which new points are compared too."""
         device = self.providers[0].device
         first, second = (

@@ -56,11 +56,7 @@ class Extension:
         linear: Cost | None,
         values: Tensor,
     ) -> Tensor:
-        """Average ``values``, (m, c), by the conditional plan of each new point, (q, c).
-
-        ``plan`` leads away from the ``side`` of the new points; ``cross`` has their distances, and
-        ``linear`` is their linear cost, (q, m).
-        """
+        """Average ``values`` (m, c) by the conditional plan of each new point of a side, (q, c)."""
         known, rows = self.known, cost_rows(self.known, side)
         step = cross.block_size(
             known.distances(side).n if rows.points is None else len(rows.points)

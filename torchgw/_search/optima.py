@@ -1,7 +1,5 @@
 """Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterable, Sequence
@@ -154,7 +152,7 @@ class Alternative:
         device = self.plan.device if isinstance(self.plan, Tensor) else None
         return _unpickled, (rest | {"plan": entries}, device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Alternative:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Alternative":
         """Copy the whole plan."""
         return replace(self, plan=copy.deepcopy(self.plan, memo))
 
@@ -194,7 +192,7 @@ class _Distinct(NamedTuple):
     labels: list[str]  # what found them
     values: list[float]
 
-    def part(self, start: int | None, stop: int | None) -> _Distinct:
+    def part(self, start: int | None, stop: int | None) -> "_Distinct":
         """Return some of them."""
         some = slice(start, stop)
         return _Distinct(self.judged, self.places[some], self.labels[some], self.values[some])

@@ -1,7 +1,5 @@
 """Sinkhorn by PyTorch operations as they are, on any device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +79,7 @@ class _SparseKernel:
         self.entries = entries
 
     @classmethod
-    def of(cls, plan: EntropicPlan) -> _SparseKernel | None:
+    def of(cls, plan: EntropicPlan) -> "_SparseKernel | None":
         """Collect the entries, row by row, as long as they are few."""
         (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
         if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:

@@ -151,16 +151,7 @@ def sinkhorn(
 
 
 def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tuple[Potentials, int]:
-    """Let epsilon rise until a problem is solved at once, and fall again; count the iterations.
-
-    Potentials move by some epsilons in an iteration, so points change partners soon where epsilon
-    is large; from there on partners are nearly those of the next problem [1]_.
-
-    References
-    ----------
-    .. [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
-       problems. SIAM Journal on Scientific Computing 2019.
-    """
+    """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
     problem, used = prepared.problem, 0
     factor, falling = _RISE, False
     while factor > 1:

@@ -68,10 +68,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
 ) -> Evaluation:
-    """Compute the numbers of a plan; NumericalError if they are not finite.
-
-    ``solved`` is the linear problem of the plan, if the loop has ended with it.
-    """
+    """Compute the numbers of a plan; NumericalError if they are not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     if gradient.stores:
         # all of it from one matrix: on a GPU each operation takes as long as this
@@ -144,10 +141,7 @@ def _without_excess(quadratic: QuadraticValue, excess: float, alpha: float) -> Q
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off.
-
-    The second tensor, (n,) float64, is what rows are multiplied by for that.
-    """
+    """Compute plan @ values as if rows had their weights, and what that multiplies rows by."""
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
     # rows without weight have no mass, and rounding may leave others none
     share = torch.where(sums[:, -1] > 0, plan.weights.a / sums[:, -1], 0.0)

@@ -69,10 +69,7 @@ def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
 
 
 def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, longer: bool) -> int:
-    """Choose how many Sinkhorn iterations the next linear problem may take.
-
-    ``longer`` says that marginals have not been met for long, or that they are behind the plan.
-    """
+    """Choose how many Sinkhorn iterations the next linear problem may take."""
     # once the plan has settled, only more of them can improve its marginals
     if settled:
         return setting.options.inner_max_iter
@@ -98,11 +95,7 @@ def loop_tolerance(setting: Setting, change: float) -> float:
 def look_ahead(
     anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
-    """Choose where the next Sinkhorn solve begins: where this one ended, or one step further.
-
-    In the long run a proximal step adds the same potentials every time, so f / epsilon grows
-    linearly.
-    """
+    """Choose where the next solve begins: here, or by linear growth a proximal step further."""
     if previous is None or anneal.share(step - 1) == 1:
         return potentials
     before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))

@@ -155,10 +155,7 @@ def _look(
 
 
 def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:
-    """Whether solving one more linear problem would not change what a loop has converged to.
-
-    Stored costs are left alone: what a plan keeps is factors. Proximal ones are those of a mean.
-    """
+    """Whether one more linear problem would not change what a loop has converged to."""
     strict = setting.gradient.exact and setting.rule is None and not setting.anneal.proximal
     problem = prepared.problem
     if not strict or not isinstance(problem.cost, FactoredCost):

@@ -143,10 +143,7 @@ class _Mean:
         self._parts.append(part)
 
     def descend(self, tol: float) -> None:
-        """Move weight from the part of the largest derivative to that of the least, repeatedly.
-
-        Parts that are left without weight go.
-        """
+        """Move weight from the part of largest derivative to that of the least; drop empty ones."""
         bends, weights = self._bends, self._weights
         slopes = bends @ weights + self._linear
         for _ in range(_CORRECTIONS):

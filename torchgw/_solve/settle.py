@@ -92,10 +92,7 @@ def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:
-    """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
-
-    Their conditional plans are then defined, so that they can be mapped like any other point.
-    """
+    """Give points of zero weight the potentials of a half-step, so that they can be mapped."""
     a, b = prepared.problem.marginals
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials

@@ -58,10 +58,7 @@ class Step:
     def update(
         self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
-        """Take the coupling of the plan of the cost at ``point``; ``previous`` is the one before.
-
-        A sampled gradient keeps some anchors of the coupling before.
-        """
+        """Take the coupling of the plan of the cost at ``point``, after that of ``previous``."""
         plan = TransportPlan.of(prepared, potentials)
         return self._read_off(plan.cost, plan, potentials, point, previous)
 

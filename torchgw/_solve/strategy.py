@@ -286,11 +286,7 @@ def choose_tiling(
     *,
     storable: bool,
 ) -> Tiling | None:
-    """Make the tiling of a solve that skips tiles, if it was ``asked`` for or can be.
-
-    ``reason`` says why tiles cannot be skipped; ``storable``, whether the cost may be stored where
-    skipping them comes to nothing. What was asked for and cannot be done is refused.
-    """
+    """Make the tiling of a solve, or refuse one ``asked`` for with the ``reason`` against it."""
     _refuse_tiles(asked, reason)
     if asked is False or reason is not None:
         return None

@@ -24,10 +24,7 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (..., count), with repetition, in proportion to weights (..., c).
-
-    Every row of weights has a positive sum, and the generator is on their device.
-    """
+    """Draw categories (..., count) in proportion to weights (..., c) of positive sum."""
     if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
     shape = (*weights.shape[:-1], count)
@@ -36,10 +33,7 @@ def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -
 
 
 def systematic_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (count,), at equal steps of the cumulative weight (c,) from a random place.
-
-    One is drawn weight * count times, rounded up or down: equal weights give distinct ones.
-    """
+    """Draw (count,) at equal steps of the cumulative weight (c,), the first at random."""
     offset = torch.rand((), dtype=weights.dtype, device=weights.device, generator=generator)
     steps = torch.arange(count, device=weights.device, dtype=weights.dtype) + offset
     return categories_at(weights, steps / count)

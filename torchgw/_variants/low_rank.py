@@ -4,8 +4,6 @@ docs/algorithm.md, equations 29 to 32. Neither the plan nor its cost is ever sto
 is linear in n + m. All of it runs on logarithms, so that no step size overflows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,7 +74,7 @@ class LowRankPlan(Plan):
         return self.Q
 
     @property
-    def T(self) -> LowRankPlan:
+    def T(self) -> "LowRankPlan":
         return LowRankPlan(self.R, self.Q, self.g).giving(self.in_numpy)
 
     def __repr__(self) -> str:

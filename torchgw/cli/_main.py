@@ -38,10 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on arguments, by default those of the process; return the exit code.
-
-    Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
-    """
+    """Run the command line on arguments, those of the process by default; return the exit code."""
     _open_closed_streams()
     options = _parser().parse_args(arguments)
     try:

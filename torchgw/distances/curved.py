@@ -13,8 +13,6 @@ close together or near the border; arcosh(1 + x) and artanh would. On the sphere
 2 atan2(|u - u'|, |u + u'|).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -120,7 +118,7 @@ class CurvedDistance(DistanceProvider):
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return self._scaled(self._place.between(self._at(index))).to(self.dtype)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> CurvedDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "CurvedDistance":
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self

@@ -1,7 +1,5 @@
 """Neighbour graphs and given ones, made into connected graphs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -97,7 +95,7 @@ def neighbour_geodesics(
     n_neighbors: int | None = None,
     *,
     policy: ConnectPolicy = "stitch",
-    known: Neighbourhood | None = None,
+    known: "Neighbourhood | None" = None,
     ranks: Ranks | None = None,
 ) -> Geodesics:
     """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points.

@@ -1,7 +1,5 @@
 """Distances among points, computed when they are read."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -88,7 +86,7 @@ class PointDistance(DistanceProvider):
             self._points = _without_rounding(self._points)
         self._weights: Tensor | None = None
 
-    def centred_on(self, weights: Tensor) -> PointDistance:
+    def centred_on(self, weights: Tensor) -> "PointDistance":
         """Return the same distances, with little rounding among the points that carry weight."""
         moved = copy.copy(self)
         moved._weights = weights.to(self.device, self.dtype) / weights.sum()
@@ -99,7 +97,7 @@ class PointDistance(DistanceProvider):
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return _between(self._points, self._points[index], self.metric)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> PointDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDistance":
         """Move the points to another device or dtype."""
         if self._lies_at(device, dtype):
             return self

@@ -73,16 +73,7 @@ def descend(
     limits: tuple[float | None, float | None] = (None, None),
     verbose: bool = False,
 ) -> Descent:
-    """Minimise an objective by conditional gradient (Frank-Wolfe) [1]_.
-
-    Each step solves the linear problem of the gradient at T, and goes to the least value on the
-    line to its solution, by the exact minimum of a quadratic function or by Armijo's rule.
-
-    References
-    ----------
-    .. [1] T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty. Optimal transport for structured
-       data with application on graphs. ICML 2019.
-    """
+    """Minimise an objective by conditional gradient (Frank-Wolfe; T. Vayer et al., ICML 2019)."""
     plan = start
     value = line.begin(plan)
     losses = [value]

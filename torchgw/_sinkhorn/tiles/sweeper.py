@@ -38,11 +38,7 @@ _RIDGE = 1e-9
 
 
 class Engine(Protocol):
-    """Half-steps over chosen tiles, and where they have led.
-
-    The potentials u of the rows and v of the columns are in exponents, in a unit and an order of
-    points of the engine's own.
-    """
+    """Half-steps over chosen tiles, by potentials u and v as exponents in a unit of its own."""
 
     slack: float  # how far u and v may rise together before the tiles are no longer right
     used: Tensor  # bool, of the shape of v: which columns have mass

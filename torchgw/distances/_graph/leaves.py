@@ -1,7 +1,5 @@
 """Points grouped in space: leaves of equal size by recursive median splits, with their boxes."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ class Leaves(NamedTuple):
     low: Tensor  # (leaves, d) float64, corner of the box of each leaf
     high: Tensor  # (leaves, d) float64
 
-    def at(self, index: Tensor | slice) -> Leaves:
+    def at(self, index: Tensor | slice) -> "Leaves":
         """Choose some of the leaves."""
         return Leaves(*(part[index] for part in self))
 

@@ -1,7 +1,5 @@
 """Unbalanced problems across spaces: FUGW and unbalanced co-optimal transport."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor
@@ -117,7 +115,7 @@ def both_sides(call: Call) -> Call:
 
 
 def _answer(
-    call: Call, problem: Across, found: Unbalanced, log: dict[Any, Any], M: Any = None
+    call: Call, problem: "Across", found: Unbalanced, log: dict[Any, Any], M: Any = None
 ) -> Any:
     """Hand out both plans or, in functions whose name ends in 2, the objective."""
     if call.function.endswith("2"):
