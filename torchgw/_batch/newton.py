@@ -11,8 +11,7 @@ from torchgw._batch.products import products
 NEWTON_BELOW = 1e-3
 # Share of the mass of a column that is added to its second derivative, against rounding. [L464]
 RIDGE = 1e-13
-# Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L464]
+# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L464]
 LARGEST_STEP = 10.0
 
 

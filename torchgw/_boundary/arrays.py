@@ -19,8 +19,7 @@ _SYMMETRY_TOLERANCE = 1e-5
 _MASS_TOLERANCE = 1e-4
 # The same of a starting plan, as solvers in float32 leave it. [L264]
 _PLAN_TOLERANCE = 1e-3
-# Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
-# [L264]
+# Bound of the largest entry and of its inverse: squares beyond leave the range of float32. [L264]
 _LARGEST_ENTRY = 1e15
 # Numbers that are looked at together where a copy of all may not fit. A choice. [L852]
 _BLOCK = 2**22

@@ -13,11 +13,9 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, exp_, row_blocks
 from torchgw._typing import Marginals
 
-# Entries of the plan up to which its density is stored instead of exponentiated in every pass.
-# [L266]
+# Entries of the plan up to which its density is stored, not exponentiated in every pass. [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
-# Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
-# [L266]
+# Largest exponent: only entries of two zero weights exceed it, which count for nothing. [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 

@@ -32,8 +32,7 @@ from torchgw.distances.base import Factors
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
-# Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
-# [L244]
+# Residual worth a warning: the plan's marginal error leaves some that nothing removes. [L244]
 WORRYING = 1e-4
 # Products of tables that conjugate gradients take, in units of those of moments, and operations
 # below which only calls count. [L730]

@@ -15,8 +15,7 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
-# Columns of the quadrature of a sum over all points where each column is a shortest-path run.
-# [L111]
+# Columns of the quadrature of a sum over all points where each is a shortest-path run. [L111]
 _QUADRATURE_COLUMNS = 96
 # Columns that tell which distances anchors can show, and anchors that it takes. [L256]
 _VISIBLE_COLUMNS = 16

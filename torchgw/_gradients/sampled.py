@@ -32,13 +32,11 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 from torchgw.distances.sampling import choose_points
 
-# Spread-out points whose distances are the coordinates that the source points are ordered by.
-# [L119]
+# Spread-out points whose distances are coordinates by which source points are ordered. [L119]
 _COORDINATES = 16
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
-# Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
-# [L272]
+# Anchors times pairs of points where a mean over a plan has to be one over pairs; pairs. [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
 # Numbers up to which the minimum of all pairs of pairs is summed. [L450]

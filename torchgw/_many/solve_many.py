@@ -57,8 +57,7 @@ from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
-# [L391]
+# Difference of an entry from its transpose, and of a sum of weights from 1, as rounding. [L391]
 _SYMMETRY, _MASS = 1e-5, 1e-4
 
 

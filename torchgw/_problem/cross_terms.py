@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
-# matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
-# [L140]
+# matrix takes a fifth to a fifteenth of the time. Dense products are free on a GPU. [L140]
 _SPARSE_SHARE = 0.03
 # Entries from which on a plan is looked at for few that are not rounding. [L592]
 _LOOKED_AT = 2**18

@@ -12,8 +12,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10
-# How many times as far as others a point is too far, and the share of the points that may be.
-# [L376]
+# How many times as far as others a point is too far, and the share of such points. [L376]
 _FAR = 100.0
 _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]

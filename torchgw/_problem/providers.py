@@ -33,12 +33,10 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 logger = logging.getLogger(__name__)
 
-# Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
-# [L95]
+# Points per side up to which "auto" computes all geodesic pairs: beyond it takes minutes. [L95]
 _ALL_PAIRS_POINTS = 3_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
-# the error of each side up to which these do: the value of a plan is too high by about their sum.
-# [L95]
+# the error of each side up to which these do: by their sum the value of a plan is too high. [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
 # Points per side up to which "dijkstra" is all pairs too. A sampled solve of some thousand points

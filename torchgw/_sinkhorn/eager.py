@@ -21,8 +21,7 @@ from torchgw._sinkhorn.problem import (
 )
 from torchgw._typing import Marginals, Potentials
 
-# A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
-# [L284]
+# A scaling sum is one at a fixed point. Below this underflow has cost float32 digits. [L284]
 _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
 # exp(-2 * 20) in the kernel, far from underflow. [L284]

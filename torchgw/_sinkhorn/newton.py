@@ -18,8 +18,7 @@ _MOST_POINTS = 256
 # Share of the mass of a column that is added to its second derivative: where parts of a plan share
 # nothing, the rest is rounding. [L841]
 _RIDGE = 1e-11
-# Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L443]
+# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L443]
 _LARGEST_STEP = 10.0
 # Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
 # density of those, and how many of all they are at most. [L564]

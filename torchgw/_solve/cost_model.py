@@ -22,8 +22,7 @@ class _Rates(NamedTuple):
 
 
 # The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
-# 2^17 bytes is read once per iteration, and small streamed problems are bound by their launches.
-# [L91]
+# 2^17 bytes is read once per iteration, and launches bound small streamed problems. [L91]
 _RATES = {
     ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
     ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),

@@ -29,8 +29,7 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-# What rounding and a small marginal error may add to a value, as shares of its two squared terms.
-# [L293]
+# What rounding and marginal error may add to a value, as shares of its two squared terms. [L293]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 # Standard errors of an estimated value within which it proves nothing. [L293]

@@ -17,8 +17,7 @@ from torchgw._typing import Potentials
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2
-# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
-# [L129]
+# Column error that an inner solve aims at, over the change of the plan that ends the loop. [L129]
 _INNER_SHARE = 0.1
 # The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
 _PATIENT_SHARE = 0.01

@@ -87,8 +87,7 @@ _LARGEST_MOMENTUM = 0.9
 # Share of the last change from which on plain steps are slow enough for it. [L176]
 _SLOW = 0.5
 # Multiple of the least change at which it has led away from where plain steps go. No more than two:
-# changes of plans that are far apart, as on adjacency matrices, lie between one half and two.
-# [L143]
+# changes of plans that are far apart, as of adjacency matrices, lie between 1/2 and 2. [L143]
 _ASTRAY = 1.5
 
 

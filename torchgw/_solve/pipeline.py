@@ -54,11 +54,9 @@ from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
-# Points per side of a subsample: as many as give the coupling to a few percent within a second.
-# [L11]
+# Points per side of a subsample: these give the coupling to a few percent in a second. [L11]
 _COARSE_POINTS = 1_500
-# Size of a sampled cost over its standard error below which anchors are added, up to so many.
-# [L114]
+# Size of a sampled cost over its standard error that anchors are added for; how many. [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
 # How many times the anchors of the iterations the last cost has, and how many at most. [L124]

@@ -10,14 +10,12 @@ from torchgw._solve.options import Precision
 # the change of the plan that it may then have in float32. [L350] [L478]
 RESOLVED = 2e-4
 
-# Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
-# [L296]
+# Entries up to which a mixed solve goes on in float64 from where float32 has settled. [L296]
 _AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
 # launches take the time there, not arithmetic. [L89]
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
-# Entries up to which marginals are settled in float64 after a float32 solve, whatever its rounding.
-# [L296]
+# Entries up to which a float32 solve settles marginals in float64, whatever its rounding. [L296]
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 

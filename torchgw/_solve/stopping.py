@@ -25,8 +25,7 @@ _PRODUCTS = 8
 # Share of the squares that cancel in a value below which its decrease is judged by them: the value
 # of a copy falls to zero by as large a share of itself in each step. [L640]
 _LEAST_SHARE = 0.01
-# Steps after which it is looked whether a value has come to zero: a look costs as much as a step.
-# [L642]
+# Steps between looks at whether a value has come to zero: a look costs as much as a step. [L642]
 _EVERY = 10
 
 

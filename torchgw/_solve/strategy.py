@@ -37,8 +37,7 @@ _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Times the spread of the cost, or one, that epsilon may be: products with it are in the range of
 # float32. [L641]
 _LARGEST_EPSILON = 1e30
-# Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
-# [L298]
+# Entries from which products of a dense float32 gradient are made of half-precision ones. [L298]
 _HALF_ENTRIES = 2_000_000
 # Entries (n * m) above which a factored solve begins on a subsample. [L298]
 COARSE_ENTRIES = 9_000_000

@@ -18,8 +18,7 @@ from torchgw._typing import Marginals
 
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
 _FIRST_STEP = 10.0
-# Factors that a step size changes by, down when the value has risen and up when it has fallen.
-# [L301]
+# Factors that a step size changes by, down when the value rises and up when it falls. [L301]
 _SHRINK, _GROW = 0.5, 1.5
 # Step size, relative to the largest, below which nothing more will come. [L301]
 _SMALLEST_STEP = 1e-8

@@ -31,11 +31,9 @@ CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
 _EXACT_MAXIMUM_POINTS = 100_000
-# Relative error of a point's constraint, in roundings of its dtype, that is taken as rounding.
-# [L381]
+# Relative error of a point's constraint, in roundings of its dtype, that is rounding. [L381]
 _ROUNDINGS = 256
-# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64.
-# [L381]
+# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64. [L381]
 _DEEPEST = 350.0
 
 

@@ -21,8 +21,7 @@ from torchgw._tensors.ranks import Ranks, pieces
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
 # are chosen anew. Three units keep 6% more tiles. [L192]
 SLACK = 3.0
-# Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
-# [L199]
+# Points of a block: the width of a kernel's tile. Smaller ones keep hardly fewer tiles. [L199]
 _WIDTH = 128
 # Blocks of a side, the geometric mean of both, above which blocks are twice as wide: their bounds
 # would cost as much as tiles. [L210]

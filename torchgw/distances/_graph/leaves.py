@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
-# [L151]
+# Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes. [L151]
 _LEAF_POINTS = 64
 # Levels from which on the first three together may have 5, 6 or 7 parts, so that leaves are nearly
 # full: those of 10,000,000 points have 62 in place of 39. [L791]
