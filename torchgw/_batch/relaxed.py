@@ -35,10 +35,8 @@ class Relaxed(NamedTuple):
     def scaling(
         self, side: int, weight: Tensor, sums: Tensor, potential: Tensor, epsilon: Tensor
     ) -> Tensor:
-        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan.
-
-        Strict marginals would make it weight / sums. ``potential`` is in units of epsilon (k,).
-        """
+        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan."""
+        # Strict marginals would make it weight / sums. `potential` is in units of epsilon (k,).
         used = weight > 0
         ratio = torch.where(used, weight / torch.where(used, sums, 1.0), 1.0)
         if self.mass is None:
@@ -72,11 +70,9 @@ class Relaxed(NamedTuple):
         weights: tuple[Tensor, Tensor],
         epsilon: Tensor,
     ) -> Settled:
-        """Give normalised plans their best mass (k,).
-
-        ``value`` is what grows with its square, ``linear`` with the mass itself; where that is
-        given, in its units, there is no difference. ``entropy`` is KL(P | a x b).
-        """
+        """Give normalised plans their best mass (k,)."""
+        # `value` is what grows with its square, `linear` with the mass itself; where that is given,
+        # in its units, there is no difference. `entropy` is KL(P | a x b).
         if self.mass is not None:
             over = [
                 _sum((self.mass[:, None] * part - weight).clamp_min(0))
@@ -118,10 +114,8 @@ def _sum(parts: Tensor) -> Tensor:
 
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does.
-
-    And where there is none, since nothing is worth moving: there l is where the sum is least.
-    """
+    """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does."""
+    # And where there is none, since nothing is worth moving: there l is where the sum is least.
     least = torch.where(linear > 0, (linear / pull).log(), -torch.inf)
     # from there Newton's steps go to it without passing it
     found = (-slope / pull).maximum(least)

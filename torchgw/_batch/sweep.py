@@ -56,12 +56,10 @@ def sweep(
     out: Tensor,
     relaxed: Relaxed | None = None,
 ) -> Sweep:
-    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m).
-
-    At least two problems: a product with a single one takes another way through the library, and
-    gets other bits. ``out`` (A, n, m) becomes the plan. Points of zero weight keep their
-    potentials.
-    """
+    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
+    # At least two problems: a product with a single one takes another way through the library, and
+    # gets other bits. `out` (A, n, m) becomes the plan. Points of zero weight keep their
+    # potentials.
     (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
@@ -101,11 +99,9 @@ def sweep(
 
 
 def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
-    """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations.
-
-    By Young's relation, as in ``_sinkhorn/loop.py``; a share of zero leaves a factor as it is.
-    Roots are rounded alike wherever a number stands in a vector, and other powers are not.
-    """
+    """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations."""
+    # By Young's relation, as in `_sinkhorn/loop.py`; a share of zero leaves a factor as it is.
+    # Roots are rounded alike wherever a number stands in a vector, and other powers are not.
     rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
     plain = (rate + factor - 1).square() / (rate * factor.square())
     fitted = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())

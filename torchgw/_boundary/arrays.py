@@ -207,10 +207,8 @@ def check_points(name: str, value: Any) -> Tensor:
 
 
 def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
-    """Convert a distance matrix to a floating tensor of shape (n, n).
-
-    Negative entries are refused unless ``signed``; those that rounding explains become zero.
-    """
+    """Convert a distance matrix to a floating tensor of shape (n, n)."""
+    # Negative entries are refused unless `signed`; those that rounding explains become zero.
     tensor = _floating(to_tensor(name, value))
     if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
         raise InvalidInputError(
@@ -265,10 +263,8 @@ def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
 def as_weights(
     name: str, value: Any, n: int, device: torch.device, each: str | None = None
 ) -> Tensor:
-    """Convert weights to shape (n,), float64, total mass exactly one; ``None`` is uniform.
-
-    ``each`` says what has a weight: by default a row of X if they are ``a``, else a row of Y.
-    """
+    """Convert weights to shape (n,), float64, total mass exactly one; ``None`` is uniform."""
+    # `each` says what has a weight: by default a row of X if they are `a`, else a row of Y.
     if value is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
     given = to_tensor(name, value)

@@ -16,11 +16,9 @@ _DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance
 
 
 def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.spmatrix | None:
-    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none.
-
-    Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges have
-    a direction; one whose edges do is refused unless ``directed``.
-    """
+    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none."""
+    # Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges
+    # have a direction; one whose edges do is refused unless `directed`.
     if is_sparse(value):
         return value
     if isinstance(value, (list, tuple)) and any(map(_is_any, value)):

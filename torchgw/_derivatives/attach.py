@@ -29,10 +29,8 @@ def attach(
     generator: torch.Generator,
     slopes: Mapping[str, float],
 ) -> GWResult:
-    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients.
-
-    ``slopes`` are the derivatives by alpha, <L(P), P> - <M, P>, and by epsilon, KL(P | a x b).
-    """
+    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients."""
+    # `slopes` are the derivatives by alpha, <L(P), P> - <M, P>, and by epsilon, KL(P | a x b).
     tensors, plan = tuple(inputs.values()), result.lazy_plan
     if mode == "unrolled":
         matrix, loss = unroll(Model.of(definition, inputs), plan)

@@ -211,10 +211,8 @@ def scalar(
     change: Change | None = None,
     anchors: Anchors | None = None,
 ) -> Tensor:
-    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model.
-
-    ``anchors`` are those of a sampled solve, which stand for exact products.
-    """
+    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
+    # `anchors` are those of a sampled solve, which stand for exact products.
     a, b = still.a, still.b
     f, g, factor = potentials.f, potentials.g, 1.0
     other: TransportPlan | Response = plan

@@ -68,11 +68,9 @@ class Density:
         return self.plan.T
 
     def what_moves(self, column: Tensor, masses: Tensor) -> Tensor:
-        """Compute what a change of v_j alone does to its column once u follows, (m,).
-
-        That is its sum less :meth:`squares`. Where a plan is nearly a matching it is far less than
-        the sum; rounding leaves some of it.
-        """
+        """Compute what a change of v_j alone does to its column once u follows, (m,)."""
+        # That is its sum less `squares`. Where a plan is nearly a matching it is far less than the
+        # sum; rounding leaves some of it.
         least = torch.finfo(column.dtype).eps ** 0.75 * column
         return torch.maximum(column - self.squares(masses), least)
 

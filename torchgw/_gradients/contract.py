@@ -150,11 +150,9 @@ class LinearCost(NamedTuple):
     column: Tensor  # (m,), 2 alpha DY^2 q (square loss)
 
     def seen(self, masses: Marginals | None) -> Cost:
-        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses.
-
-        A constant changes the mass of a relaxed problem's plan only, and a large one would under-
-        or overflow it.
-        """
+        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses."""
+        # A constant changes the mass of a relaxed problem's plan only, and a large one would under-
+        # or overflow it.
         cost = self.cost
         if masses is None:
             return cost
@@ -239,10 +237,8 @@ class Gradient(ABC):
 
     @abstractmethod
     def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
-        """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown.
-
-        ``cost`` is that at the coupling ``point`` of X, and ``coupling`` is that of P.
-        """
+        """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown."""
+        # `cost` is that at the coupling `point` of X, and `coupling` is that of P.
 
     @abstractmethod
     def evaluate(

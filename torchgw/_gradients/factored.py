@@ -61,11 +61,10 @@ class Encoding(ExactCoupling):
 
 
 class FactoredGradient(StrictGradient):
-    """Exact, from factors D = A diag(s) A' of at least one side.
+    """Exact, from factors D = A diag(s) A' of at least one side."""
 
-    With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
-    factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
-    """
+    # With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n;
+    # with factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
 
     name = "factored"
     exact = True

@@ -30,10 +30,9 @@ _BLOCK_ELEMENTS = 2**22
 
 
 class Levels(NamedTuple):
-    """Equal steps from zero to ``reach``, by which a minimum is a mean of products.
+    """Equal steps from zero to ``reach``, by which a minimum is a mean of products."""
 
-    min(x, y) is the integral over t of [x > t] [y > t], to half a step.
-    """
+    # min(x, y) is the integral over t of [x > t] [y > t], to half a step.
 
     reach: float
     steps: int
@@ -75,12 +74,10 @@ def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
 
 
 def visible(problem: Problem, n_anchors: int) -> Problem:
-    """Limit the problem to what anchors show of it.
-
-    Where a distance of zero is extreme, a few anchors would stand for the distance of every point
-    to itself, and others for none. Distances within which fewer than ``_FEWEST`` anchors lie,
-    by the median of some columns, count as the largest such. A minimum becomes a mean of products.
-    """
+    """Limit the problem to what anchors show of it."""
+    # Where a distance of zero is extreme, a few anchors would stand for the distance of every point
+    # to itself, and others for none. Distances within which fewer than `_FEWEST` anchors lie, by
+    # the median of some columns, count as the largest such. A minimum becomes a mean of products.
     loss = problem.loss
     if loss.cross is None:
         sides = (problem.source, problem.target)

@@ -87,11 +87,10 @@ class RelaxedCoupling(NamedTuple):
 
 
 class RelaxedGradient(Gradient):
-    """A gradient at a normalised plan, whose row and column terms are those of the plan itself.
+    """A gradient at a normalised plan, whose row and column terms are those of the plan itself."""
 
-    Relaxed plans see these terms, so that the potentials lack none: ``row`` and ``column`` are zero
-    here, and :meth:`LinearCost.seen` puts those of the plan into the cost.
-    """
+    # Relaxed plans see these terms, so that the potentials lack none: `row` and `column` are zero
+    # here, and `LinearCost.seen` puts those of the plan into the cost.
 
     # above, partial plans pass saddle points, and steps in float32 are noise
     linear_below = 3e-4

@@ -17,10 +17,8 @@ def attach_losses(
     inputs: dict[str, Any],
     distances: Any,
 ) -> Tensor:
-    """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs.
-
-    ``inputs`` holds, as the user gave them, the lists X and Y, M, a and b.
-    """
+    """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs."""
+    # `inputs` holds, as the user gave them, the lists X and Y, M, a and b.
     terms = []
     with torch.enable_grad():
         for number in range(len(asked)):

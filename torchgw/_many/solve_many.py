@@ -404,10 +404,8 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
 def read_relaxed(
     unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
 ) -> Relaxations:
-    """Read which marginals the plans of B problems must have.
-
-    ``followed`` are weights to which derivatives would go.
-    """
+    """Read which marginals the plans of B problems must have."""
+    # `followed` are weights to which derivatives would go.
     count = len(alpha)
     shares = None if mass is None else per_problem("mass", mass, count, _share)
     if shares is not None and shares.min(initial=1.0) == 1:

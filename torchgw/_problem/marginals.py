@@ -143,12 +143,10 @@ class ObjectiveTerms(NamedTuple):
 def best_mass(
     terms: ObjectiveTerms, rule: MarginalRule, epsilon: float, linear: float = 0.0
 ) -> float:
-    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16).
-
-    It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). ``linear`` is what
-    grows with the mass, in place of its square: a mass t of least objective has
-    B + linear / 2t + 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
-    """
+    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+    # It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). `linear` is what
+    # grows with the mass, in place of its square: a mass t of least objective has B + linear / 2t +
+    # 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho

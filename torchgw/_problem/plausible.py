@@ -58,11 +58,9 @@ def warn_of_far_points(
     *,
     flat: bool = True,
 ) -> None:
-    """Warn of a few points that are so far away that the others have no distances beside theirs.
-
-    Points are ``given``, or their distances. Where distances are not ``flat``, angles were found to
-    agree better beside such a point.
-    """
+    """Warn of a few points that are so far away that the others have no distances beside theirs."""
+    # Points are `given`, or their distances. Where distances are not `flat`, angles were found to
+    # agree better beside such a point.
     count = given.n if isinstance(given, PrecomputedDistance) else len(given)
     rows = torch.arange(count, device=given.device)
     if used is not None:

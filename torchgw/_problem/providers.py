@@ -134,10 +134,8 @@ class _Side:
     def in_units(
         self, provider: DistanceProvider, options: DistanceOptions, *, decided: bool
     ) -> tuple[DistanceProvider, Space]:
-        """Divide the distances by their scale, and record how new points are measured.
-
-        Warn of points far away, which may have ``decided`` against straight distances.
-        """
+        """Divide the distances by their scale, and record how new points are measured."""
+        # Warn of points far away, which may have `decided` against straight distances.
         given, mass = self.given, None
         if self.weights is not None:
             mass = as_weights(self.letter, self.weights, provider.n, provider.device)
@@ -166,15 +164,12 @@ def build_providers(
     *,
     directed: bool = False,
 ) -> Spaces:
-    """Build the providers of both sides, scaled, and say what they were made from.
-
-    ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
-    Points of zero weight, if ``weights`` are given, have no say in the scale.
-    ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
-    distances for the rest. With a ``judge`` the data decide what "auto" is for points on both
-    sides, unless an option asks for geodesics; otherwise it is geodesics. Costs with a direction
-    are refused unless ``directed``.
-    """
+    """Build the providers of both sides, scaled, and say what they were made from."""
+    # `labels` are what messages call the sides; only X and Y can be given as `D_X` and `D_Y`.
+    # Points of zero weight, if `weights` are given, have no say in the scale. `clock(phase, since)`
+    # is told the time of each stage: graph, geodesics, landmarks, and distances for the rest. With
+    # a `judge` the data decide what "auto" is for points on both sides, unless an option asks for
+    # geodesics; otherwise it is geodesics. Costs with a direction are refused unless `directed`.
     started = perf_counter()
     specs = pair_of_distances(distances)
     signed = options.signed and options.scale in (None, "auto")

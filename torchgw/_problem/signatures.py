@@ -36,11 +36,9 @@ def is_signature(features: Any) -> bool:
 def named_features(
     features: Any, sides: tuple[Any, Any], tables: tuple[Any, Any]
 ) -> tuple[Any, Any] | None:
-    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair.
-
-    ``sides`` are X and Y, ``tables`` D_X and D_Y, as the user gave them. Both sides are divided by
-    the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
-    """
+    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair."""
+    # `sides` are X and Y, `tables` D_X and D_Y, as the user gave them. Both sides are divided by
+    # the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
     if not isinstance(features, str):
         found: tuple[Any, Any] | None = features
         return found

@@ -82,12 +82,10 @@ def may_be_sharp(prepared: PreparedProblem) -> bool:
 def newton_on_entries(
     prepared: PreparedProblem, potentials: Potentials, tol: float
 ) -> Potentials | None:
-    """Take Newton steps on the entries of a plan that matter, until their columns are met.
-
-    Between parts of a sharp plan that exchange little mass potentials have to move by some
-    epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged. Steps
-    are those of :func:`newton_step`; each is doubled as long as the dual value rises.
-    """
+    """Take Newton steps on the entries of a plan that matter, until their columns are met."""
+    # Between parts of a sharp plan that exchange little mass potentials have to move by some
+    # epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged.
+    # Steps are those of `newton_step`; each is doubled as long as the dual value rises.
     problem = prepared.problem
     found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, _MOST_ENTRIES)
     if found is None:

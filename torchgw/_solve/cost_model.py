@@ -54,12 +54,10 @@ def store_cost(
     *,
     tiled: bool = False,
 ) -> bool:
-    """Whether to store the cost of an iteration instead of streaming its factors of some rank.
-
-    "auto" stores where the model says that it is faster, over the dtypes that the outer iterations
-    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case;
-    with ``tiled`` a streamed cost would have tiles skipped.
-    """
+    """Whether to store the cost of an iteration instead of streaming its factors of some rank."""
+    # "auto" stores where the model says that it is faster, over the dtypes that the outer
+    # iterations go through, and where it fits. A rank of zero stands for a cost that is a matrix in
+    # any case; with `tiled` a streamed cost would have tiles skipped.
     if name != "auto" or rank == 0:
         return name != "streamed"
     if not cost_fits(device, dtypes, shape):

@@ -106,12 +106,10 @@ def evaluate(
 def _without_rounding(
     setting: Setting, plan: TransportPlan, factors: InFactors
 ) -> tuple[QuadraticValue, float]:
-    """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held.
-
-    Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
-    potentials, which are hundreds of times as large as the value. So all comes from one product,
-    whose rows get their weights; what its columns have too much changes the objective as g says.
-    """
+    """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held."""
+    # Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
+    # potentials, which are hundreds of times as large as the value. So all comes from one product,
+    # whose rows get their weights; what its columns have too much changes the objective as g says.
     problem, cost = setting.problem, plan.cost
     (a, b), (f, g) = plan.weights, (part.double() for part in plan.potentials)
     source, target = problem.source.factors(), problem.target.factors()
@@ -160,15 +158,13 @@ def evaluate_extended(
     couplings: tuple[Coupling, Coupling],
     error: float,
 ) -> Evaluation:
-    """Compute the numbers of a plan that extends one of cells, without a pass over all pairs.
-
-    ``plans`` are those of all source points and the cells of the target, of the cells of the source
-    and all target points, and of cells alone. What cells blur on either side is added up: the first
-    two less the third. ``masses`` are those of the cells of either side where all points of the
-    other have their weights. ``couplings`` are where their cost is linearised, and what the sum is
-    to the gradient; ``error`` is the marginal error as measured, and all points count with their
-    weights.
-    """
+    """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
+    # `plans` are those of all source points and the cells of the target, of the cells of the source
+    # and all target points, and of cells alone. What cells blur on either side is added up: the
+    # first two less the third. `masses` are those of the cells of either side where all points of
+    # the other have their weights. `couplings` are where their cost is linearised, and what the sum
+    # is to the gradient; `error` is the marginal error as measured, and all points count with their
+    # weights.
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
@@ -247,11 +243,9 @@ def judge(
     *,
     constant: bool,
 ) -> Status:
-    """Choose the status that a plan deserves, given the marginal error it may have.
-
-    A value below zero, or above that of the product plan, is no answer that one would use: the
-    product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
-    """
+    """Choose the status that a plan deserves, given the marginal error it may have."""
+    # A value below zero, or above that of the product plan, is no answer that one would use: the
+    # product plan costs nothing to find. Not so where the objective is `constant` but for rounding.
     if not status.converged:
         return status
     if found.marginal_error > promised:
@@ -280,11 +274,9 @@ def judge(
 
 
 def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsilon: float) -> bool:
-    """Whether the spaces are copies of each other, and a plan is worse than the match of these.
-
-    That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger objective
-    is no optimum.
-    """
+    """Whether the spaces are copies of each other, and a plan is worse than the match of these."""
+    # That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger
+    # objective is no optimum.
     product = gradient.product
     if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
@@ -297,11 +289,9 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 def _entropy_and_linear(
     plan: TransportPlan, linear_cost: Cost | None, masses: Marginals, matrix: Tensor | None = None
 ) -> tuple[float, float]:
-    """Compute KL(P | a x b) and <M, P>.
-
-    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
-    block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
-    """
+    """Compute KL(P | a x b) and <M, P>."""
+    # P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
+    # block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
         return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
     a, b = plan.weights
@@ -346,11 +336,9 @@ def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
 def falls_further(
     setting: Setting, plan: TransportPlan, found: Evaluation, coupling: Coupling, mass: float
 ) -> bool:
-    """Whether an exact iteration lowers the objective by more than STATIONARY says.
-
-    ``found`` are the numbers of the plan, ``coupling`` is where the sampled cost was taken, and
-    ``mass`` is that of a partial plan. Not where an exact cost takes long.
-    """
+    """Whether an exact iteration lowers the objective by more than STATIONARY says."""
+    # `found` are the numbers of the plan, `coupling` is where the sampled cost was taken, and
+    # `mass` is that of a partial plan. Not where an exact cost takes long.
     problem = setting.problem
     n, m = plan.shape
     affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS

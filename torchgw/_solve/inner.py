@@ -58,11 +58,9 @@ def solve_linear(
 
 
 def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
-    """Whether a linear problem is solved more slowly than the plan settles.
-
-    Its column error is then what plans still change by. One that has risen is rounding, which more
-    iterations do not take away.
-    """
+    """Whether a linear problem is solved more slowly than the plan settles."""
+    # Its column error is then what plans still change by. One that has risen is rounding, which
+    # more iterations do not take away.
     slow = _FALLING * before < inner.error < before
     return slow and not inner.converged and inner.error > _INNER_SHARE * change
 
@@ -78,11 +76,9 @@ def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, l
 
 
 def loop_tolerance(setting: Setting, change: float) -> float:
-    """Choose the column error to reach at the target epsilon, given the last change of the plan.
-
-    The error of a proximal step is averaged out over the steps that follow, so it need not be much
-    smaller than they are.
-    """
+    """Choose the column error to reach at the target epsilon, given the last change of the plan."""
+    # The error of a proximal step is averaged out over the steps that follow, so it need not be
+    # much smaller than they are.
     tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
     if setting.anneal.proximal and setting.gradient.exact:
         return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))

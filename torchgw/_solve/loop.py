@@ -41,13 +41,11 @@ _STUCK, _STUCK_SHARE = 10, 0.99
 
 
 def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
-    """Run outer iterations, at most so many, until the coupling settles or the budget is spent.
-
-    One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
-    potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
-    status that comes back is that of this run, whatever the stage before it reached; only a solve
-    that was stopped stays so.
-    """
+    """Run outer iterations, at most so many, until the coupling settles or the budget is spent."""
+    # One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
+    # potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
+    # status that comes back is that of this run, whatever the stage before it reached; only a solve
+    # that was stopped stays so.
     if state.status is Status.STOPPED:
         return state
     state = state._replace(status=Status.OUTER_LIMIT, solved=None)

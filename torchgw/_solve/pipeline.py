@@ -121,11 +121,9 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
-    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass.
-
-    The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
-    mass gives the next mass, and these are extrapolated until they agree.
-    """
+    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass."""
+    # The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
+    # mass gives the next mass, and these are extrapolated until they agree.
     problem, options = asked.problem, asked.options
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
@@ -277,10 +275,8 @@ def may_be_copies(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder) -> Outcome:
-    """End with a match that keeps all distances, which is the best without entropy, as the plan.
-
-    Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
-    """
+    """End with a match that keeps all distances, which is the best without entropy, as the plan."""
+    # Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
     (a, b), n = problem.marginals, problem.source.n
     means, squares = (torch.stack(part) for part in zip(*(s.T for s in match.moments), strict=True))
     weights = torch.stack([a, b])

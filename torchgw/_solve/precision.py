@@ -40,11 +40,9 @@ def settles_precisely(device: torch.device, entries: int) -> bool:
 def choose_precision(
     name: Precision, device: torch.device, entries: int, *, unresolved: bool
 ) -> tuple[Precision, Dtypes]:
-    """Return the precision and its dtypes; "auto" is float64 for small problems.
-
-    ``unresolved`` says that float32 would leave a plan that is not ``RESOLVED``, and that its last
-    linear problem can be solved in float64: it takes a few of all iterations.
-    """
+    """Return the precision and its dtypes; "auto" is float64 for small problems."""
+    # `unresolved` says that float32 would leave a plan that is not `RESOLVED`, and that its last
+    # linear problem can be solved in float64: it takes a few of all iterations.
     if name == "auto":
         name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
     if name == "float64":

@@ -35,11 +35,9 @@ _INNER_FAILED = {
 def settle(
     setting: Setting, state: LoopState, dtype: torch.dtype
 ) -> tuple[TransportPlan, LoopState]:
-    """Solve the last linear problem to the full tolerance; return its plan and the final state.
-
-    This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
-    problem that is solved as well, its plan is the result.
-    """
+    """Solve the last linear problem to the full tolerance; return its plan and the final state."""
+    # This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
+    # problem that is solved as well, its plan is the result.
     clock = perf_counter()
     options, epsilon = setting.options, setting.anneal.final(state.annealed)
     if state.solved is not None and state.solved.plan.dtype == dtype:
@@ -74,11 +72,9 @@ def settle(
 
 
 def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState | None:
-    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle.
-
-    Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
-    grow by a factor in each iteration. ``None`` if they do not.
-    """
+    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle."""
+    # Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
+    # grow by a factor in each iteration. `None` if they do not.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:

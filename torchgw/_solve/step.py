@@ -113,14 +113,12 @@ class _Ends:
 
 
 class CapturedStep:
-    """A step as two graphs, recorded in the second iteration and replayed from then on.
+    """A step as two graphs, recorded in the second iteration and replayed from then on."""
 
-    Where the gradient has few tables, the graphs work on tables of their own, into which a solve
-    copies its gradient's, and are kept from solve to solve.
-
-    The step is on a CUDA device and reads nothing back. Without ``replay`` the same calls are made
-    without graphs, which must not change a bit.
-    """
+    # Where the gradient has few tables, the graphs work on tables of their own, into which a solve
+    # copies its gradient's, and are kept from solve to solve.
+    # The step is on a CUDA device and reads nothing back. Without `replay` the same calls are made
+    # without graphs, which must not change a bit.
 
     overwrites = True
 

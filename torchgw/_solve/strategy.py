@@ -147,19 +147,11 @@ class Strategy:
         else:
             base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
         return Setting(
-            gradient=base if rule is None else RelaxedGradient(base, problem),
-            problem=problem,
-            anneal=anneal,
-            options=options,
-            backend=self.backend(dtype, self.tiling),
-            generator=generator,
-            recorder=recorder,
-            store=self.store,
-            tol=tol,
-            scale=self.scale,
-            dtype=dtype,
-            rule=rule,
-        )
+            gradient=base if rule is None else RelaxedGradient(base, problem), problem=problem,
+            anneal=anneal, options=options, backend=self.backend(dtype, self.tiling),
+            generator=generator, recorder=recorder, store=self.store, tol=tol, scale=self.scale,
+            dtype=dtype, rule=rule,
+        )  # fmt: skip
 
 
 def choose_strategy(problem: Problem, options: Options) -> Strategy:

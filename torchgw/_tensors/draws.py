@@ -40,10 +40,8 @@ def systematic_categories(weights: Tensor, count: int, generator: torch.Generato
 
 
 def categories_at(weights: Tensor, places: Tensor) -> Tensor:
-    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c).
-
-    Categories exist whatever the weights: on a GPU an index beyond them would end the process.
-    """
+    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c)."""
+    # Categories exist whatever the weights: on a GPU an index beyond them would end the process.
     cumulative = weights.double().cumsum(-1)
     total = cumulative[..., -1:]
     # rounding must not reach the total, beyond which there is nothing
@@ -64,11 +62,9 @@ def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 def inner_products(first: Tensor, second: Tensor) -> Tensor:
-    """Compute first.T @ second of tables (n, r) and (n, c), summed in float64, in their dtype.
-
-    A Gromov-Wasserstein value is a small difference of two such sums: of a million points in
-    float32 it would be wrong in the third digit.
-    """
+    """Compute first.T @ second of tables (n, r) and (n, c), summed in float64, in their dtype."""
+    # A Gromov-Wasserstein value is a small difference of two such sums: of a million points in
+    # float32 it would be wrong in the third digit.
     if first.dtype == torch.float64 and second.dtype == torch.float64:
         return first.T @ second
     total = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64, device=first.device)

@@ -115,10 +115,8 @@ class _Measured(NamedTuple):
 def descend(
     problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
 ) -> Outcome:
-    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start.
-
-    It ends once the objective falls by less than ``tol`` in 20 steps; one that raises it is undone.
-    """
+    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start."""
+    # It ends once the objective falls by less than `tol` in 20 steps; one that raises it is undone.
     marginals = problem.marginals
     a, b = marginals
     squares = problem.source.mean_square(a) @ a + problem.target.mean_square(b) @ b
@@ -194,12 +192,10 @@ def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisatio
 
 
 def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
-    """Project onto the marginals in relative entropy; ``None`` if rounding does not allow it.
-
-    Given multipliers x and y of the conditions that the columns of Q and of R have the sums g, the
-    rest is explicit: a row of Q is a_i times a softmax, and g is a product. What remains is to
-    minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
-    """
+    """Project onto the marginals in relative entropy; ``None`` if rounding does not allow it."""
+    # Given multipliers x and y of the conditions that the columns of Q and of R have the sums g,
+    # the rest is explicit: a row of Q is a_i times a softmax, and g is a product. What remains is
+    # to minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
     q, r, g = point
     # points of weight zero would make -inf minus -inf
     q, r = q.clamp_min(_LEAST_LOGARITHM), r.clamp_min(_LEAST_LOGARITHM)

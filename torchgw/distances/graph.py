@@ -98,11 +98,9 @@ def neighbour_geodesics(
     known: "Neighbourhood | None" = None,
     ranks: Ranks | None = None,
 ) -> Geodesics:
-    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points.
-
-    What is ``known`` of the points has the edges of their graph with the default number; else each
-    of ``ranks`` finds the neighbours of some points.
-    """
+    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
+    # What is `known` of the points has the edges of their graph with the default number; else each
+    # of `ranks` finds the neighbours of some points.
     embedded = _embed(points, "euclidean")
     leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
     edges = None if known is None else known.edges

@@ -56,16 +56,13 @@ class Space(NamedTuple):
 
 
 class CrossDistance:
-    """Distances of q new points to the n points of one side, in the units of its provider.
+    """Distances of q new points to the n points of one side, in the units of its provider."""
 
-    The new points are given as ``points`` (q, d), or by a ``table`` (q, n) of distances in the
-    units of the user. Point metrics are computed. A geodesic goes through the nearest known points,
-
-        d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
-
-    so that new points shorten no path between known ones, and a new point that equals a known one
-    has its distances.
-    """
+    # The new points are given as `points` (q, d), or by a `table` (q, n) of distances in the units
+    # of the user. Point metrics are computed. A geodesic goes through the nearest known points,
+    #   d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
+    # so that new points shorten no path between known ones, and a new point that equals a known one
+    # has its distances.
 
     def __init__(
         self, space: Space, provider: DistanceProvider, points: Tensor | None, table: Tensor | None

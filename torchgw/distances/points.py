@@ -204,11 +204,9 @@ def _without_rounding(points: Tensor) -> Tensor:
 
 
 def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
-    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points.
-
-    Rounding is small among points that carry weight (n,), and from these to others, however far
-    others lie; it may be large among others, between which nothing moves.
-    """
+    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points."""
+    # Rounding is small among points that carry weight (n,), and from these to others, however far
+    # others lie; it may be large among others, between which nothing moves.
     # With u = mean + t v, where v has unit variance, u_i + u_j is the quadratic form of the rows
     # (1, v_i) with the matrix [[2 mean, t], [t, 0]]. Its eigenvalues are mean +- hypot(mean, t),
     # with eigenvectors (eigenvalue, t); taken as the first two factors they are nearly orthogonal,

@@ -24,10 +24,10 @@ class Descent(NamedTuple):
 
 
 class Line:
-    """The objective <M, T> + weight * quadratic(T) from a plan towards another.
+    """The objective <M, T> + weight * quadratic(T) from a plan towards another."""
 
-    Its gradient is linear in T, so that of the direction gives the line and the next gradient too.
-    """
+    # Its gradient is linear in T, so that of the direction gives the line and the next gradient
+    # too.
 
     def __init__(self, term: Quadratic, weight: float, linear: Array | float) -> None:
         self.term, self.weight, self.linear = term, weight, linear

@@ -67,11 +67,10 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
 
 
 class PartialTransport:
-    """The solver where only part of the mass moves.
+    """The solver where only part of the mass moves."""
 
-    A point without cost on either side takes the mass that stays. Mass between these two points
-    would make others move more, so it costs more than anything else.
-    """
+    # A point without cost on either side takes the mass that stays. Mass between these two points
+    # would make others move more, so it costs more than anything else.
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
@@ -85,10 +84,8 @@ class PartialTransport:
         return self._general.by_pot
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; where a value is reached, a plan that gains half of the most on it will do.
-
-        So does one that gains a share of what the last one gained.
-        """
+        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
+        # So does one that gains a share of what the last one gained.
         self._table[:-1, :-1] = cost
         self._table[-1, -1] = 2 * max(cost.max(), -cost.min()) + 1
         plan, u, v = self._general(self._table, reached, _ENOUGH * self._gain)

@@ -63,10 +63,8 @@ FEW_PAIRS = 2**18
 def nearest(
     base: Tensor, query: Tensor, n_neighbors: int, leaves: Leaves | None = None
 ) -> Neighbours:
-    """Find the nearest of the base points (n, d), whose leaves may be known, for each of (q, d).
-
-    Distances are computed from differences in float64. Of points at one distance any is found.
-    """
+    """Find the nearest of the base points (n, d), whose leaves may be known, for each of (q, d)."""
+    # Distances are computed from differences in float64. Of points at one distance any is found.
     if not base.is_cuda:
         pairs, wide = len(base) * len(query), base.shape[1] > _TREE_DIMENSIONS
         if wide and pairs > _MANY_PAIRS:

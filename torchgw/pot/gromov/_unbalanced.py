@@ -188,19 +188,11 @@ class Across:
         )
         of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
         return across_spaces(
-            self.parts,
-            *sides,
-            self.penalties,
-            (first, second),
-            (self._duals(of_samples), self._duals(of_features)),
-            solver=solver,
-            rescale=call.rescale_plan,
-            max_iter=call.max_iter,
-            tol=call.tol,
-            inner_max_iter=call.max_iter_ot,
-            inner_tol=call.tol_ot,
-            verbose=call.verbose,
-        )
+            self.parts, *sides, self.penalties, (first, second),
+            (self._duals(of_samples), self._duals(of_features)), solver=solver,
+            rescale=call.rescale_plan, max_iter=call.max_iter, tol=call.tol,
+            inner_max_iter=call.max_iter_ot, inner_tol=call.tol_ot, verbose=call.verbose,
+        )  # fmt: skip
 
     def _duals(self, given: Any) -> tuple[Array, Array] | None:
         if given is None or given[0] is None:
