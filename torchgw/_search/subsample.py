@@ -152,11 +152,9 @@ def extend(
     epsilon: float,
     backend: Backend,
 ) -> Potentials:
-    """Extend the potentials of a coarse problem to all points, by one half-step each way.
-
-    ``whole`` is the cost of all points at the coupling of the coarse problem, and ``fine`` are
-    their weights.
-    """
+    """Extend the potentials of a coarse problem to all points, by one half-step each way."""
+    # `whole` is the cost of all points at the coupling of the coarse problem, and `fine` are their
+    # weights.
     few = coarse.problem.marginals
     near = LinearProblem(take(whole, None, coarse.target), Marginals(fine.a, few.b), epsilon)
     far = LinearProblem(take(whole, coarse.source, None), Marginals(few.a, fine.b), epsilon)
