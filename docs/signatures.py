@@ -1,6 +1,7 @@
 """Lets the reference show functions of ``torchgw.pot.gromov`` with POT's signatures.
 
-They are written as one line in a decorator, which is read from the imported function.
+They are written as one line in a decorator, which is read from the imported function; functions of
+fused problems and of values are made of others, and have docstrings when they are imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import griffe
 
 
 class Signatures(griffe.Extension):
-    """Replaces the one parameter that the source has."""
+    """Replaces the one parameter that the source has, and says what a made function does."""
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Read the signature of a function that is decorated with ``takes``."""
@@ -30,3 +31,11 @@ class Signatures(griffe.Extension):
                 for item in inspect.signature(function).parameters.values()
             )
         )
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Read the docstring and the signature of a function that ``fused`` or ``valued`` makes."""
+        if not str(attr.value).startswith(("fused(", "valued(")):
+            return
+        function = getattr(importlib.import_module(attr.module.path), attr.name)
+        text = f"``{attr.name}{inspect.signature(function)}``\n\n{inspect.getdoc(function)}"
+        attr.docstring = griffe.Docstring(text, parent=attr)

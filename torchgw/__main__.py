@@ -1,7 +1,5 @@
 """Run the command line as ``python -m torchgw``."""
 
-from __future__ import annotations
-
 import sys
 
 from torchgw.cli import main

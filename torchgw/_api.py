@@ -1,7 +1,5 @@
 """The one entry point."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -437,13 +435,13 @@ def solve(
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     kind = find_loss(loss)
     if differentiable is not None:
-        from torchgw._derivatives.attach import attach
         from torchgw._derivatives.checks import (
             check_stored,
             check_tracked,
             check_units,
             tracked_inputs,
         )
+        from torchgw._derivatives.plan import attach
         from torchgw._derivatives.tracked import Definition
 
         scale = check_units(differentiable, options, scale, kind)

@@ -10,8 +10,6 @@ TorchGWError
 └── RankError (RuntimeError)              another process of a distributed solve has ended
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from types import FrameType

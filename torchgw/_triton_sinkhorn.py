@@ -5,8 +5,6 @@ iteration that reads its kernel once in ``stored``, sweeps of both in ``sweeps``
 ``read_off``.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache, cached_property
 
@@ -77,7 +75,7 @@ class TritonBackend:
             return f"Triton failed on a probe: {reason[-1]}"
         return None
 
-    def prepare(self, problem: LinearProblem) -> TritonProblem:
+    def prepare(self, problem: LinearProblem) -> "TritonProblem":
         """Prepare a linear problem, whose operands are made when a kernel first needs them."""
         return TritonProblem(problem, self)
 
@@ -88,13 +86,13 @@ class TritonProblem(PreparedProblem):
     backend: TritonBackend
 
     def __init__(
-        self, problem: LinearProblem, backend: TritonBackend, turned: TritonProblem | None = None
+        self, problem: LinearProblem, backend: TritonBackend, turned: "TritonProblem | None" = None
     ) -> None:
         super().__init__(problem, backend)
         self._turned = turned
 
     @property
-    def T(self) -> TritonProblem:
+    def T(self) -> "TritonProblem":
         return self._turned or TritonProblem(self.problem.T, self.backend, self)
 
     @cached_property
@@ -104,7 +102,7 @@ class TritonProblem(PreparedProblem):
             return self._turned._operands.transpose()
         return operands(self.problem.cost, self.problem.epsilon, self.backend.precision)
 
-    def rows(self, part: slice) -> TritonProblem:
+    def rows(self, part: slice) -> "TritonProblem":
         """Prepare the problem of some source points, on the operands of this one."""
         a, b = self.problem.marginals
         cost = self.problem.cost.rows(part)

@@ -1,7 +1,5 @@
 """Types shared by every layer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, TypeAlias
 

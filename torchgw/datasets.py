@@ -1,7 +1,5 @@
 """Small data sets with a known answer, for demonstrations and tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

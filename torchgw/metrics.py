@@ -1,7 +1,5 @@
 """How good an alignment is, where the answer or labels are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -44,8 +44,7 @@ _LARGEST_PICTURE = 4_000
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
-# Distance of successive points, over that of any two, below which their order means something.
-# [L379]
+# Distance of successive points, over that of any two, below which an order has a meaning. [L379]
 _ORDERED = 0.5
 # Points whose distances give the first coordinate of a side. [L318]
 _SCALING_POINTS = 200

@@ -200,7 +200,7 @@ class TestApproximate:
         assert torch.equal(found.indices, exact.indices)
 
     def test_without_faiss_the_message_names_the_command(self, monkeypatch):
-        monkeypatch.setattr("torchgw.distances._graph.approximate.find_spec", lambda name: None)
+        monkeypatch.setattr("torchgw.distances._graph.neighbours.find_spec", lambda name: None)
         with pytest.raises(BackendUnavailableError, match="pip install faiss-cpu"):
             knn_graph(cloud(20, 3), 4, search="approximate")
 

@@ -4,8 +4,6 @@ From a x b down to the target, where linear problems are easy and need not be ex
 solves them, and tensor cores read the first digits of what is multiplied.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

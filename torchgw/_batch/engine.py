@@ -416,10 +416,8 @@ def _first_rows(
 
 
 def _noise(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Make factors next to one, (n, m), which depend on the place of an entry alone.
-
-    The product plan of two spaces whose points all look alike is a saddle point.
-    """
+    """Make factors next to one, (n, m), which depend on the place of an entry alone."""
+    # The product plan of two spaces whose points all look alike is a saddle point.
     generator = torch.Generator(device="cpu").manual_seed(0)
     noise = torch.randn(shape, dtype=torch.float64, generator=generator)
     return (1 + _START_NOISE * noise).to(device)
@@ -658,12 +656,10 @@ def _evaluate(
 def _ahead(
     pool: _Pool, places: Tensor, change: Tensor, step: Tensor, *, exact: Tensor, stay: Tensor
 ) -> Tensor:
-    """Choose how far plans that change by the same share each time go on to their limit, (k,).
-
-    In units of their last ``step``; zero where they ``stay``, or where its marginals say more of a
-    plan than its change does, so that it is not ``exact``. Less than zero where relaxed plans turn
-    back.
-    """
+    """Choose how far plans that change by the same share each time go on to their limit, (k,)."""
+    # In units of their last `step`; zero where they `stay`, or where its marginals say more of a
+    # plan than its change does, so that it is not `exact`. Less than zero where relaxed plans turn
+    # back.
     share = torch.ones_like(change)
     if pool.share is not None:
         assert pool.step is not None

@@ -4,8 +4,6 @@ Where ``settle`` has left a plan, one or two iterations are left. What has left 
 its fixed point goes on here until it ends.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ outer loop are alike, though: the inverse of one second derivative, float32, lea
 their marginals in a step or two. Where it does not, Sinkhorn goes on, and it is made anew.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Newton steps of many linear problems at once, where Sinkhorn's iteration is slow."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -13,8 +11,7 @@ from torchgw._batch.products import products
 NEWTON_BELOW = 1e-3
 # Share of the mass of a column that is added to its second derivative, against rounding. [L464]
 RIDGE = 1e-13
-# Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L464]
+# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L464]
 LARGEST_STEP = 10.0
 
 
@@ -27,10 +24,7 @@ class NewtonStep(NamedTuple):
 
 
 def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
-    """Take a step of the dual in g from plans (k, n, m) whose rows have mass a (k, n).
-
-    As in ``_sinkhorn/newton.py``. At least two problems, as one alone would have other bits.
-    """
+    """Take steps of the dual in g from at least two plans (k, n, m) with row masses a (k, n)."""
     columns = plan.sum(1)
     unused = b == 0
     shared = products(plan.mT, plan / torch.where(a > 0, a, 1.0)[:, :, None])

@@ -4,8 +4,6 @@ What a problem is padded to depends on its own size alone, so that its bits do n
 solved beside it. Padding is points of weight zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -116,11 +114,9 @@ def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
 
 
 def natural_scale(problems: Packed, numbers: Tensor, linear: Tensor | None) -> Tensor:
-    """Compute the spread of the cost of some problems at a concentrated plan, (k,).
-
-    4 alpha std(DX) std(DY) + (1 - alpha) std(M), given the last factor times M; one where all plans
-    cost the same and any epsilon will do.
-    """
+    """Compute the spread of the cost of some problems at a concentrated plan, (k,)."""
+    # 4 alpha std(DX) std(DY) + (1 - alpha) std(M), given the last factor times M; one where all
+    # plans cost the same and any epsilon will do.
     i, j = problems.i[numbers], problems.j[numbers]
     scale = 4 * problems.alpha[numbers] * problems.x.spreads[i] * problems.y.spreads[j]
     if linear is not None:

@@ -1,7 +1,5 @@
 """Products of small matrices in Triton, whose bits do not depend on how many others there are."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Products of many small matrices, whose bits do not depend on how many others there are."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

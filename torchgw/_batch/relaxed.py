@@ -3,8 +3,6 @@
 As in ``_gradients/relaxed.py`` plans are normalised, and the objective gives them their mass.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -30,17 +28,15 @@ class Relaxed(NamedTuple):
     rho: Tensor | None  # (k, 2) weights of penalties, infinite for strict marginals
     mass: Tensor | None  # (k,) share that is moved, where marginals are bounds
 
-    def of(self, numbers: Tensor) -> Relaxed:
+    def of(self, numbers: Tensor) -> "Relaxed":
         """Take some problems."""
         return Relaxed(*(None if part is None else part[numbers] for part in self))
 
     def scaling(
         self, side: int, weight: Tensor, sums: Tensor, potential: Tensor, epsilon: Tensor
     ) -> Tensor:
-        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan.
-
-        Strict marginals would make it weight / sums. ``potential`` is in units of epsilon (k,).
-        """
+        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan."""
+        # Strict marginals would make it weight / sums. `potential` is in units of epsilon (k,).
         used = weight > 0
         ratio = torch.where(used, weight / torch.where(used, sums, 1.0), 1.0)
         if self.mass is None:
@@ -74,11 +70,9 @@ class Relaxed(NamedTuple):
         weights: tuple[Tensor, Tensor],
         epsilon: Tensor,
     ) -> Settled:
-        """Give normalised plans their best mass (k,).
-
-        ``value`` is what grows with its square, ``linear`` with the mass itself; where that is
-        given, in its units, there is no difference. ``entropy`` is KL(P | a x b).
-        """
+        """Give normalised plans their best mass (k,)."""
+        # `value` is what grows with its square, `linear` with the mass itself; where that is given,
+        # in its units, there is no difference. `entropy` is KL(P | a x b).
         if self.mass is not None:
             over = [
                 _sum((self.mass[:, None] * part - weight).clamp_min(0))
@@ -120,10 +114,8 @@ def _sum(parts: Tensor) -> Tensor:
 
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does.
-
-    And where there is none, since nothing is worth moving: there l is where the sum is least.
-    """
+    """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does."""
+    # And where there is none, since nothing is worth moving: there l is where the sum is least.
     least = torch.where(linear > 0, (linear / pull).log(), -torch.inf)
     # from there Newton's steps go to it without passing it
     found = (-slope / pull).maximum(least)

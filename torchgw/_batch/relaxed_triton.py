@@ -4,8 +4,6 @@ The iteration is the engine's, and goes on in float64 by the same kernel. Plans 
 in ``relaxed.py``.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

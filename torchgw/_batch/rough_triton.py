@@ -4,8 +4,6 @@ In float32, from a x b down to where the plan has nearly settled at the target e
 kernel while epsilon falls, and by another at the target.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -6,8 +6,6 @@ by exp(4 alpha X dP Y / epsilon) before it is scaled again. Errors are relative 
 vanishes.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """When each of many outer loops stops, by what its iterations tell."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -12,10 +10,9 @@ _SETTLING_WINDOW, _SETTLING = 10, 0.5
 
 
 class Descent:
-    """Objectives that no longer fall: the rule of ``_solve/stopping.py``, for many problems.
+    """Objectives that no longer fall: the rule of ``_solve/stopping.py``, for many problems."""
 
-    Every tensor has a row for each problem.
-    """
+    # Every tensor has a row for each problem.
 
     def __init__(self, count: int, like: Tensor) -> None:
         self.values = like.new_full((count, _WINDOW + 1), torch.inf)  # the newest last
@@ -29,10 +26,8 @@ class Descent:
     def update(
         self, rows: Tensor, value: Tensor, change: Tensor, met: Tensor, tol: float
     ) -> Tensor:
-        """Take an iteration of some problems; say which of them no longer fall, (k,) bool.
-
-        Plans whose marginals are not ``met`` are not compared: their objective may be anything.
-        """
+        """Take an iteration of some problems; say which of them no longer fall, (k,) bool."""
+        # Plans whose marginals are not `met` are not compared: their objective may be anything.
         dropped = self.changes[rows, 0]
         earlier = self.earlier[rows].minimum(dropped)
         changes = torch.cat([self.changes[rows, 1:], change[:, None]], 1)

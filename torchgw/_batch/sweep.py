@@ -1,7 +1,5 @@
 """Sinkhorn's iteration on many problems at once, each at its own cost, epsilon and relaxation."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -41,10 +39,7 @@ class Sweep(NamedTuple):
 
 
 def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
-    """Compute potentials of rows (A, n) by which each has its mass at potentials g (A, m).
-
-    Iterations begin with the columns, so that these go on from g.
-    """
+    """Compute potentials of rows (A, n) by which each has its mass at potentials g (A, m)."""
     unit = epsilon[:, None, None]
     exponent = torch.sub(torch.where(b > 0, g, -torch.inf)[:, None, :], cost).div_(unit)
     largest = exponent.amax(2, keepdim=True)
@@ -61,12 +56,10 @@ def sweep(
     out: Tensor,
     relaxed: Relaxed | None = None,
 ) -> Sweep:
-    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m).
-
-    At least two problems: a product with a single one takes another way through the library, and
-    gets other bits. ``out`` (A, n, m) becomes the plan. Points of zero weight keep their
-    potentials.
-    """
+    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
+    # At least two problems: a product with a single one takes another way through the library, and
+    # gets other bits. `out` (A, n, m) becomes the plan. Points of zero weight keep their
+    # potentials.
     (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
@@ -106,11 +99,9 @@ def sweep(
 
 
 def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
-    """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations.
-
-    By Young's relation, as in ``_sinkhorn/loop.py``; a share of zero leaves a factor as it is.
-    Roots are rounded alike wherever a number stands in a vector, and other powers are not.
-    """
+    """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations."""
+    # By Young's relation, as in `_sinkhorn/loop.py`; a share of zero leaves a factor as it is.
+    # Roots are rounded alike wherever a number stands in a vector, and other powers are not.
     rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
     plain = (rate + factor - 1).square() / (rate * factor.square())
     fitted = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())

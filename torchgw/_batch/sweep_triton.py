@@ -4,8 +4,6 @@ In float64. The iteration, the relaxation and the rules of ending are those of `
 the engine's tick, but a program goes on by itself until its linear problem is done.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -9,8 +9,6 @@ addresses are constants; ``shift``, which is zero, keeps it from compilers that 
 they would read four columns at once and give a thread four. [L532]
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

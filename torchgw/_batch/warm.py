@@ -1,7 +1,5 @@
 """Where problems stand that something else has begun."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

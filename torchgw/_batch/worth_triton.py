@@ -3,8 +3,6 @@
 Sums by PyTorch are split by how many there are, and have other bits in other batches.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

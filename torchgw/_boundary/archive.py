@@ -5,8 +5,6 @@ values or names of arrays. The member ``checksum`` is the SHA-256 of all the oth
 tree does not name are for other readers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -181,10 +179,7 @@ def read_parts(
     key: object,
     rows_of: Callable[[str], slice] = lambda name: slice(None),
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Put together what :func:`write_part` wrote, ``size`` times with one key.
-
-    One part at a time is read, and of each array the rows that are asked for are kept.
-    """
+    """Put together what :func:`write_part` wrote ``size`` times, one part in memory at a time."""
     if not isinstance(size, int) or size < 1:
         raise InvalidInputError(f"{path}: `size` must be the number of parts; got {size!r:.60}.")
     kept: dict[str, list[NDArray[Any]]] = {}

@@ -1,7 +1,5 @@
 """Arrays of users become tensors here, checked; graphs do in ``graphs``."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings
@@ -21,8 +19,7 @@ _SYMMETRY_TOLERANCE = 1e-5
 _MASS_TOLERANCE = 1e-4
 # The same of a starting plan, as solvers in float32 leave it. [L264]
 _PLAN_TOLERANCE = 1e-3
-# Bound of the largest entry, and of its inverse: beyond it squares leave the range of float32.
-# [L264]
+# Bound of the largest entry and of its inverse: squares beyond leave the range of float32. [L264]
 _LARGEST_ENTRY = 1e15
 # Numbers that are looked at together where a copy of all may not fit. A choice. [L852]
 _BLOCK = 2**22
@@ -210,10 +207,8 @@ def check_points(name: str, value: Any) -> Tensor:
 
 
 def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
-    """Convert a distance matrix to a floating tensor of shape (n, n).
-
-    Negative entries are refused unless ``signed``; those that rounding explains become zero.
-    """
+    """Convert a distance matrix to a floating tensor of shape (n, n)."""
+    # Negative entries are refused unless `signed`; those that rounding explains become zero.
     tensor = _floating(to_tensor(name, value))
     if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1] or tensor.shape[0] == 0:
         raise InvalidInputError(
@@ -268,10 +263,8 @@ def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
 def as_weights(
     name: str, value: Any, n: int, device: torch.device, each: str | None = None
 ) -> Tensor:
-    """Convert weights to shape (n,), float64, total mass exactly one; ``None`` is uniform.
-
-    ``each`` says what has a weight: by default a row of X if they are ``a``, else a row of Y.
-    """
+    """Convert weights to shape (n,), float64, total mass exactly one; ``None`` is uniform."""
+    # `each` says what has a weight: by default a row of X if they are `a`, else a row of Y.
     if value is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
     given = to_tensor(name, value)

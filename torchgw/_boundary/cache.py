@@ -1,7 +1,5 @@
 """Results of costly stages, kept in a folder under a hash of what they were made from."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

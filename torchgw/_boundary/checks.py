@@ -1,7 +1,5 @@
 """Checks of single options and of what a plan is asked for; unknown arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

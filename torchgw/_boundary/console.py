@@ -1,7 +1,5 @@
 """Progress, warnings and logs on standard error."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys
@@ -20,11 +18,10 @@ _WINDOW = 12
 
 
 class Progress:
-    """Callback of a solve that shows its progress: one moving line on a terminal, else many.
+    """Callback of a solve that shows its progress: one moving line on a terminal, else many."""
 
-    ``total`` is the largest number of iterations, and ``tol`` the change of the plan at which they
-    end; ``limit`` is a number of seconds after which the solve is asked to stop.
-    """
+    # `total` is the largest number of iterations, and `tol` the change of the plan at which they
+    # end; `limit` is a number of seconds after which the solve is asked to stop.
 
     def __init__(
         self,

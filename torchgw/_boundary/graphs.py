@@ -1,7 +1,5 @@
 """Graphs of other packages become matrices of edge lengths here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -18,14 +16,13 @@ _DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance
 
 
 def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.spmatrix | None:
-    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none.
-
-    Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges have
-    a direction; one whose edges do is refused unless ``directed``.
-    """
+    """Convert a graph of SciPy, NetworkX, igraph or PyTorch Geometric; ``None`` if it is none."""
+    # Edges lead from the row to the column. NetworkX and igraph say of a graph whether its edges
+    # have a direction; one whose edges do is refused unless `directed`.
     if is_sparse(value):
         return value
-    if isinstance(value, (list, tuple)) and any(map(_is_any, value)):
+    kinds = is_sparse, _is_geometric, _is_networkx, _is_igraph
+    if isinstance(value, (list, tuple)) and any(kind(one) for one in value for kind in kinds):
         raise InvalidTypeError(
             f"`{name}` must be one graph; got a {type(value).__name__} of them. Lists of graphs "
             "are for torchgw.solve_many, torchgw.pairwise and torchgw.barycenter."
@@ -81,11 +78,6 @@ def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
             f"Attribute {key!r} of `{name}` has no one shape: {error}"
         ) from error
     return array if array.dtype.kind in "biuf" else array.astype(str)
-
-
-def _is_any(value: Any) -> bool:
-    known = _is_geometric(value) or _is_networkx(value) or _is_igraph(value)
-    return known or is_sparse(value)
 
 
 def _is_geometric(value: Any) -> bool:

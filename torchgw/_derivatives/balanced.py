@@ -10,8 +10,6 @@ where P', f' and g' are how plan and potentials change along d: one linear syste
 42 there. The plan is differentiated by its fixed point, equations 23 to 26.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -108,7 +106,7 @@ class BalancedSolve(Solved):
         """Compute the response of the plan to an upstream gradient or a change of the cost."""
         return respond(self.plan, self.definition.problem, upstream, masses)
 
-    def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> Change:
+    def change(self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]) -> "Change":
         """Find how weights, plan and potentials change along a direction of the inputs."""
         with torch.enable_grad():
             model = self.model(inputs)
@@ -213,10 +211,8 @@ def scalar(
     change: Change | None = None,
     anchors: Anchors | None = None,
 ) -> Tensor:
-    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model.
-
-    ``anchors`` are those of a sampled solve, which stand for exact products.
-    """
+    """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
+    # `anchors` are those of a sampled solve, which stand for exact products.
     a, b = still.a, still.b
     f, g, factor = potentials.f, potentials.g, 1.0
     other: TransportPlan | Response = plan
@@ -265,10 +261,7 @@ def along(value: Tensor, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ..
 def change_of_cost(
     model: Model, plan: TransportPlan, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
 ) -> Cost:
-    """Compute how -4 alpha D_X P D_Y + (1 - alpha) M changes along a direction, at a fixed plan.
-
-    A step of epsilon changes the plan as one of -step / epsilon times the cost does.
-    """
+    """Compute how -4 alpha D_X P D_Y + (1 - alpha) M changes along a direction at a fixed P."""
 
     def step(value: Tensor) -> Tensor:
         return along(value, inputs, direction).detach()

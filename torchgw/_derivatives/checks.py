@@ -1,7 +1,5 @@
 """What can be differentiated: the inputs that ask for it, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -26,10 +24,7 @@ _UNROLLED_ENTRIES, _RELAXED_ENTRIES = 50_000, 2_000_000
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
-    """Pick the inputs that are tensors and require gradients; ``F`` is a pair, F_X and F_Y.
-
-    A provider in place of X or Y that was made from such a tensor counts as D_X or D_Y.
-    """
+    """Pick the inputs, and what providers were made from, that are tensors with gradients."""
     for name in ("X", "Y"):
         provider = inputs[name]
         if isinstance(provider, DistanceProvider):

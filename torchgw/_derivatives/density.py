@@ -1,7 +1,5 @@
 """The density of a plan by the product of its weights, and its responses, in blocks of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,11 +13,9 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, exp_, row_blocks
 from torchgw._typing import Marginals
 
-# Entries of the plan up to which its density is stored instead of exponentiated in every pass.
-# [L266]
+# Entries of the plan up to which its density is stored, not exponentiated in every pass. [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
-# Largest exponent, which only entries of two zero weights exceed, and those count for nothing.
-# [L266]
+# Largest exponent: only entries of two zero weights exceed it, which count for nothing. [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 
@@ -72,11 +68,9 @@ class Density:
         return self.plan.T
 
     def what_moves(self, column: Tensor, masses: Tensor) -> Tensor:
-        """Compute what a change of v_j alone does to its column once u follows, (m,).
-
-        That is its sum less :meth:`squares`. Where a plan is nearly a matching it is far less than
-        the sum; rounding leaves some of it.
-        """
+        """Compute what a change of v_j alone does to its column once u follows, (m,)."""
+        # That is its sum less `squares`. Where a plan is nearly a matching it is far less than the
+        # sum; rounding leaves some of it.
         least = torch.finfo(column.dtype).eps ** 0.75 * column
         return torch.maximum(column - self.squares(masses), least)
 
@@ -110,7 +104,7 @@ class Response:
     transposed: bool = False
 
     @property
-    def T(self) -> Response:  # noqa: N802 - the name of every array library
+    def T(self) -> "Response":  # noqa: N802 - the name of every array library
         """The response from target to source."""
         return replace(self, transposed=not self.transposed)
 

@@ -11,8 +11,6 @@ Three ways lead to Z: by moments where both sides have factors, by conjugate gra
 plan is stored, and by GMRES for all.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -34,8 +32,7 @@ from torchgw.distances.base import Factors
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
-# Residual worth a warning: the marginal error of the plan leaves some that no iteration removes.
-# [L244]
+# Residual worth a warning: the plan's marginal error leaves some that nothing removes. [L244]
 WORRYING = 1e-4
 # Products of tables that conjugate gradients take, in units of those of moments, and operations
 # below which only calls count. [L730]
@@ -124,13 +121,11 @@ def _is_small(problem: Problem) -> bool:
 
 
 def by_conjugate_gradients(equation: Equation) -> Response | None:
-    """Solve for a stored response.
-
-    On plans without row and column sums -S is the inverse of epsilon diag(1 / P), and (24) is the
-    system (-S^(-1) + C') Z = -W: symmetric, and positive at a minimum. So conjugate gradients with
-    the preconditioner -S need five tables, where GMRES keeps sixty. ``None`` where they do not
-    apply: at saddle points, with factors, or for tables that are too large.
-    """
+    """Solve for a stored response."""
+    # On plans without row and column sums -S is the inverse of epsilon diag(1 / P), and (24) is the
+    # system (-S^(-1) + C') Z = -W: symmetric, and positive at a minimum. So conjugate gradients
+    # with the preconditioner -S need five tables, where GMRES keeps sixty. `None` where they do not
+    # apply: at saddle points, with factors, or for tables that are too large.
     density, problem, upstream, forced, tables, tol, max_iter = equation
     plan = density.plan
     if not (tables and density.is_stored) or plan.shape[1] > _SOLVED_COLUMNS:
@@ -188,12 +183,10 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
 
 
 def by_gmres(equation: Equation) -> Response:
-    """Solve for the response of any plan: for v and the coupling of Z, as u follows from v.
-
-    C'(Z) needs nothing but the coupling of Z (equation 25), and every product is two passes over
-    the plan. Columns are divided by what a change of v does to their sums, and both parts count
-    alike, whatever their units.
-    """
+    """Solve for the response of any plan: for v and the coupling of Z, as u follows from v."""
+    # C'(Z) needs nothing but the coupling of Z (equation 25), and every product is two passes over
+    # the plan. Columns are divided by what a change of v does to their sums, and both parts count
+    # alike, whatever their units.
     density, problem, upstream, forced, tables, tol, max_iter = equation
     a, b, dtype = density.a, density.b, density.plan.dtype
     gradient: Gradient = DenseGradient(problem) if tables else FactoredGradient(problem)
@@ -301,13 +294,13 @@ def by_moments(equation: Equation) -> Response | None:
 
 
 class _Encoded:
-    """What is made of a plan for its response between spaces with factors (equation 25).
+    """What is made of a plan for its response between spaces with factors (equation 25)."""
 
-    With D_X = A s A', D_Y = B t B' the change of the cost with a response Z is C'(Z) = A N B' with
-    N = -4 alpha s (A' Z B) t, so that everything about it is small: the sums of P o (A N B') follow
-    from P B and P' A, and its coupling A' (P o (A N B')) B from the moments A' (P o (A_k B_l')) B,
-    which are made once. Each step of GMRES is then three products of the plan with a vector.
-    """
+    # With D_X = A s A', D_Y = B t B' the change of the cost with a response Z is C'(Z) = A N B'
+    # with N = -4 alpha s (A' Z B) t, so that everything about it is small: the sums of P o (A N B')
+    # follow from P B and P' A, and its coupling A' (P o (A N B')) B from the moments A' (P o (A_k
+    # B_l')) B, which are made once. Each step of GMRES is then three products of the plan with a
+    # vector.
 
     def __init__(self, density: Density, factors: tuple[Factors, Factors], alpha: float) -> None:
         self.density, self.alpha = density, alpha

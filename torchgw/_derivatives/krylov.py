@@ -3,8 +3,6 @@
 Restarted GMRES: Y. Saad, M. Schultz, SIAM Journal on Scientific and Statistical Computing 1986.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -21,11 +19,9 @@ _NUMBERS = 2**25
 def gmres(
     operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int
 ) -> tuple[Tensor, float, int]:
-    """Solve operator(x) = right, shape (n,); return x, its relative residual and the products.
-
-    The operator is linear, and may be singular if ``right`` is in its range. It is called at most
-    ``max_iter`` times, until the relative residual is ``tol``.
-    """
+    """Solve operator(x) = right, shape (n,); return x, its relative residual and the products."""
+    # The operator is linear, and may be singular if `right` is in its range. It is called at most
+    # `max_iter` times, until the relative residual is `tol`.
     size = float(right.norm())
     x = torch.zeros_like(right)
     if size == 0:

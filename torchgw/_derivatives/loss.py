@@ -4,8 +4,6 @@ Its gradient is that at a fixed plan (the envelope theorem); products with its H
 systems, which the solve knows how to solve (docs/algorithm.md, equations 20 and 42).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,17 +1,23 @@
-"""Plans that carry gradients to the inputs of their solve."""
+"""What joins a finished solve: plans that carry gradients to its inputs, and its loss."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw._boundary.checks import as_index, as_points_of
-from torchgw._derivatives.loss import Solved, Step, call, refused
+from torchgw._derivatives.balanced import BalancedSolve
+from torchgw._derivatives.loss import Solved, Step, call, loss_of, refused
+from torchgw._derivatives.relaxed import RelaxedSolve
+from torchgw._derivatives.tracked import Definition, Model
+from torchgw._derivatives.unrolled import unroll
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
+from torchgw._results.result import GWResult
+from torchgw._solve.options import Differentiable
+from torchgw._typing import Potentials
 
 _TWICE_PLAN = (
     "The plan can be differentiated once; the derivative of its implicit derivative is not "
@@ -23,12 +29,40 @@ _FORWARD = (
 )
 
 
-class DifferentiablePlan(TransportPlan):
-    """A plan whose products, rows and matrix carry gradients to the inputs of its solve.
+def attach(
+    result: GWResult,
+    definition: Definition,
+    inputs: dict[str, Tensor],
+    mode: Differentiable,
+    generator: torch.Generator,
+    slopes: Mapping[str, float],
+) -> GWResult:
+    """Attach the loss of a finished solve, and its plan, to the inputs that require gradients."""
+    # `slopes` are the derivatives by alpha, <L(P), P> - <M, P>, and by epsilon, KL(P | a x b).
+    tensors, plan = tuple(inputs.values()), result.lazy_plan
+    if mode == "unrolled":
+        matrix, loss = unroll(Model.of(definition, inputs), plan)
 
-    ``product(transposed, values)`` is plan @ values, or plan.T @ values, with a graph; a plan that
-    is ``transposed`` leads from target to source.
-    """
+        def product(turned: bool, values: Tensor) -> Tensor:
+            return (matrix.T if turned else matrix).to(values.dtype) @ values
+
+        return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
+    potentials = Potentials(*result.potentials)
+    objective = potentials.f.new_tensor(result.report.objective)
+    names = tuple(inputs)
+    solved: Solved
+    if definition.rule is not None:
+        solved = RelaxedSolve(definition, plan, objective, names, definition.rule)
+    else:
+        count = result.report.n_anchors
+        anchors = None if count is None else plan.sample(count, generator)
+        solved = BalancedSolve(definition, plan, objective, names, potentials, anchors, slopes)
+    lazy = implicit_plan(solved, tensors) if mode == "implicit" else plan
+    return replace(result, loss=loss_of(solved, tensors), lazy_plan=lazy)
+
+
+class DifferentiablePlan(TransportPlan):
+    """A plan whose products, rows and matrix carry gradients to the inputs of its solve."""
 
     def __init__(
         self,
@@ -45,12 +79,12 @@ class DifferentiablePlan(TransportPlan):
         parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
         return TransportPlan, parts
 
-    def __copy__(self) -> DifferentiablePlan:
+    def __copy__(self) -> "DifferentiablePlan":
         """Share everything, the graph too."""
         return DifferentiablePlan(self, self._differentiable, transposed=self._transposed)
 
     @property
-    def T(self) -> DifferentiablePlan:  # noqa: N802 - the name of every array library
+    def T(self) -> "DifferentiablePlan":  # noqa: N802 - the name of every array library
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
     def _moved(self) -> tuple[Tensor, Tensor]:

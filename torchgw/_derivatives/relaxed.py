@@ -6,8 +6,6 @@ or that have reached their bound, and the mass of a partial plan. With multiplie
 A P = c(theta), derivatives follow from the Lagrangian F + y (A P - c) (equation 44).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,11 +30,10 @@ _ROUNDING = 1e-9
 
 
 class _Sums:
-    """Sums of rows, columns and all of a table, (n + m + 1,), some of them held or penalised.
+    """Sums of rows, columns and all of a table, (n + m + 1,), some of them held or penalised."""
 
-    ``give`` says by how much each sum gives way: 0 for one that is held, inf for a free one, and in
-    between the inverse of the curvature of its penalty.
-    """
+    # `give` says by how much each sum gives way: 0 for one that is held, inf for a free one, and in
+    # between the inverse of the curvature of its penalty.
 
     def __init__(self, scale: Tensor, give: Tensor) -> None:
         self.scale = scale  # (n, m), inverse of the diagonal of the Hessian

@@ -184,10 +184,7 @@ class _FactoredSide:
 
 
 class _StreamedSide:
-    """Distances of points by their coordinates, streamed.
-
-    ``between`` makes distances, (q, s), of two blocks of rows of ``rows``, shape (n, k).
-    """
+    """Distances of points by their coordinates, streamed by blocks of ``rows``, (n, k)."""
 
     def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.rows, self.between = rows, between

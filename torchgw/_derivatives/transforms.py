@@ -5,8 +5,6 @@ transform can follow. So it runs below all of them, on the plain tensors, and it
 are then attached to those that are transformed.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The last iterations of a small solve run again, recorded by autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -23,10 +21,7 @@ _MOVED = 1e-3
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
-    """Iterate further from a solved plan; return the plan, (n, m), and its objective.
-
-    Their derivative is that of these iterations alone: the first terms of the implicit series.
-    """
+    """Iterate further from a solved plan; return the plan, (n, m), and its objective."""
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [
         [
@@ -76,12 +71,10 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 def _warn_of_slow_iterations(
     plan: Tensor, factor: float | Tensor, crossed: Callable[[Tensor], Tensor], moved: float
 ) -> None:
-    """Follow changes of the cost over epsilon; say what the iterations miss of that of the plan.
-
-    Each iteration adds a term to the change of a fixed point: in the end a geometric series, of
-    which the last term over one less the ratio is missing. ``factor`` D_X P D_Y is the cost over
-    epsilon. Some changes are followed, as a single one may hardly meet what dies out slowly.
-    """
+    """Follow changes of the cost over epsilon; say what the iterations miss of that of the plan."""
+    # Each iteration adds a term to the change of a fixed point: in the end a geometric series, of
+    # which the last term over one less the ratio is missing. `factor` D_X P D_Y is the cost over
+    # epsilon. Some changes are followed, as a single one may hardly meet what dies out slowly.
     generator = torch.Generator(device=plan.device).manual_seed(0)
     shape = (_CHANGES, *plan.shape)
     cost = torch.randn(shape, dtype=plan.dtype, device=plan.device, generator=generator)

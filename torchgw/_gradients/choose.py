@@ -1,7 +1,5 @@
 """Which gradient fits a problem; the gradient of a name."""
 
-from __future__ import annotations
-
 import logging
 from typing import Literal
 
@@ -40,11 +38,8 @@ _TRIPLES = {"cpu": 10_000_000, "cuda": 2_000_000_000}
 _MOST_TRIPLES = {"cpu": 1_000_000_000, "cuda": 100_000_000_000}
 
 
-def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
-    """Choose the gradient asked for, or for "auto" an exact one wherever it fits.
-
-    Refuse "factored" where neither side has factors, and "dense" where it takes too long.
-    """
+def choose_gradient(name: "GradientName", problem: Problem) -> "GradientName":
+    """Choose the gradient asked for, or for "auto" an exact one wherever it fits."""
     crossed = problem.crossed()
     if crossed is None:
         return _choose_without_products(name, problem)
@@ -79,7 +74,7 @@ def choose_gradient(name: GradientName, problem: Problem) -> GradientName:
     return chosen
 
 
-def check_products(name: GradientName, loss: Loss) -> None:
+def check_products(name: "GradientName", loss: Loss) -> None:
     """Refuse factors for a loss that has none."""
     if name == "factored" and loss.cross is None:
         raise UnsupportedError(
@@ -88,7 +83,7 @@ def check_products(name: GradientName, loss: Loss) -> None:
         )
 
 
-def _choose_without_products(name: GradientName, problem: Problem) -> GradientName:
+def _choose_without_products(name: "GradientName", problem: Problem) -> "GradientName":
     """Choose the gradient for a loss whose cross term is no product, as :func:`choose_gradient`."""
     n, m, kind = problem.source.n, problem.target.n, problem.source.device.type
     loss, size = problem.loss.name, n * m * min(n, m)

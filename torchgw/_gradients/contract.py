@@ -150,11 +150,9 @@ class LinearCost(NamedTuple):
     column: Tensor  # (m,), 2 alpha DY^2 q (square loss)
 
     def seen(self, masses: Marginals | None) -> Cost:
-        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses.
-
-        A constant changes the mass of a relaxed problem's plan only, and a large one would under-
-        or overflow it.
-        """
+        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses."""
+        # A constant changes the mass of a relaxed problem's plan only, and a large one would under-
+        # or overflow it.
         cost = self.cost
         if masses is None:
             return cost
@@ -164,10 +162,7 @@ class LinearCost(NamedTuple):
 
 
 class Linearised(NamedTuple):
-    """What a result keeps of its last cost C(P), from which points not yet seen have theirs.
-
-    Pairs are of the source and the target.
-    """
+    """A result's last cost C(P), by which new points have theirs: pairs of source and target."""
 
     gradient: str  # name of the gradient that the cost is by
     providers: tuple[DistanceProvider | None, DistanceProvider | None]  # None: not in the file
@@ -242,10 +237,8 @@ class Gradient(ABC):
 
     @abstractmethod
     def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
-        """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown.
-
-        ``cost`` is that at the coupling ``point`` of X, and ``coupling`` is that of P.
-        """
+        """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown."""
+        # `cost` is that at the coupling `point` of X, and `coupling` is that of P.
 
     @abstractmethod
     def evaluate(
@@ -255,10 +248,7 @@ class Gradient(ABC):
         generator: torch.Generator,
         coupling: Own | None = None,
     ) -> QuadraticValue:
-        """Compute <L(P), P> of a plan with row and column sums ``masses``.
-
-        The ``coupling`` of the plan, where it is known already, may spare a product with the plan.
-        """
+        """Compute <L(P), P> of a plan of sums ``masses``, whose coupling may be known already."""
 
     @abstractmethod
     def squares(self) -> float:
@@ -310,10 +300,7 @@ class StrictGradient(Gradient):
         self.linear_below = problem.loss.linear_below
 
     def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
-        """Compute <a, f> + <b, g>, the entropic dual value once the rows of the plan are exact.
-
-        The terms that the linear problem does not see are part of f and g here.
-        """
+        """Compute <a, f> + <b, g> with the terms that the linear problem does not see."""
         a, b = self.marginals
         return a @ (potentials.f + self.row) + b @ (potentials.g + self.column)
 

@@ -1,7 +1,5 @@
 """The exact gradient by products of stored tables, some of them in half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch
@@ -41,7 +39,7 @@ def _total(matrix: Tensor) -> Tensor:
 class PlanMatrix(ExactCoupling):
     """The plan itself, (n, m)."""
 
-    def change(self, previous: PlanMatrix) -> Tensor:
+    def change(self, previous: "PlanMatrix") -> Tensor:
         """Compute the L1 distance of two plans, which have mass one."""
         return _total((self.values - previous.values).abs_())
 
@@ -69,7 +67,7 @@ class DenseGradient(StrictGradient):
         problem, shapes = self.problem, tuple(part.shape for part in self.tables())
         return self.name, problem.dtype, problem.alpha, type(problem.linear), shapes
 
-    def copy(self) -> DenseGradient:
+    def copy(self) -> "DenseGradient":
         """Make the same linearisation on tables of its own, as one of the square loss."""
         tables = self._cross.tables()
         kind: type[PrecomputedDistance] = PrecomputedDistance
@@ -157,21 +155,17 @@ class DenseGradient(StrictGradient):
 
 
 class HalfGradient(DenseGradient):
-    """Exact up to float32, for plans with the marginals of the problem.
+    """Exact up to float32, for plans with the marginals of the problem."""
 
-    With the centred distances X = (I - 1 a') DX (I - a 1') and u = DX a - a' DX a, and Y and w the
-    same of the target, a plan P has
-
-        DX P DY = X P Y + (X P w + cy u) 1' + 1 (Y P' u + cx w)' + u w' + (u' P w + cx cy)
-
-    where cx = a' DX a. The numbers of X P Y are small and of both signs. Each factor of a product
-    is a sum of two half-precision numbers, and three of the four products of these are kept, as
-    one product of three times the length. Accumulation is in float32.
-
-    The problem has the square loss and is in float32. A ``rough`` gradient keeps the first part of
-    each number only, which is a third of the work: each entry of a factor is then off by up to 5e-4
-    of itself, at random, and a sum over n of them by a root of n less.
-    """
+    # With the centred distances X = (I - 1 a') DX (I - a 1') and u = DX a - a' DX a, and Y and w
+    # the same of the target, a plan P has
+    #   DX P DY = X P Y + (X P w + cy u) 1' + 1 (Y P' u + cx w)' + u w' + (u' P w + cx cy)
+    # where cx = a' DX a. The numbers of X P Y are small and of both signs. Each factor of a product
+    # is a sum of two half-precision numbers, and three of the four products of these are kept, as
+    # one product of three times the length. Accumulation is in float32.
+    # The problem has the square loss and is in float32. A `rough` gradient keeps the first part of
+    # each number only, which is a third of the work: each entry of a factor is then off by up to
+    # 5e-4 of itself, at random, and a sum over n of them by a root of n less.
 
     def __init__(self, problem: Problem, *, rough: bool = False) -> None:
         super().__init__(problem)
@@ -227,11 +221,9 @@ def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def split(matrix: Tensor, *, dim: int, other: bool) -> Tensor:
-    """Split a matrix into half-precision parts, in the order that the other factor's match.
-
-    High, high, low, or for the ``other`` factor high, low, high, put one after another in a
-    dimension, so that their product is high high + high low + low high.
-    """
+    """Split a matrix into half-precision parts, in the order that the other factor's match."""
+    # High, high, low, or for the `other` factor high, low, high, put one after another in a
+    # dimension, so that their product is high high + high low + low high.
     high = matrix.half()
     low = (matrix - high).half()
     return torch.cat([high, low, high] if other else [high, high, low], dim)

@@ -1,7 +1,5 @@
 """The exact gradient from factors of the distances, whose coupling is small."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -54,7 +52,7 @@ class _Side(NamedTuple):
 class Encoding(ExactCoupling):
     """A plan as the factors of the distances see it."""
 
-    def change(self, previous: Encoding) -> Tensor:
+    def change(self, previous: "Encoding") -> Tensor:
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
@@ -63,11 +61,10 @@ class Encoding(ExactCoupling):
 
 
 class FactoredGradient(StrictGradient):
-    """Exact, from factors D = A diag(s) A' of at least one side.
+    """Exact, from factors D = A diag(s) A' of at least one side."""
 
-    With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n; with
-    factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
-    """
+    # With factors on both sides the coupling is G = A_X' P A_Y, whose size does not depend on n;
+    # with factors on one side only it is P A_Y, and the other side multiplies it by D as a whole.
 
     name = "factored"
     exact = True
@@ -112,7 +109,7 @@ class FactoredGradient(StrictGradient):
         cost = cost.transpose() if self._swapped else cost
         return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
 
-    def in_factors(self) -> FactoredGradient | None:
+    def in_factors(self) -> "FactoredGradient | None":
         """Give itself if both sides have factors, and a linear term has them or is none."""
         both = self._left.factors is not None and not isinstance(self.problem.linear, DenseCost)
         return self if both else None

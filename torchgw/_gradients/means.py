@@ -1,7 +1,5 @@
 """Mean distances by weight, and what of the distances a sample of pairs can show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -17,8 +15,7 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
-# Columns of the quadrature of a sum over all points where each column is a shortest-path run.
-# [L111]
+# Columns of the quadrature of a sum over all points where each is a shortest-path run. [L111]
 _QUADRATURE_COLUMNS = 96
 # Columns that tell which distances anchors can show, and anchors that it takes. [L256]
 _VISIBLE_COLUMNS = 16
@@ -33,10 +30,9 @@ _BLOCK_ELEMENTS = 2**22
 
 
 class Levels(NamedTuple):
-    """Equal steps from zero to ``reach``, by which a minimum is a mean of products.
+    """Equal steps from zero to ``reach``, by which a minimum is a mean of products."""
 
-    min(x, y) is the integral over t of [x > t] [y > t], to half a step.
-    """
+    # min(x, y) is the integral over t of [x > t] [y > t], to half a step.
 
     reach: float
     steps: int
@@ -78,12 +74,10 @@ def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
 
 
 def visible(problem: Problem, n_anchors: int) -> Problem:
-    """Limit the problem to what anchors show of it.
-
-    Where a distance of zero is extreme, a few anchors would stand for the distance of every point
-    to itself, and others for none. Distances within which fewer than ``_FEWEST`` anchors lie,
-    by the median of some columns, count as the largest such. A minimum becomes a mean of products.
-    """
+    """Limit the problem to what anchors show of it."""
+    # Where a distance of zero is extreme, a few anchors would stand for the distance of every point
+    # to itself, and others for none. Distances within which fewer than `_FEWEST` anchors lie, by
+    # the median of some columns, count as the largest such. A minimum becomes a mean of products.
     loss = problem.loss
     if loss.cross is None:
         sides = (problem.source, problem.target)
@@ -117,11 +111,7 @@ def _spaced(weights: Tensor, count: int) -> Tensor:
 
 
 def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight.
-
-    All points where columns are cheap; otherwise a coarse choice of them, each with the weight of
-    those nearest to it.
-    """
+    """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
@@ -149,7 +139,7 @@ class MeanDistances(NamedTuple):
     @classmethod
     def of(
         cls, provider: DistanceProvider, weights: Tensor, loss: Loss, side: int
-    ) -> MeanDistances:
+    ) -> "MeanDistances":
         """Compute those of a provider, the source (0) or the target (1)."""
         nodes, mass = _quadrature(provider, weights)
         if loss.cross is not None:

@@ -87,11 +87,10 @@ class RelaxedCoupling(NamedTuple):
 
 
 class RelaxedGradient(Gradient):
-    """A gradient at a normalised plan, whose row and column terms are those of the plan itself.
+    """A gradient at a normalised plan, whose row and column terms are those of the plan itself."""
 
-    Relaxed plans see these terms, so that the potentials lack none: ``row`` and ``column`` are zero
-    here, and :meth:`LinearCost.seen` puts those of the plan into the cost.
-    """
+    # Relaxed plans see these terms, so that the potentials lack none: `row` and `column` are zero
+    # here, and `LinearCost.seen` puts those of the plan into the cost.
 
     # above, partial plans pass saddle points, and steps in float32 are noise
     linear_below = 3e-4
@@ -177,10 +176,7 @@ class RelaxedGradient(Gradient):
 
 
 def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
-    """Compute P / |P|, its marginals and |P|.
-
-    The weights of the rows become their masses, so that rows are drawn by what they carry.
-    """
+    """Compute P / |P| whose rows have their masses as weights, its marginals and |P|."""
     p, q = plan.marginals()
     total = p.sum()
     p, q = p / total, q / q.sum()

@@ -32,13 +32,11 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 from torchgw.distances.sampling import choose_points
 
-# Spread-out points whose distances are the coordinates that the source points are ordered by.
-# [L119]
+# Spread-out points whose distances are coordinates by which source points are ordered. [L119]
 _COORDINATES = 16
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
-# Anchors times pairs of points, where a mean over a plan has to be one over pairs, and pairs.
-# [L272]
+# Anchors times pairs of points where a mean over a plan has to be one over pairs; pairs. [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
 # Numbers up to which the minimum of all pairs of pairs is summed. [L450]
@@ -46,13 +44,11 @@ _SUMMED = 2**22
 
 
 def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw a place in [0, 1) for each slot, two independent ones in each of equal strata.
-
-    Stratum t is [2t, 2t + 2) / count; where ``count`` is odd the last one is half as wide and has
-    one place. Over all slots the places are uniform: so the mean over points at these places of the
-    cumulative weight has no bias, and along an order in which neighbours are alike far less
-    variance than that over independent draws. The two of a stratum show how much.
-    """
+    """Draw a place in [0, 1) for each slot, two independent ones in each of equal strata."""
+    # Stratum t is [2t, 2t + 2) / count; where `count` is odd the last one is half as wide and has
+    # one place. Over all slots the places are uniform: so the mean over points at these places of
+    # the cumulative weight has no bias, and along an order in which neighbours are alike far less
+    # variance than that over independent draws. The two of a stratum show how much.
     uniform = torch.rand(len(slots), dtype=torch.float64, device=slots.device, generator=generator)
     first = slots - slots % 2
     return (first + (count - first).clamp(max=2) * uniform) / count
@@ -73,11 +69,7 @@ class AnchorCoupling(Anchors):
     empty = False
 
     def replaced(self, slots: Tensor, fresh: Anchors) -> AnchorCoupling:
-        """Put fresh anchors into some slots.
-
-        This averages plans, P <- (1 - share) P + share P_new, carried out on the sample:
-        ``share`` is the number of slots over that of all.
-        """
+        """Put fresh anchors into some slots: P <- (1 - share) P + share P_new, on a sample."""
         parts = zip(self, fresh, strict=True)
         return AnchorCoupling(*(old.index_copy(0, slots, new) for old, new in parts))
 
@@ -126,18 +118,15 @@ class _ProductCoupling(AnchorCoupling):
 
 
 class SampledGradient(StrictGradient):
-    """Unbiased, from distance columns at anchor pairs drawn from the plan.
+    """Unbiased, from distance columns at anchor pairs drawn from the plan."""
 
-    With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
-
-        Q = 4 alpha [(DX[:, k] - x) / s, x],    K = [DY[:, l] - y, y]
-
-    give the cost up to terms of rows or columns alone. The means are control variates: without
-    them the error of the anchors' own marginals is multiplied by distances as a whole, and is
-    larger than what is to be found. The source points are drawn from equal strata of their mass,
-    along an order in which neighbours are near, and so are the targets as far as the plan is a map.
-    Each iteration draws a share ``redraw`` of the anchors anew, and keeps the others.
-    """
+    # With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
+    #   Q = 4 alpha [(DX[:, k] - x) / s, x],    K = [DY[:, l] - y, y]
+    # give the cost up to terms of rows or columns alone. The means are control variates: without
+    # them the error of the anchors' own marginals is multiplied by distances as a whole, and is
+    # larger than what is to be found. The source points are drawn from equal strata of their mass,
+    # along an order in which neighbours are near, and so are the targets as far as the plan is a
+    # map. Each iteration draws a share `redraw` of the anchors anew, and keeps the others.
 
     name = "sampled"
     exact = False
@@ -248,10 +237,8 @@ class SampledGradient(StrictGradient):
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
     def noise(self, coupling: AnchorCoupling) -> CostNoise:
-        """Estimate the standard error of the cost at some anchors, and its size.
-
-        Both are of the part that depends on rows and columns together; the rest moves no plan.
-        """
+        """Estimate the standard error of the cost at some anchors, and its size."""
+        # Both are of the part that depends on rows and columns together; the rest moves no plan.
         whole, known = max(1, self.n_anchors // 2), self._parts
         strata = min(whole, _NOISE_STRATA)
         first = 2 * (torch.arange(strata, device=self._order.device) * whole // strata)
@@ -298,14 +285,12 @@ class SampledGradient(StrictGradient):
         generator: torch.Generator,
         coupling: AnchorCoupling | None = None,
     ) -> QuadraticValue:
-        """Estimate the value from fresh anchors.
-
-        Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
-        exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
-        each stratum tell its error. Where the cross term is no product that mean is one over
-        further pairs, the same for all anchors. Spaces of no more points than anchors are few
-        enough to be summed over, fewer where it is no product, so their value is exact.
-        """
+        """Estimate the value from fresh anchors."""
+        # Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
+        # exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
+        # each stratum tell its error. Where the cross term is no product that mean is one over
+        # further pairs, the same for all anchors. Spaces of no more points than anchors are few
+        # enough to be summed over, fewer where it is no product, so their value is exact.
         loss = self._loss
         if self._is_summed():
             return QuadraticValue(self._sum(plan, masses), 0.0)

@@ -1,7 +1,5 @@
 """Gradients of many objectives by the envelope theorem: at a solution the plan stands still."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -19,10 +17,8 @@ def attach_losses(
     inputs: dict[str, Any],
     distances: Any,
 ) -> Tensor:
-    """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs.
-
-    ``inputs`` holds, as the user gave them, the lists X and Y, M, a and b.
-    """
+    """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs."""
+    # `inputs` holds, as the user gave them, the lists X and Y, M, a and b.
     terms = []
     with torch.enable_grad():
         for number in range(len(asked)):

@@ -1,7 +1,5 @@
 """Matrices of values between many spaces: in chunks, resumable, on all cores."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a batch of problems comes to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,7 +123,7 @@ class BatchResult(Result):
         """Round plan i to pairs of points; see :meth:`torchgw.GWResult.matching`."""
         return self.result(i).matching(kind)
 
-    def _for_file(self) -> BatchResult:
+    def _for_file(self) -> "BatchResult":
         return replace(self, questions=None)
 
     def _place(self, i: int) -> int:

@@ -1,7 +1,5 @@
 """Many problems in one call: lists of spaces, or padded stacks of matrices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -59,8 +57,7 @@ from torchgw._problem.providers import ScaleName
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Difference of an entry from its transpose, and of a sum of weights from one, that are rounding.
-# [L391]
+# Difference of an entry from its transpose, and of a sum of weights from 1, as rounding. [L391]
 _SYMMETRY, _MASS = 1e-5, 1e-4
 
 
@@ -407,10 +404,8 @@ def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
 def read_relaxed(
     unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
 ) -> Relaxations:
-    """Read which marginals the plans of B problems must have.
-
-    ``followed`` are weights to which derivatives would go.
-    """
+    """Read which marginals the plans of B problems must have."""
+    # `followed` are weights to which derivatives would go.
     count = len(alpha)
     shares = None if mass is None else per_problem("mass", mass, count, _share)
     if shares is not None and shares.min(initial=1.0) == 1:

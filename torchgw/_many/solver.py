@@ -92,10 +92,7 @@ class Shelves:
 
     @classmethod
     def stacked(cls, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Shelves:
-        """Shelve padded stacks, each (S, n, n), (S, n) and the points used (S,), one after another.
-
-        Beyond these there are zeros. Nothing is done space by space.
-        """
+        """Shelve zero-padded stacks (S, n, n), (S, n) of so many points (S,), one after another."""
         shelves = cls.__new__(cls)
         counts = [sizes.cpu().numpy() for _, _, sizes in sides]
         for size in shelves._sort(_Slices(sides), np.concatenate(counts)):

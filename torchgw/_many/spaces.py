@@ -1,7 +1,5 @@
 """From what the user listed to spaces whose distances are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -51,7 +49,7 @@ class Listed(NamedTuple):
     items: list[Any]
 
     @classmethod
-    def of(cls, name: str, spaces: Any, tables: Any) -> Listed:
+    def of(cls, name: str, spaces: Any, tables: Any) -> "Listed":
         """List the spaces of one side, X or Y, of which one of two arguments has to be given."""
         if (spaces is None) == (tables is None):
             what = "neither was given" if spaces is None else "both were given"

@@ -1,7 +1,5 @@
 """What every plan can be asked, and how it answers from its products and rows."""
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -100,12 +98,12 @@ class Plan(ABC):
         return self._like().dtype
 
     @abstractmethod
-    def _like(self) -> Tensor | Cost | Plan:
+    def _like(self) -> "Tensor | Cost | Plan":
         """Return something that has the device, the dtype and the shape of the plan."""
 
     @property
     @abstractmethod
-    def T(self) -> Plan:
+    def T(self) -> "Plan":
         """The plan from target to source."""
 
     @abstractmethod

@@ -1,7 +1,5 @@
 """Plans that are given: a matrix, or a few pairs of points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ class StoredPlan(_GivenPlan):
         return self.matrix
 
     @property
-    def T(self) -> StoredPlan:
+    def T(self) -> "StoredPlan":
         return StoredPlan(self.matrix.T)
 
     def stored(self) -> Tensor:
@@ -62,7 +60,7 @@ class PairPlan(_GivenPlan):
         return self.mass
 
     @property
-    def T(self) -> PairPlan:
+    def T(self) -> "PairPlan":
         return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
 
     def stored(self) -> Tensor:

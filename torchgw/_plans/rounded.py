@@ -1,7 +1,5 @@
 """Rounding a nearly feasible plan to its exact marginals: stored, or as an operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ class RoundedPlan(Plan):
         return self.scaled
 
     @property
-    def T(self) -> RoundedPlan:
+    def T(self) -> "RoundedPlan":
         return RoundedPlan(self.scaled.T, self.column, self.row).giving(self.in_numpy)
 
     def stored(self) -> Tensor:

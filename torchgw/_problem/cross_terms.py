@@ -1,25 +1,19 @@
 """Cross terms of a loss under stored distances: sum_kl h(DX_ik, DY_jl) P_kl for all (i, j)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
-# matrix takes a fifth to a fifteenth of the time. A GPU's dense products are as good as free.
-# [L140]
+# matrix takes a fifth to a fifteenth of the time. Dense products are free on a GPU. [L140]
 _SPARSE_SHARE = 0.03
 # Entries from which on a plan is looked at for few that are not rounding. [L592]
 _LOOKED_AT = 2**18
 
 
 class BothWays:
-    """The mean of a cross term of directed costs and of that of the other direction.
+    """The mean of a directed cross term and its reverse: half the derivative of their sum."""
 
-    With P fixed on one side each is linear in P, and the mean is half the derivative of the sum.
-    """
-
-    def __init__(self, there: Cross, back: Cross) -> None:
+    def __init__(self, there: "Cross", back: "Cross") -> None:
         self._ways = there, back
 
     def __call__(self, plan: Tensor) -> Tensor:

@@ -14,8 +14,6 @@
    well in straight distances: their own agreement is lower, and that of a few far points.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """What the user gave of each side, recognised: points, a graph, a provider or a matrix."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +34,8 @@ class GivenSpace(NamedTuple):
 
 
 def recognise(name: str, value: Any, table: Any, spec: Any, *, signed: bool = False) -> GivenSpace:
-    """Tell points, graphs, providers and matrices apart.
-
-    ``spec`` is what ``distances`` says of this side; ``signed`` matrices may have negative entries.
-    """
+    """Tell points, graphs, providers and matrices apart."""
+    # `spec` is what `distances` says of this side; `signed` matrices may have negative entries.
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
     if isinstance(spec, DistanceProvider):

@@ -1,7 +1,5 @@
 """The linear cost M: a given table, or distances between features of the two sides."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch
@@ -140,11 +138,9 @@ def spread(cost: Cost) -> float:
 def check_alpha(
     alpha: float | Tensor | None, *, fused: bool, named: bool = False, tracked: bool = False
 ) -> float:
-    """Choose the weight of the quadratic term: as given, or 1; with a linear cost less.
-
-    That is 0.5, or 0.99 with signatures that were asked for by name. Tensors that require gradients
-    are refused unless ``tracked``.
-    """
+    """Choose the weight of the quadratic term: as given, or 1; with a linear cost less."""
+    # That is 0.5, or 0.99 with signatures that were asked for by name. Tensors that require
+    # gradients are refused unless `tracked`.
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
     alpha = number_of("alpha", alpha, tracked=tracked)

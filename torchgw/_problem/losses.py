@@ -11,8 +11,6 @@ distances. |x - y| = x + y - 2 min(x, y) has no such h.
 A loss is one entry of ``LOSSES``; everything in which losses differ is written there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -89,10 +87,7 @@ class Loss:
         return 1
 
     def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
-        """Evaluate the factor of one side (0 or 1) in products of the cross term.
-
-        ``distance`` has shape (..., s) and ``parts`` shape (s,) or (): which product each is for.
-        """
+        """Evaluate the factor of side 0 or 1, (..., s), in the products named by ``parts`` (s,)."""
         assert self.cross is not None
         return self.cross[side](distance)
 

@@ -1,7 +1,5 @@
 """Which marginals a plan must have: strict, held by a penalty, free, or bounds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -118,10 +116,7 @@ def check_marginal_rule(
 def divide_by_totals(
     a: Any, b: Any, rule: MarginalRule | None
 ) -> tuple[Any, Any, MarginalRule | None]:
-    """Divide the weights of sides that a penalty holds by their sums, and keep these in the rule.
-
-    Strict marginals and bounds keep weights that have to sum to one.
-    """
+    """Divide the weights of sides that a penalty holds by their sums, which the rule keeps."""
     if rule is None or rule.mass is not None:
         return a, b, rule
     given, totals = [a, b], [1.0, 1.0]
@@ -148,12 +143,10 @@ class ObjectiveTerms(NamedTuple):
 def best_mass(
     terms: ObjectiveTerms, rule: MarginalRule, epsilon: float, linear: float = 0.0
 ) -> float:
-    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16).
-
-    It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). ``linear`` is what
-    grows with the mass, in place of its square: a mass t of least objective has
-    B + linear / 2t + 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
-    """
+    """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
+    # It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). `linear` is what
+    # grows with the mass, in place of its square: a mass t of least objective has B + linear / 2t +
+    # 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho

@@ -4,8 +4,6 @@ A name is one entry of ``NAMED``; choices and messages follow it. "auto" has non
 the others, by the size of the problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args

@@ -1,7 +1,5 @@
 """Input that can be solved and was probably meant otherwise, that cannot fit, or is a copy."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -14,8 +12,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10
-# How many times as far as others a point is too far, and the share of the points that may be.
-# [L376]
+# How many times as far as others a point is too far, and the share of such points. [L376]
 _FAR = 100.0
 _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
@@ -61,11 +58,9 @@ def warn_of_far_points(
     *,
     flat: bool = True,
 ) -> None:
-    """Warn of a few points that are so far away that the others have no distances beside theirs.
-
-    Points are ``given``, or their distances. Where distances are not ``flat``, angles were found to
-    agree better beside such a point.
-    """
+    """Warn of a few points that are so far away that the others have no distances beside theirs."""
+    # Points are `given`, or their distances. Where distances are not `flat`, angles were found to
+    # agree better beside such a point.
     count = given.n if isinstance(given, PrecomputedDistance) else len(given)
     rows = torch.arange(count, device=given.device)
     if used is not None:
@@ -112,11 +107,7 @@ def _spread(rows: Tensor, size: int) -> Tensor:
 def check_tables_fit(
     sizes: tuple[int, int], stored: tuple[bool, bool], device: torch.device, *, dense: bool
 ) -> None:
-    """Refuse distances of all pairs, and dense gradients, that exceed the free memory.
-
-    ``stored`` says of which sides a table of all pairs will be made. This is the least that is
-    needed, in float32, and known before any work.
-    """
+    """Refuse distances of all pairs (``stored``) and dense gradients that cannot fit."""
     n, m = sizes
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
     # the cost, the plan and one of them in the making

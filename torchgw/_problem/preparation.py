@@ -1,7 +1,5 @@
 """The costly stages before a solve: neighbour graphs, geodesics, landmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -67,10 +65,7 @@ class Preparation:
         ranks: Ranks | None,
         known: Neighbourhood | None = None,
     ) -> KeyedGraph:
-        """Build the connected neighbour graph of points, by ``ranks`` together.
-
-        Something may be ``known`` of the points.
-        """
+        """Build the connected neighbour graph of points, of which something may be known."""
 
         def make() -> dict[str, Any]:
             here = points.to(self.device)
@@ -122,10 +117,7 @@ class Preparation:
     def divide(
         self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
     ) -> list[T]:
-        """Call the makers: here, each on one of the ranks, or by more ranks than makers together.
-
-        A maker is given the ranks that work on it, if several do.
-        """
+        """Call the makers here, each on one of the ranks, or each by several ranks together."""
         ranks = self._ranks
         if ranks is None or (together and ranks.size > len(makers)):
             return [make(ranks) for make in makers]
@@ -173,10 +165,7 @@ class Preparation:
         make: Callable[[], dict[str, Any]],
         ranks: Ranks | None = None,
     ) -> tuple[dict[str, Any], str | None]:
-        """Read what a stage makes of some content, or make it; also the key in the cache.
-
-        Of ``ranks`` that make it together the first one reads and writes.
-        """
+        """Read what a stage makes of some content, or make it by all ranks; also the key."""
         if self._cache is None:
             return make(), None
         key = content_key(stage, *content)

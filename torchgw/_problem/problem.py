@@ -1,7 +1,5 @@
 """A Gromov-Wasserstein problem: two spaces, weights, alpha, linear cost, loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +23,7 @@ class Problem:
     linear: Cost | None  # (n, m) linear cost M, stored or in factors
     loss: Loss = SQUARE
 
-    def to(self, dtype: torch.dtype) -> Problem:
+    def to(self, dtype: torch.dtype) -> "Problem":
         """Convert the distances and the linear cost to another dtype."""
         return replace(
             self,

@@ -1,7 +1,5 @@
 """From what the user passed to two distance providers, divided by their maximum or their mean."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable
@@ -35,12 +33,10 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 logger = logging.getLogger(__name__)
 
-# Points per side up to which "auto" computes all geodesic pairs: minutes of Dijkstra lie beyond.
-# [L95]
+# Points per side up to which "auto" computes all geodesic pairs: beyond it takes minutes. [L95]
 _ALL_PAIRS_POINTS = 3_000
 # Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
-# the error of each side up to which these do: the value of a plan is too high by about their sum.
-# [L95]
+# the error of each side up to which these do: by their sum the value of a plan is too high. [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
 # Points per side up to which "dijkstra" is all pairs too. A sampled solve of some thousand points
@@ -111,7 +107,7 @@ class Spaces(NamedTuple):
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
     decision: Decision | None = None  # what "auto" was for points
 
-    def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> Spaces:
+    def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> "Spaces":
         """Add the features of both sides, by which new points are compared too."""
         device = self.providers[0].device
         first, second = (
@@ -138,10 +134,8 @@ class _Side:
     def in_units(
         self, provider: DistanceProvider, options: DistanceOptions, *, decided: bool
     ) -> tuple[DistanceProvider, Space]:
-        """Divide the distances by their scale, and record how new points are measured.
-
-        Warn of points far away, which may have ``decided`` against straight distances.
-        """
+        """Divide the distances by their scale, and record how new points are measured."""
+        # Warn of points far away, which may have `decided` against straight distances.
         given, mass = self.given, None
         if self.weights is not None:
             mass = as_weights(self.letter, self.weights, provider.n, provider.device)
@@ -170,15 +164,12 @@ def build_providers(
     *,
     directed: bool = False,
 ) -> Spaces:
-    """Build the providers of both sides, scaled, and say what they were made from.
-
-    ``labels`` are what messages call the sides; only X and Y can be given as ``D_X`` and ``D_Y``.
-    Points of zero weight, if ``weights`` are given, have no say in the scale.
-    ``clock(phase, since)`` is told the time of each stage: graph, geodesics, landmarks, and
-    distances for the rest. With a ``judge`` the data decide what "auto" is for points on both
-    sides, unless an option asks for geodesics; otherwise it is geodesics. Costs with a direction
-    are refused unless ``directed``.
-    """
+    """Build the providers of both sides, scaled, and say what they were made from."""
+    # `labels` are what messages call the sides; only X and Y can be given as `D_X` and `D_Y`.
+    # Points of zero weight, if `weights` are given, have no say in the scale. `clock(phase, since)`
+    # is told the time of each stage: graph, geodesics, landmarks, and distances for the rest. With
+    # a `judge` the data decide what "auto" is for points on both sides, unless an option asks for
+    # geodesics; otherwise it is geodesics. Costs with a direction are refused unless `directed`.
     started = perf_counter()
     specs = pair_of_distances(distances)
     signed = options.signed and options.scale in (None, "auto")

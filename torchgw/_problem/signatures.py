@@ -1,7 +1,5 @@
 """Features of the nodes of graphs by name: what is around a node, comparable across graphs."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,8 +19,7 @@ Array = NDArray[np.float64]
 # Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
 # hardly any are zero. [L339]
 _GRAPH_SHARE = 0.5
-# Times of the heat kernel. Eigenvalues are at most 2, so what is left after 16 are communities.
-# [L339]
+# Times of the heat kernel. Eigenvalues are at most 2: what is left after 16 are communities. [L339]
 _TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Nodes up to which all eigenvalues are found; beyond, columns of the heat kernel by blocks. [L339]
 _DENSE_NODES = 3_000
@@ -39,11 +36,9 @@ def is_signature(features: Any) -> bool:
 def named_features(
     features: Any, sides: tuple[Any, Any], tables: tuple[Any, Any]
 ) -> tuple[Any, Any] | None:
-    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair.
-
-    ``sides`` are X and Y, ``tables`` D_X and D_Y, as the user gave them. Both sides are divided by
-    the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
-    """
+    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair."""
+    # `sides` are X and Y, `tables` D_X and D_Y, as the user gave them. Both sides are divided by
+    # the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
     if not isinstance(features, str):
         found: tuple[Any, Any] | None = features
         return found

@@ -1,7 +1,5 @@
 """What all results have in common: files, summaries, copies."""
 
-from __future__ import annotations
-
 import html
 import os
 from dataclasses import dataclass, fields, replace

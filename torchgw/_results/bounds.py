@@ -11,8 +11,6 @@ made smaller here by what makes it cheap: quantile functions are averaged over e
 mass, which lowers a convex cost; a linear problem is bounded by a feasible dual pair.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

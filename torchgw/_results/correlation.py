@@ -1,7 +1,5 @@
 """How well the distances agree that a plan relates to each other."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ One half-step against the potentials g of the solve gives a new point its row of
 cost that the distances of the point have there (docs/algorithm.md, equation 13).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +56,7 @@ class Extension:
         linear: Cost | None,
         values: Tensor,
     ) -> Tensor:
-        """Average ``values``, (m, c), by the conditional plan of each new point, (q, c).
-
-        ``plan`` leads away from the ``side`` of the new points; ``cross`` has their distances, and
-        ``linear`` is their linear cost, (q, m).
-        """
+        """Average ``values`` (m, c) by the conditional plan of each new point of a side, (q, c)."""
         known, rows = self.known, cost_rows(self.known, side)
         step = cross.block_size(
             known.distances(side).n if rows.points is None else len(rows.points)

@@ -1,7 +1,5 @@
 """What there is to say of a solve beside its result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
@@ -108,7 +106,7 @@ class Report:
     resolution: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> Report:
+    def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
         """Collect the numbers of a finished solve."""
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise

@@ -14,8 +14,6 @@ References
    2015.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -51,11 +49,10 @@ _EXCHANGED_ROWS = 2048
 
 
 def assign(plan: Plan, capacity: Tensor) -> Tensor:
-    """Choose a target for each source point, none more often than ``capacity`` (m,) allows.
-
-    Of large plans only the largest entries of each row are looked at first; points that these leave
-    without a partner get the best of the targets that are free, a block of points at a time.
-    """
+    """Choose a target for each source point, none more often than ``capacity`` (m,) allows."""
+    # Of large plans only the largest entries of each row are looked at first; points that these
+    # leave without a partner get the best of the targets that are free, a block of points at a
+    # time.
     n, m = plan.shape
     slots = places(capacity)
     if n * len(slots) <= _DENSE_ENTRIES:
@@ -123,10 +120,9 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Assignment(NamedTuple):
-    """The objective of matchings of k rows with l columns, float64, less what all have alike.
+    """The objective of matchings of k rows with l columns, float64, less what all have alike."""
 
-    alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I.
-    """
+    # alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I.
 
     near: Tensor  # (k, k)
     far: Tensor  # (l, l)

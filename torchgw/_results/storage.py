@@ -5,8 +5,6 @@ Factors, potentials, points and graphs go in as they are, O((n + m) R). An (n, m
 largest entries. A class goes into files by its name once it is :func:`stored`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -111,10 +109,7 @@ def write_result(
     dense: bool = False,
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write a result of a :func:`stored` class, and arrays for other readers.
-
-    Processes that share its plan write a file of their own each, and the first one that names them.
-    """
+    """Write a result of a :func:`stored` class, by each process that shares its plan a file."""
     if not isinstance(dense, bool):
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)

@@ -4,8 +4,6 @@ The agreement of a plan is the correlation of the doubly centred distances that 
 takes out how far each point is from the others on average, which any two spaces can be sorted by.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -40,12 +38,10 @@ def agreement(
     backend: BackendName | Backend = "auto",
     made: list[Searched] | None = None,
 ) -> float:
-    """Compute the agreement, at most 1, of the best plan between a few points of equal weights.
-
-    With ``found_by`` that of the plan which is best for these distances of the same points. The
-    distances are on the CPU; plans are searched for on ``device``, beside a backend. The search is
-    added to those that were ``made``.
-    """
+    """Compute the agreement, at most 1, of the best plan between a few points of equal weights."""
+    # With `found_by` that of the plan which is best for these distances of the same points. The
+    # distances are on the CPU; plans are searched for on `device`, beside a backend. The search is
+    # added to those that were `made`.
     sides = found_by or (source, target)
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
     coarse = coarsen(Problem(*sides, Marginals(*weights), 1.0, None, SQUARE), _POINTS)

@@ -3,8 +3,6 @@
 Nothing is read back, and what is launched depends on shapes alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -63,10 +61,8 @@ class Searched(NamedTuple):
 def made_before(
     problem: Problem, epsilon: float, count: int, made: Iterable[Searched], call: Call
 ) -> tuple[Coarsened, Searched] | None:
-    """Find a search from so many starts among those that were ``made``, of distances alone.
-
-    Its tables may be in another unit: which plan is the best does not depend on it.
-    """
+    """Find a search from so many starts among those that were ``made``, of distances alone."""
+    # Its tables may be in another unit: which plan is the best does not depend on it.
     for other in made:
         if other.sizes == (problem.source.n, problem.target.n) and len(other.labels) == count:
             coarse = as_before(problem, (other.problem.source, other.problem.target), call)
@@ -79,10 +75,8 @@ def made_before(
 def way_to_call(
     name: str, device: torch.device, backend: Backend, read: tuple[Any, ...], *more: Hashable
 ) -> Call:
-    """Find how to call functions that read some tensors: by CUDA graphs, where there are any.
-
-    What else the functions depend on is ``more``.
-    """
+    """Find how to call functions that read some tensors: by CUDA graphs, where there are any."""
+    # What else the functions depend on is `more`.
     parts = tensors_of(read)
     size = sum(part.nbytes for part in parts)
     if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
@@ -145,10 +139,8 @@ def _from_costs(
 def _iterate(
     coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, solve: BatchSolver
 ) -> Batch:
-    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32.
-
-    Nothing is read from the device, and all starts take the same number of iterations.
-    """
+    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32."""
+    # Nothing is read from the device, and all starts take the same number of iterations.
     x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
     parts, count = len(x), len(batch.plans)
     x, y = x.flatten(0, 1), y.flatten(0, 1)

@@ -5,8 +5,6 @@ it can be recorded in a CUDA graph; :func:`coarsen` and :func:`choose_points` lo
 :func:`with_loss` puts other losses, and directed costs, in the place of the square loss.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple
@@ -41,14 +39,12 @@ _ROUNDING = 1e-9
 
 
 class CoarseProblem(NamedTuple):
-    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38).
+    """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38)."""
 
-    ``x`` and ``y`` are the doubly centred tables, one of each for the square loss and r for one
-    that has r products (:mod:`torchgw._search.coarse`).
-
-    A plan with the marginals a, b has the value
-    constant + <base, P> - 2 alpha <x P y, P>, and its linearised cost is base - 4 alpha x P y.
-    """
+    # `x` and `y` are the doubly centred tables, one of each for the square loss and r for one that
+    # has r products (`torchgw._search.coarse`).
+    # A plan with the marginals a, b has the value constant + <base, P> - 2 alpha <x P y, P>, and
+    # its linearised cost is base - 4 alpha x P y.
 
     source: SpreadPoints
     target: SpreadPoints
@@ -137,10 +133,8 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
 def as_before(
     problem: Problem, before: tuple[SpreadPoints, SpreadPoints], call: Call = call_directly
 ) -> Coarsened | None:
-    """Make the coarse problem of points that were drawn before, of all points of equal weights.
-
-    ``None`` if weights are not equal, or distances not the same but for a unit.
-    """
+    """Make the coarse problem of points that were drawn before, of all points of equal weights."""
+    # `None` if weights are not equal, or distances not the same but for a unit.
     alpha = torch.full_like(problem.marginals.a[0], problem.alpha)
     readers = map(column_reader, (problem.source, problem.target))
     built = call("as before", _build_again, *readers, *problem.marginals, *before, alpha)
@@ -227,11 +221,9 @@ def centre(side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
-    """Return a coarse problem of the square loss with the loss of ``problem`` in its place.
-
-    With S and A the symmetric and antisymmetric parts of directed costs, and T and B those of the
-    other side, the mean over both ways of the cross term is S P T - A P B: twice the parts.
-    """
+    """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
+    # With S and A the symmetric and antisymmetric parts of directed costs, and T and B those of the
+    # other side, the mean over both ways of the cross term is S P T - A P B: twice the parts.
     if problem.loss.is_square and not problem.directed:
         return coarse
     square = coarse.problem
@@ -278,10 +270,8 @@ def directed_points(
 def _centre(
     loss: Loss, number: int, side: SpreadPoints, *, both: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return centred tables (r, s, s), row means and means of the cross term; mean own term.
-
-    Of the source (0) or the target (1); of ``both`` ways the symmetric parts, then the others.
-    """
+    """Return centred tables (r, s, s), row means and means of the cross term; mean own term."""
+    # Of the source (0) or the target (1); of `both` ways the symmetric parts, then the others.
     weights, table = side.weights, coarse_table(loss, side)
     parts = torch.arange(loss.parts, device=table.device)
     tables = [loss.part(number, table, part) for part in parts]
@@ -308,10 +298,8 @@ def _centre(
 
 
 def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:
-    """Return the distances of coarse points as a loss should see them.
-
-    Each stands for many, so that its distance to itself is not zero where that is extreme.
-    """
+    """Return the distances of coarse points as a loss should see them."""
+    # Each stands for many, so that its distance to itself is not zero where that is extreme.
     if not loss.singular:
         return side.table
     table = side.table

@@ -1,7 +1,5 @@
 """Two graphs of a coarse problem: products with their tables, and starts that only they have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -44,12 +42,10 @@ def density(problem: CoarseProblem) -> float:
 
 
 def least_value(problem: CoarseProblem) -> float:
-    """Bound the values of all plans from below; no bound if a table has negative entries.
-
-    <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
-    Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
-    other.
-    """
+    """Bound the values of all plans from below; no bound if a table has negative entries."""
+    # <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
+    # Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
+    # other.
     sides = [(side.table, side.weights) for side in (problem.source, problem.target)]
     if min(float(table.min()) for table, _ in sides) < 0:
         return -math.inf
@@ -88,18 +84,13 @@ def is_graph(problem: CoarseProblem) -> bool:
 
 
 def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
-    """Minimise |S Q - Q T|^2 over plans (s, t), then turn its convex part off by stages.
-
-    S_ij is A_ij sqrt(a_i a_j), T is B likewise, Q_ij is P_ij / sqrt(a_i b_j): a permutation where
-    P is a matching of equal weights. The first problem is convex, and sees what graphs have in
-    common wherever that is; what is left at the end is the Gromov-Wasserstein objective. Mirror
-    descent, whose step becomes shorter when the objective has risen.
-
-    References
-    ----------
-    M. Zaslavskiy, F. Bach, J.-P. Vert. A path following algorithm for the graph matching problem.
-    IEEE Transactions on Pattern Analysis and Machine Intelligence 2009.
-    """
+    """Minimise |S Q - Q T|^2 over plans (s, t), then turn its convex part off by stages."""
+    # S_ij is A_ij sqrt(a_i a_j), T is B likewise, Q_ij is P_ij / sqrt(a_i b_j): a permutation where
+    # P is a matching of equal weights. The first problem is convex, and sees what graphs have in
+    # common wherever that is; what is left at the end is the Gromov-Wasserstein objective. Mirror
+    # descent, whose step becomes shorter when the objective has risen.
+    # M. Zaslavskiy, F. Bach, J.-P. Vert. A path following algorithm for the graph matching problem.
+    # IEEE Transactions on Pattern Analysis and Machine Intelligence 2009.
     graphs = Graphs(problem)
     weights = Marginals(problem.source.weights.float(), problem.target.weights.float())
     product = torch.outer(*weights)
@@ -143,16 +134,11 @@ def _slopes(graphs: Graphs, weights: Marginals, plan: Tensor) -> _Slopes:
 
 
 def heat_costs(problem: CoarseProblem) -> Tensor:
-    """Return squared differences of signatures of the nodes of two graphs, (s, t), mean one.
-
-    A signature is what heat from a node leaves there and at the nodes that get most of it, in
-    order. Unlike degrees, it differs among the nodes of a regular graph.
-
-    References
-    ----------
-    J. Sun, M. Ovsjanikov, L. Guibas. A concise and provably informative multi-scale signature based
-    on heat diffusion. Computer Graphics Forum 2009.
-    """
+    """Return squared differences of signatures of the nodes of two graphs, (s, t), mean one."""
+    # A signature is what heat from a node leaves there and at the nodes that get most of it, in
+    # order. Unlike degrees, it differs among the nodes of a regular graph.
+    # J. Sun, M. Ovsjanikov, L. Guibas. A concise and provably informative multi-scale signature
+    # based on heat diffusion. Computer Graphics Forum 2009.
     count = min(_LARGEST_ENTRIES, *problem.base.shape)
     x, y = (_signatures(side, count) for side in (problem.source, problem.target))
     costs = torch.cdist(x, y).square()

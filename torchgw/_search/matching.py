@@ -7,8 +7,6 @@ Whether the match keeps all distances is computed from all of them: if so, no pl
 however it was found.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -57,13 +55,12 @@ _MOST_TIED, _MOST_LOST = 2048, 32
 
 
 def match_points(problem: Problem) -> PairPlan | None:
-    """Match points by their distance distributions, if the matches agree with each other.
-
-    Two points are partners if the quantiles of their distances to all others (Memoli's third lower
-    bound) are nearest to each other both ways. Of a noisy copy some are right and the others are
-    anywhere, so the doubly centred distances among partners correlate on both sides; otherwise, or
-    where distances come by costly columns or a linear cost has a say, there is no plan.
-    """
+    """Match points by their distance distributions, if the matches agree with each other."""
+    # Two points are partners if the quantiles of their distances to all others (Memoli's third
+    # lower bound) are nearest to each other both ways. Of a noisy copy some are right and the
+    # others are anywhere, so the doubly centred distances among partners correlate on both sides;
+    # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
+    # plan.
     sides = (problem.source, problem.target)
     largest = max(side.n for side in sides)
     if problem.linear is not None or largest**2 > _MOST_ENTRIES:
@@ -120,12 +117,11 @@ class Isometry(NamedTuple):
 
 
 def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
-    """Match the points of two spaces that are the same but for rounding; ``None`` for others.
-
-    It takes a few sums over all distances, and less where the first differ. The loss is the square
-    one, there is no linear cost, all points have weight, and columns of distances are cheap. If
-    the distances are too many to be stored, they are read only if they may be ``streamed``.
-    """
+    """Match the points of two spaces that are the same but for rounding; ``None`` for others."""
+    # It takes a few sums over all distances, and less where the first differ. The loss is the
+    # square one, there is no linear cost, all points have weight, and columns of distances are
+    # cheap. If the distances are too many to be stored, they are read only if they may be
+    # `streamed`.
     a, b = problem.marginals
     sides = problem.source, problem.target
     plain = problem.linear is None and problem.loss.is_square and not problem.directed
@@ -264,11 +260,9 @@ def _untie(
     around: Tensor,
     lost: Tensor,
 ) -> None:
-    """Match points one after the other by their distances to those that are matched already.
-
-    The partner of each is one of those ``around`` its own place, (t, w), or in the end, of those
-    that are ``lost``, (t,), any that is left. ``partners`` is changed in place.
-    """
+    """Match points one after the other by their distances to those that are matched already."""
+    # The partner of each is one of those `around` its own place, (t, w), or in the end, of those
+    # that are `lost`, (t,), any that is left. `partners` is changed in place.
     sure = torch.ones(len(partners), dtype=torch.bool, device=tied.device)
     sure[tied] = False
     free = torch.ones_like(sure)

@@ -1,7 +1,5 @@
 """Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterable, Sequence
@@ -154,7 +152,7 @@ class Alternative:
         device = self.plan.device if isinstance(self.plan, Tensor) else None
         return _unpickled, (rest | {"plan": entries}, device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Alternative:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Alternative":
         """Copy the whole plan."""
         return replace(self, plan=copy.deepcopy(self.plan, memo))
 
@@ -194,7 +192,7 @@ class _Distinct(NamedTuple):
     labels: list[str]  # what found them
     values: list[float]
 
-    def part(self, start: int | None, stop: int | None) -> _Distinct:
+    def part(self, start: int | None, stop: int | None) -> "_Distinct":
         """Return some of them."""
         some = slice(start, stop)
         return _Distinct(self.judged, self.places[some], self.labels[some], self.values[some])
@@ -212,12 +210,10 @@ def find_optima(
     backend: Backend | None = None,
     made: Sequence[Searched] = (),
 ) -> Search:
-    """Solve the coarse problem from many starts and keep the distinct optima.
-
-    Only ``columns`` of the distances of the whole problem are read, and ``epsilon`` is its target.
-    There are half as many starts as ``count`` where all points are searched. One of the searches
-    that this solve has ``made`` may have been this one.
-    """
+    """Solve the coarse problem from many starts and keep the distinct optima."""
+    # Only `columns` of the distances of the whole problem are read, and `epsilon` is its target.
+    # There are half as many starts as `count` where all points are searched. One of the searches
+    # that this solve has `made` may have been this one.
     backend = backend or EagerBackend()
     call = _way_to_call(problem, count, backend)
     solve = batch_solver(backend)
@@ -260,11 +256,9 @@ def find_optima(
 def search_all_points(
     problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
 ) -> Search:
-    """Follow ``n_init`` chains on all points where a few do not represent them.
-
-    They are compared at the target ``epsilon``, with what few points have found ``first`` where
-    that is of all points.
-    """
+    """Follow ``n_init`` chains on all points where a few do not represent them."""
+    # They are compared at the target `epsilon`, with what few points have found `first` where that
+    # is of all points.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
@@ -371,10 +365,8 @@ def _places_in(every: Tensor, some: Tensor) -> Tensor:
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
-    """Tell whether points have others like them, so that few of them represent all.
-
-    The few are those of a search, if it has drawn some: the first of these are spread out, too.
-    """
+    """Tell whether points have others like them, so that few of them represent all."""
+    # The few are those of a search, if it has drawn some: the first of these are spread out, too.
     drawn: tuple[Tensor | None, Tensor | None] = (None, None)
     if found and found.alternatives:
         drawn = found.alternatives[0].source, found.alternatives[0].target
@@ -389,12 +381,10 @@ def _is_similarity(provider: DistanceProvider) -> bool:
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
-    """Root mean square difference of a point's distances to those of the nearest coarse point.
-
-    Relative to the deviation of distances: about 1 where points have nothing in common. That also
-    holds for adjacency matrices and similarities, which say "near" with large numbers or not at
-    all.
-    """
+    """Root mean square difference of a point's distances to those of the nearest coarse point."""
+    # Relative to the deviation of distances: about 1 where points have nothing in common. That also
+    # holds for adjacency matrices and similarities, which say "near" with large numbers or not at
+    # all.
     if drawn is None or _POINTS < len(drawn) == provider.n:
         drawn = choose_points(provider, weights, _POINTS).indices
     points = drawn[:_POINTS]

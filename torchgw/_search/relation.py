@@ -1,7 +1,5 @@
 """What one match is to another, in words: its mirror image, a turn, or something else."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

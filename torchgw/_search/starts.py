@@ -4,8 +4,6 @@ Each guess is a linear cost on the coarse problem, in units of the Gromov-Wasser
 schedule for epsilon. Guesses of different kinds fail on different problems.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -40,17 +38,12 @@ class Starts(NamedTuple):
 
 
 def make_starts(scale: float, target: float, count: int, iterations: int, rank: int) -> Starts:
-    """Return ``count`` starts, the most useful ones first.
-
-    The product plan annealed from the natural scale; distance distributions (third lower bound
-    [1]_) with and without a ladder of epsilons; eccentricities (first lower bound [1]_); all signs
-    of ``rank`` leading axes; then random rotations of these.
-
-    References
-    ----------
-    .. [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
-       Foundations of Computational Mathematics 2011.
-    """
+    """Return ``count`` starts, the most useful ones first."""
+    # The product plan annealed from the natural scale; distance distributions (third lower bound
+    # [1]) with and without a ladder of epsilons; eccentricities (first lower bound [1]); all
+    # signs of `rank` leading axes; then random rotations of these.
+    # [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
+    # Foundations of Computational Mathematics 2011.
     whole = Annealing(max(target, scale), target)
     guess = Annealing(max(target, GUESS_EPSILON * scale), target)
     labels, rotations = _names_and_rotations(count, rank)
@@ -86,10 +79,8 @@ def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor
 def start_costs(
     problem: CoarseProblem, x_axes: Tensor, y_axes: Tensor, rotations: Tensor, count: int
 ) -> Tensor:
-    """Return the first costs of :func:`make_starts`, (B, s, t) float64.
-
-    The axes are those of :func:`leading_axes`, (s, rank) and (t, rank).
-    """
+    """Return the first costs of :func:`make_starts`, (B, s, t) float64."""
+    # The axes are those of `leading_axes`, (s, rank) and (t, rank).
     source, target = problem.source, problem.target
     distribution = _lower_bound(problem, _distribution(source), _distribution(target))
     eccentricity = _lower_bound(problem, _eccentricity(source), _eccentricity(target))
@@ -124,10 +115,8 @@ def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
 
 
 def _axes(table: Tensor, weights: Tensor) -> Tensor:
-    """Return leading axes of a centred table, (s, rank), scaled so that table ~ +- axes axes'.
-
-    The scale of a pair of axes in x P y is then that of a perfect match of the two.
-    """
+    """Return leading axes of a centred table, (s, rank), scaled so that table ~ +- axes axes'."""
+    # The scale of a pair of axes in x P y is then that of a perfect match of the two.
     root = weights.sqrt()
     matrix = root[:, None] * table * root
     if len(matrix) <= _WHOLE_SPECTRUM:

@@ -6,8 +6,6 @@ points by one half-step. Coarse points are drawn (a first guess), or are the mea
 points, whose potentials are as exact as the cells are small.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -55,7 +53,7 @@ class Cells(NamedTuple):
     share: Tensor  # (blocks, width) float64, of the weight of a block that each point has
 
     @classmethod
-    def of(cls, order: Order, weight: Tensor) -> Cells:
+    def of(cls, order: Order, weight: Tensor) -> "Cells":
         """Weigh the points of each block; where none has weight, all have the same."""
         mass = order.split(weight, 0.0)
         place = torch.arange(mass.numel(), device=mass.device).view(mass.shape)
@@ -78,7 +76,7 @@ class Coarse(NamedTuple):
     source: Part
     target: Part
 
-    def to(self, dtype: torch.dtype) -> Coarse:
+    def to(self, dtype: torch.dtype) -> "Coarse":
         """Return the coarse problem with its distances in another dtype."""
         return self._replace(problem=self.problem.to(dtype))
 
@@ -154,11 +152,9 @@ def extend(
     epsilon: float,
     backend: Backend,
 ) -> Potentials:
-    """Extend the potentials of a coarse problem to all points, by one half-step each way.
-
-    ``whole`` is the cost of all points at the coupling of the coarse problem, and ``fine`` are
-    their weights.
-    """
+    """Extend the potentials of a coarse problem to all points, by one half-step each way."""
+    # `whole` is the cost of all points at the coupling of the coarse problem, and `fine` are their
+    # weights.
     few = coarse.problem.marginals
     near = LinearProblem(take(whole, None, coarse.target), Marginals(fine.a, few.b), epsilon)
     far = LinearProblem(take(whole, coarse.source, None), Marginals(few.a, fine.b), epsilon)

@@ -1,15 +1,12 @@
 """Acceleration of the outer fixed-point iteration: momentum far from its end, Anderson near it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Iterates combined at most: enough for a few slow modes, and the least-squares problem stays tiny.
-# [L8]
+# Iterates combined at most: enough for a few slow modes, in a tiny least-squares problem. [L8]
 _DEPTH = 6
 # Ridge of the least-squares problem, relative to its largest diagonal entry. [L282]
 _RIDGE = 1e-10

@@ -1,7 +1,5 @@
 """How epsilon falls from a start to its target."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sinkhorn on many small problems of one shape at once, by PyTorch operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

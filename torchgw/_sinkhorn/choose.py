@@ -1,7 +1,5 @@
 """Which backends there are, which of them runs, and why the others cannot."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Sinkhorn by half-steps that torch.compile fuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -6,8 +6,6 @@ all of it by PyTorch operations, block by block, as it is defined. A backend ove
 faster; the two must agree up to rounding.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,7 +22,7 @@ class Backend(Protocol):
 
     name: str
 
-    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+    def prepare(self, problem: LinearProblem) -> "PreparedProblem":
         """Prepare a linear problem; what takes time or memory waits until it is needed."""
 
 
@@ -100,11 +98,11 @@ class PreparedProblem:
         self._sweeper: Sweeper | None = None
 
     @property
-    def T(self) -> PreparedProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> "PreparedProblem":  # noqa: N802 - the name of every array library
         """The problem with source and target exchanged."""
         return self.backend.prepare(self.problem.T)
 
-    def rows(self, part: slice) -> PreparedProblem:
+    def rows(self, part: slice) -> "PreparedProblem":
         """Prepare the problem of some source points, whose half-steps and plan are its rows."""
         a, b = self.problem.marginals
         cost = self.problem.cost.rows(part)

@@ -1,7 +1,5 @@
 """Sinkhorn by PyTorch operations as they are, on any device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -23,8 +21,7 @@ from torchgw._sinkhorn.problem import (
 )
 from torchgw._typing import Marginals, Potentials
 
-# A scaling sum is one at a fixed point. Below this a float32 sum has lost digits to underflow.
-# [L284]
+# A scaling sum is one at a fixed point. Below this underflow has cost float32 digits. [L284]
 _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
 # exp(-2 * 20) in the kernel, far from underflow. [L284]
@@ -81,7 +78,7 @@ class _SparseKernel:
         self.entries = entries
 
     @classmethod
-    def of(cls, plan: EntropicPlan) -> _SparseKernel | None:
+    def of(cls, plan: EntropicPlan) -> "_SparseKernel | None":
         """Collect the entries, row by row, as long as they are few."""
         (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
         if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:

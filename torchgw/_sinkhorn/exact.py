@@ -1,7 +1,5 @@
 """Linear transport problems without regularisation, one after another between the same weights."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ sweep (several full iterations) must equal the softmins it replaces, and its ``c
 cannot.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -34,8 +32,7 @@ _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
 # an overestimate still contracts. [L6]
 _SMALLEST_GAP = 1e-6
-# Iterations between two looks at the error of a sweeper of two levels: each leaves about a tenth.
-# [L288]
+# Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
 _TWO_LEVEL_CHECK = 1
 # Share of the error by which a sweep changes one that stays, and multiple of the tolerance above
 # which it is not what is left in the end. [L453]
@@ -46,8 +43,7 @@ _PATIENCE = 100
 # How epsilon rises and falls there: by which factor, in how many iterations each time, and the
 # error at which it falls. [L471]
 _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
-# Iterations that have to be left for that, and the largest epsilon in units of that asked for.
-# [L471]
+# Iterations that have to be left for that; the largest epsilon, over that asked for. [L471]
 _ROOM, _HIGHEST = 300, 1e9
 # Iterations that Newton steps on the entries of a plan take as long as. [L564]
 _SLOW = 200
@@ -153,16 +149,7 @@ def sinkhorn(
 
 
 def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tuple[Potentials, int]:
-    """Let epsilon rise until a problem is solved at once, and fall again; count the iterations.
-
-    Potentials move by some epsilons in an iteration, so points change partners soon where epsilon
-    is large; from there on partners are nearly those of the next problem [1]_.
-
-    References
-    ----------
-    .. [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
-       problems. SIAM Journal on Scientific Computing 2019.
-    """
+    """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
     problem, used = prepared.problem, 0
     factor, falling = _RISE, False
     while factor > 1:

@@ -1,7 +1,5 @@
 """Newton steps where Sinkhorn's iteration is slow and a plan is small or sharp."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,7 @@ _MOST_POINTS = 256
 # Share of the mass of a column that is added to its second derivative: where parts of a plan share
 # nothing, the rest is rounding. [L841]
 _RIDGE = 1e-11
-# Largest change of a potential, in units of epsilon, that quadratic convergence is expected of.
-# [L443]
+# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L443]
 _LARGEST_STEP = 10.0
 # Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
 # density of those, and how many of all they are at most. [L564]
@@ -85,12 +82,10 @@ def may_be_sharp(prepared: PreparedProblem) -> bool:
 def newton_on_entries(
     prepared: PreparedProblem, potentials: Potentials, tol: float
 ) -> Potentials | None:
-    """Take Newton steps on the entries of a plan that matter, until their columns are met.
-
-    Between parts of a sharp plan that exchange little mass potentials have to move by some
-    epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged. Steps
-    are those of :func:`newton_step`; each is doubled as long as the dual value rises.
-    """
+    """Take Newton steps on the entries of a plan that matter, until their columns are met."""
+    # Between parts of a sharp plan that exchange little mass potentials have to move by some
+    # epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged.
+    # Steps are those of `newton_step`; each is doubled as long as the dual value rises.
     problem = prepared.problem
     found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, _MOST_ENTRIES)
     if found is None:

@@ -1,7 +1,5 @@
 """Sinkhorn's iteration for partial transport: marginals are bounds, and the mass is given."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

@@ -5,8 +5,6 @@ would use alone, and all gather the whole. A half-step over the columns is one o
 transposed problem, of which each rank has pieces as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 
@@ -41,22 +39,25 @@ class ShardedProblem(PreparedProblem):
     backend: ShardedBackend
 
     def __init__(
-        self, problem: LinearProblem, backend: ShardedBackend, turned: ShardedProblem | None = None
+        self,
+        problem: LinearProblem,
+        backend: ShardedBackend,
+        turned: "ShardedProblem | None" = None,
     ) -> None:
         super().__init__(problem, backend)
         self._turned = turned
         self._alone: PreparedProblem = turned._alone.T if turned else backend.alone.prepare(problem)
 
     @property
-    def T(self) -> ShardedProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> "ShardedProblem":  # noqa: N802 - the name of every array library
         return self._turned or ShardedProblem(self.problem.T, self.backend, self)
 
     @cached_property
-    def _rows(self) -> _Share:
+    def _rows(self) -> "_Share":
         return _Share(self._alone, self.backend.ranks)
 
     @cached_property
-    def _columns(self) -> _Share:
+    def _columns(self) -> "_Share":
         return self._turned._rows if self._turned else _Share(self._alone.T, self.backend.ranks)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Where a solve begins: what the user passed as ``init``, or what a multi-start has found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -60,11 +58,9 @@ def first_guess(
     match: Isometry | None = None,
     made: Sequence[Searched] = (),
 ) -> tuple[Guess, Search | None]:
-    """Find where to start, on the subsample if there is one, and what a multi-start found.
-
-    A match that keeps all distances, if there is one, is where: no other optimum is better.
-    Searches that were ``made`` before are not made again.
-    """
+    """Find where to start, on the subsample if there is one, and what a multi-start found."""
+    # A match that keeps all distances, if there is one, is where: no other optimum is better.
+    # Searches that were `made` before are not made again.
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -115,11 +111,9 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def _read_init(init: Any, marginals: Marginals) -> Guess:
-    """Read the start that ``init`` asks for.
-
-    A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough: they
-    are taken up at a larger epsilon, which smooths them without forgetting them.
-    """
+    """Read the start that ``init`` asks for."""
+    # A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough:
+    # they are taken up at a larger epsilon, which smooths them without forgetting them.
     device = marginals.a.device
     shape = (len(marginals.a), len(marginals.b))
     if init is None:

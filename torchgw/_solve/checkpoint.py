@@ -1,7 +1,5 @@
 """Where a solve stands, in a file from which another one goes on."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Whether a cost is stored or streamed: modelled times and limits."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -24,8 +22,7 @@ class _Rates(NamedTuple):
 
 
 # The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
-# 2^17 bytes is read once per iteration, and small streamed problems are bound by their launches.
-# [L91]
+# 2^17 bytes is read once per iteration, and launches bound small streamed problems. [L91]
 _RATES = {
     ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
     ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
@@ -57,12 +54,10 @@ def store_cost(
     *,
     tiled: bool = False,
 ) -> bool:
-    """Whether to store the cost of an iteration instead of streaming its factors of some rank.
-
-    "auto" stores where the model says that it is faster, over the dtypes that the outer iterations
-    go through, and where it fits. A rank of zero stands for a cost that is a matrix in any case;
-    with ``tiled`` a streamed cost would have tiles skipped.
-    """
+    """Whether to store the cost of an iteration instead of streaming its factors of some rank."""
+    # "auto" stores where the model says that it is faster, over the dtypes that the outer
+    # iterations go through, and where it fits. A rank of zero stands for a cost that is a matrix in
+    # any case; with `tiled` a streamed cost would have tiles skipped.
     if name != "auto" or rank == 0:
         return name != "streamed"
     if not cost_fits(device, dtypes, shape):

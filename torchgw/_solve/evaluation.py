@@ -1,7 +1,5 @@
 """What a plan is worth: its masses, its value, and whether the status may be believed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,8 +29,7 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-# What rounding and a small marginal error may add to a value, as shares of its two squared terms.
-# [L293]
+# What rounding and marginal error may add to a value, as shares of its two squared terms. [L293]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 # Standard errors of an estimated value within which it proves nothing. [L293]
@@ -70,10 +67,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
 ) -> Evaluation:
-    """Compute the numbers of a plan; NumericalError if they are not finite.
-
-    ``solved`` is the linear problem of the plan, if the loop has ended with it.
-    """
+    """Compute the numbers of a plan; NumericalError if they are not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     if gradient.stores:
         # all of it from one matrix: on a GPU each operation takes as long as this
@@ -112,12 +106,10 @@ def evaluate(
 def _without_rounding(
     setting: Setting, plan: TransportPlan, factors: InFactors
 ) -> tuple[QuadraticValue, float]:
-    """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held.
-
-    Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
-    potentials, which are hundreds of times as large as the value. So all comes from one product,
-    whose rows get their weights; what its columns have too much changes the objective as g says.
-    """
+    """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held."""
+    # Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
+    # potentials, which are hundreds of times as large as the value. So all comes from one product,
+    # whose rows get their weights; what its columns have too much changes the objective as g says.
     problem, cost = setting.problem, plan.cost
     (a, b), (f, g) = plan.weights, (part.double() for part in plan.potentials)
     source, target = problem.source.factors(), problem.target.factors()
@@ -146,10 +138,7 @@ def _without_excess(quadratic: QuadraticValue, excess: float, alpha: float) -> Q
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute plan @ values (m, c) as if its rows had their weights, which rounding takes off.
-
-    The second tensor, (n,) float64, is what rows are multiplied by for that.
-    """
+    """Compute plan @ values as if rows had their weights, and what that multiplies rows by."""
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
     # rows without weight have no mass, and rounding may leave others none
     share = torch.where(sums[:, -1] > 0, plan.weights.a / sums[:, -1], 0.0)
@@ -169,15 +158,13 @@ def evaluate_extended(
     couplings: tuple[Coupling, Coupling],
     error: float,
 ) -> Evaluation:
-    """Compute the numbers of a plan that extends one of cells, without a pass over all pairs.
-
-    ``plans`` are those of all source points and the cells of the target, of the cells of the source
-    and all target points, and of cells alone. What cells blur on either side is added up: the first
-    two less the third. ``masses`` are those of the cells of either side where all points of the
-    other have their weights. ``couplings`` are where their cost is linearised, and what the sum is
-    to the gradient; ``error`` is the marginal error as measured, and all points count with their
-    weights.
-    """
+    """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
+    # `plans` are those of all source points and the cells of the target, of the cells of the source
+    # and all target points, and of cells alone. What cells blur on either side is added up: the
+    # first two less the third. `masses` are those of the cells of either side where all points of
+    # the other have their weights. `couplings` are where their cost is linearised, and what the sum
+    # is to the gradient; `error` is the marginal error as measured, and all points count with their
+    # weights.
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
@@ -256,11 +243,9 @@ def judge(
     *,
     constant: bool,
 ) -> Status:
-    """Choose the status that a plan deserves, given the marginal error it may have.
-
-    A value below zero, or above that of the product plan, is no answer that one would use: the
-    product plan costs nothing to find. Not so where the objective is ``constant`` but for rounding.
-    """
+    """Choose the status that a plan deserves, given the marginal error it may have."""
+    # A value below zero, or above that of the product plan, is no answer that one would use: the
+    # product plan costs nothing to find. Not so where the objective is `constant` but for rounding.
     if not status.converged:
         return status
     if found.marginal_error > promised:
@@ -289,11 +274,9 @@ def judge(
 
 
 def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsilon: float) -> bool:
-    """Whether the spaces are copies of each other, and a plan is worse than the match of these.
-
-    That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger objective
-    is no optimum.
-    """
+    """Whether the spaces are copies of each other, and a plan is worse than the match of these."""
+    # That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger
+    # objective is no optimum.
     product = gradient.product
     if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
@@ -306,11 +289,9 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 def _entropy_and_linear(
     plan: TransportPlan, linear_cost: Cost | None, masses: Marginals, matrix: Tensor | None = None
 ) -> tuple[float, float]:
-    """Compute KL(P | a x b) and <M, P>.
-
-    P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
-    block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
-    """
+    """Compute KL(P | a x b) and <M, P>."""
+    # P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
+    # block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
         return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
     a, b = plan.weights
@@ -355,11 +336,9 @@ def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
 def falls_further(
     setting: Setting, plan: TransportPlan, found: Evaluation, coupling: Coupling, mass: float
 ) -> bool:
-    """Whether an exact iteration lowers the objective by more than STATIONARY says.
-
-    ``found`` are the numbers of the plan, ``coupling`` is where the sampled cost was taken, and
-    ``mass`` is that of a partial plan. Not where an exact cost takes long.
-    """
+    """Whether an exact iteration lowers the objective by more than STATIONARY says."""
+    # `found` are the numbers of the plan, `coupling` is where the sampled cost was taken, and
+    # `mass` is that of a partial plan. Not where an exact cost takes long.
     problem = setting.problem
     n, m = plan.shape
     affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS

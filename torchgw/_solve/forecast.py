@@ -1,7 +1,5 @@
 """What a solve will take, said before it begins."""
 
-from __future__ import annotations
-
 import logging
 
 from torchgw._errors import PerformanceWarning, warn_user

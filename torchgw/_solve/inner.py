@@ -1,7 +1,5 @@
 """One linear problem of the outer loop: its budget, its tolerance, its start."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -19,8 +17,7 @@ from torchgw._typing import Potentials
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2
-# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
-# [L129]
+# Column error that an inner solve aims at, over the change of the plan that ends the loop. [L129]
 _INNER_SHARE = 0.1
 # The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
 _PATIENT_SHARE = 0.01
@@ -61,20 +58,15 @@ def solve_linear(
 
 
 def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
-    """Whether a linear problem is solved more slowly than the plan settles.
-
-    Its column error is then what plans still change by. One that has risen is rounding, which more
-    iterations do not take away.
-    """
+    """Whether a linear problem is solved more slowly than the plan settles."""
+    # Its column error is then what plans still change by. One that has risen is rounding, which
+    # more iterations do not take away.
     slow = _FALLING * before < inner.error < before
     return slow and not inner.converged and inner.error > _INNER_SHARE * change
 
 
 def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, longer: bool) -> int:
-    """Choose how many Sinkhorn iterations the next linear problem may take.
-
-    ``longer`` says that marginals have not been met for long, or that they are behind the plan.
-    """
+    """Choose how many Sinkhorn iterations the next linear problem may take."""
     # once the plan has settled, only more of them can improve its marginals
     if settled:
         return setting.options.inner_max_iter
@@ -84,11 +76,9 @@ def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, l
 
 
 def loop_tolerance(setting: Setting, change: float) -> float:
-    """Choose the column error to reach at the target epsilon, given the last change of the plan.
-
-    The error of a proximal step is averaged out over the steps that follow, so it need not be much
-    smaller than they are.
-    """
+    """Choose the column error to reach at the target epsilon, given the last change of the plan."""
+    # The error of a proximal step is averaged out over the steps that follow, so it need not be
+    # much smaller than they are.
     tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
     if setting.anneal.proximal and setting.gradient.exact:
         return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
@@ -100,11 +90,7 @@ def loop_tolerance(setting: Setting, change: float) -> float:
 def look_ahead(
     anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
-    """Choose where the next Sinkhorn solve begins: where this one ended, or one step further.
-
-    In the long run a proximal step adds the same potentials every time, so f / epsilon grows
-    linearly.
-    """
+    """Choose where the next solve begins: here, or by linear growth a proximal step further."""
     if previous is None or anneal.share(step - 1) == 1:
         return potentials
     before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))

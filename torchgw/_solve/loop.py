@@ -1,7 +1,5 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
-from __future__ import annotations
-
 import math
 
 from torchgw._plans.transport import TransportPlan
@@ -43,13 +41,11 @@ _STUCK, _STUCK_SHARE = 10, 0.99
 
 
 def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
-    """Run outer iterations, at most so many, until the coupling settles or the budget is spent.
-
-    One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
-    potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
-    status that comes back is that of this run, whatever the stage before it reached; only a solve
-    that was stopped stays so.
-    """
+    """Run outer iterations, at most so many, until the coupling settles or the budget is spent."""
+    # One iteration is: linearise at the coupling (equation 2), solve the linear problem from warm
+    # potentials, take the coupling of its plan, or average it in (proximal steps, equation 11). The
+    # status that comes back is that of this run, whatever the stage before it reached; only a solve
+    # that was stopped stays so.
     if state.status is Status.STOPPED:
         return state
     state = state._replace(status=Status.OUTER_LIMIT, solved=None)
@@ -157,10 +153,7 @@ def _look(
 
 
 def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:
-    """Whether solving one more linear problem would not change what a loop has converged to.
-
-    Stored costs are left alone: what a plan keeps is factors. Proximal ones are those of a mean.
-    """
+    """Whether one more linear problem would not change what a loop has converged to."""
     strict = setting.gradient.exact and setting.rule is None and not setting.anneal.proximal
     problem = prepared.problem
     if not strict or not isinstance(problem.cost, FactoredCost):

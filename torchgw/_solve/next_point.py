@@ -1,7 +1,5 @@
 """Where an outer iteration linearises next."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -14,12 +12,11 @@ from torchgw._typing import Marginals
 
 
 class NextPoint:
-    """Choose the next point, after one and the plan that it led to.
+    """Choose the next point, after one and the plan that it led to."""
 
-    That is the coupling of the plan, a mean with those before (proximal steps, equation 11; steps
-    that turn back), or one further on in the same direction: by Anderson's method near a fixed
-    point, by Nesterov's where dense iteration is slow (equation 18).
-    """
+    # That is the coupling of the plan, a mean with those before (proximal steps, equation 11; steps
+    # that turn back), or one further on in the same direction: by Anderson's method near a fixed
+    # point, by Nesterov's where dense iteration is slow (equation 18).
 
     def __init__(
         self,
@@ -43,10 +40,8 @@ class NextPoint:
         *,
         met: bool,
     ) -> Coupling:
-        """Choose the next point, after ``latest`` and the coupling ``previous`` before it.
-
-        ``met`` says whether the plan has its marginals; other plans are not followed further.
-        """
+        """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
+        # `met` says whether the plan has its marginals; other plans are not followed further.
         gradient, share = self._gradient, self._anneal.share(annealed)
         at_target = self._anneal(annealed) <= self._anneal.target
         if share == 1 and gradient.shortens:
@@ -89,29 +84,24 @@ _LARGEST_MOMENTUM = 0.9
 # Share of the last change from which on plain steps are slow enough for it. [L176]
 _SLOW = 0.5
 # Multiple of the least change at which it has led away from where plain steps go. No more than two:
-# changes of plans that are far apart, as on adjacency matrices, lie between one half and two.
-# [L143]
+# changes of plans that are far apart, as of adjacency matrices, lie between 1/2 and 2. [L143]
 _ASTRAY = 1.5
 
 
 class Nesterov:
-    """Choose where to linearise next: at a plan and some of the way that led to it.
+    """Choose where to linearise next: at a plan and some of the way that led to it."""
 
-    The objective of plain iteration falls by little steps in a direction that hardly turns. After
-    k steps in it the next point is P + min(0.9, (k - 1) / (k + 2)) (P - P_before) [1]_; where the
-    last step leads back to the point before, k begins again [2]_. Nothing is read from the device.
-
-    Columns of P that miss their weights are put right, by a multiple of the row weights: on plans
-    with given marginals the quadratic form of most distances is concave, and iteration goes down,
-    but not across them. A step out of them would come back as a larger one.
-
-    References
-    ----------
-    .. [1] Y. Nesterov. A method for solving the convex programming problem with convergence rate
-       O(1/k^2). Soviet Mathematics Doklady 1983.
-    .. [2] B. O'Donoghue, E. Candes. Adaptive restart for accelerated gradient schemes. Foundations
-       of Computational Mathematics 2015.
-    """
+    # The objective of plain iteration falls by little steps in a direction that hardly turns. After
+    # k steps in it the next point is P + min(0.9, (k - 1) / (k + 2)) (P - P_before) [1]; where the
+    # last step leads back to the point before, k begins again [2]. Nothing is read from the
+    # device.
+    # Columns of P that miss their weights are put right, by a multiple of the row weights: on plans
+    # with given marginals the quadratic form of most distances is concave, and iteration goes down,
+    # but not across them. A step out of them would come back as a larger one.
+    # [1] Y. Nesterov. A method for solving the convex programming problem with convergence rate
+    # O(1/k^2). Soviet Mathematics Doklady 1983.
+    # [2] B. O'Donoghue, E. Candes. Adaptive restart for accelerated gradient schemes. Foundations
+    # of Computational Mathematics 2015.
 
     def __init__(self, marginals: Marginals, *, wanted: bool) -> None:
         self._marginals, self._wanted = marginals, wanted
@@ -120,12 +110,10 @@ class Nesterov:
         self._steps: Tensor | None = None
 
     def wanted(self, change: float) -> bool:
-        """Whether the next step should go further, given the change by one at the target.
-
-        ``wanted`` at first means at once; otherwise only once plain steps are slow. Where the steps
-        grow, as between plans that are far apart, momentum goes round them for ever while plain
-        iteration would settle: from then on there is none.
-        """
+        """Whether the next step should go further, given the change by one at the target."""
+        # `wanted` at first means at once; otherwise only once plain steps are slow. Where the steps
+        # grow, as between plans that are far apart, momentum goes round them for ever while plain
+        # iteration would settle: from then on there is none.
         self._wanted = self._wanted or change > _SLOW * self._change
         self._least = min(self._least, change)
         self._astray = self._astray or change > _ASTRAY * self._least

@@ -1,7 +1,5 @@
 """Every option of a solve, checked once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Real
@@ -171,7 +169,7 @@ class Options:
                     "of them out."
                 )
 
-    def check_resolution(self, *, given: bool, differentiable: bool, checkpoint: bool) -> Options:
+    def check_resolution(self, *, given: bool, differentiable: bool, checkpoint: bool) -> "Options":
         """Refuse cells where all points are needed; where cells are "auto", take all points."""
         why = {
             "`init` says where to start": given,

@@ -1,7 +1,5 @@
 """A whole solve: choose how, run the loop, settle the marginals, evaluate the plan."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -56,11 +54,9 @@ from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
-# Points per side of a subsample: as many as give the coupling to a few percent within a second.
-# [L11]
+# Points per side of a subsample: these give the coupling to a few percent in a second. [L11]
 _COARSE_POINTS = 1_500
-# Size of a sampled cost over its standard error below which anchors are added, up to so many.
-# [L114]
+# Size of a sampled cost over its standard error that anchors are added for; how many. [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
 # How many times the anchors of the iterations the last cost has, and how many at most. [L124]
@@ -125,11 +121,9 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
-    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass.
-
-    The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
-    mass gives the next mass, and these are extrapolated until they agree.
-    """
+    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass."""
+    # The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
+    # mass gives the next mass, and these are extrapolated until they agree.
     problem, options = asked.problem, asked.options
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
@@ -281,10 +275,8 @@ def may_be_copies(problem: Problem, init: Any, options: Options) -> bool:
 
 
 def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder) -> Outcome:
-    """End with a match that keeps all distances, which is the best without entropy, as the plan.
-
-    Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
-    """
+    """End with a match that keeps all distances, which is the best without entropy, as the plan."""
+    # Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
     (a, b), n = problem.marginals, problem.source.n
     means, squares = (torch.stack(part) for part in zip(*(s.T for s in match.moments), strict=True))
     weights = torch.stack([a, b])

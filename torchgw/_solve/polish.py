@@ -1,7 +1,5 @@
 """Conditional gradient steps without regularisation: from a plan to a vertex near it."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Callable
@@ -44,23 +42,17 @@ class Polished(NamedTuple):
 def polish(
     gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator
 ) -> tuple[TransportPlan, Polished]:
-    """Run fully corrective conditional gradient (Frank-Wolfe) steps [1]_ [2]_.
-
-    Each step solves the linearised problem without entropy, at a vertex V of the polytope of plans,
-    and goes to a minimum over all means of the plan at the start and of the vertices so far. Steps
-    to V alone would turn to and fro for ever where the minimum lies between a few vertices. Plans
-    of relaxed marginals go to the least value between the plan and V.
-
-    The gradient is exact, and plans of relaxed marginals are normalised here. Both marginals of the
-    plan that comes back are exact up to rounding.
-
-    References
-    ----------
-    .. [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
-       Quarterly 1956.
-    .. [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
-       Mathematical Programming 1977.
-    """
+    """Run fully corrective conditional gradient (Frank-Wolfe) steps [1] [2]."""
+    # Each step solves the linearised problem without entropy, at a vertex V of the polytope of
+    # plans, and goes to a minimum over all means of the plan at the start and of the vertices so
+    # far. Steps to V alone would turn to and fro for ever where the minimum lies between a few
+    # vertices. Plans of relaxed marginals go to the least value between the plan and V.
+    # The gradient is exact, and plans of relaxed marginals are normalised here. Both marginals of
+    # the plan that comes back are exact up to rounding.
+    # [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
+    # Quarterly 1956.
+    # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
+    # Mathematical Programming 1977.
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
@@ -145,10 +137,7 @@ class _Mean:
         self._parts.append(part)
 
     def descend(self, tol: float) -> None:
-        """Move weight from the part of the largest derivative to that of the least, repeatedly.
-
-        Parts that are left without weight go.
-        """
+        """Move weight from the part of largest derivative to that of the least; drop empty ones."""
         bends, weights = self._bends, self._weights
         slopes = bends @ weights + self._linear
         for _ in range(_CORRECTIONS):

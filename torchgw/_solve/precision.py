@@ -1,7 +1,5 @@
 """Dtypes of the outer loop and of the settling."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -12,14 +10,12 @@ from torchgw._solve.options import Precision
 # the change of the plan that it may then have in float32. [L350] [L478]
 RESOLVED = 2e-4
 
-# Entries up to which a mixed-precision solve goes on in float64 from where float32 has settled.
-# [L296]
+# Entries up to which a mixed solve goes on in float64 from where float32 has settled. [L296]
 _AGAIN_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Entries up to which float64 throughout costs less than a separate float64 settling: on a GPU
 # launches take the time there, not arithmetic. [L89]
 _FLOAT64_ENTRIES = {"cpu": 100_000, "cuda": 2_000_000}
-# Entries up to which marginals are settled in float64 after a float32 solve, whatever its rounding.
-# [L296]
+# Entries up to which a float32 solve settles marginals in float64, whatever its rounding. [L296]
 _SETTLE_ENTRIES = {"cpu": 100_000_000, "cuda": 1_000_000_000}
 
 
@@ -44,11 +40,9 @@ def settles_precisely(device: torch.device, entries: int) -> bool:
 def choose_precision(
     name: Precision, device: torch.device, entries: int, *, unresolved: bool
 ) -> tuple[Precision, Dtypes]:
-    """Return the precision and its dtypes; "auto" is float64 for small problems.
-
-    ``unresolved`` says that float32 would leave a plan that is not ``RESOLVED``, and that its last
-    linear problem can be solved in float64: it takes a few of all iterations.
-    """
+    """Return the precision and its dtypes; "auto" is float64 for small problems."""
+    # `unresolved` says that float32 would leave a plan that is not `RESOLVED`, and that its last
+    # linear problem can be solved in float64: it takes a few of all iterations.
     if name == "auto":
         name = "float64" if entries <= _FLOAT64_ENTRIES.get(device.type, 0) else "mixed"
     if name == "float64":

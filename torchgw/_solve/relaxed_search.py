@@ -4,8 +4,6 @@ Optima of strict marginals are starts here, no more: which of them is best depen
 the marginals makes of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -51,14 +49,11 @@ class _Found(NamedTuple):
 def search_relaxed(
     problem: Problem, strategy: Strategy, generator: torch.Generator
 ) -> tuple[Guess, Search]:
-    """Find the best start of a relaxed problem, and the optima that were found.
-
-    The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
-    optima of strict marginals.
-
-    All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
-    generator, as the gradients here are exact.
-    """
+    """Find the best start of a relaxed problem, and the optima that were found."""
+    # The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
+    # optima of strict marginals.
+    # All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
+    # generator, as the gradients here are exact.
     # iterations of a loss that is no product take too long for many starts
     represented = None if problem.loss.cross is None else represent(problem)
     if represented is None:
@@ -80,20 +75,10 @@ def search_relaxed(
     )
     epsilon = max(strategy.epsilon, _LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
-        strategy.options,
-        epsilon=epsilon,
-        gradient="dense",
-        n_anchors=None,
-        max_iter=_OUTER,
-        tol=_TOLERANCE,
-        inner_max_iter=_INNER,
-        inner_tol=_TOLERANCE,
-        backend="auto",
-        precision="float64",
-        storage="stored",
-        polish=False,
-        skip_tiles=False,
-    )
+        strategy.options, epsilon=epsilon, gradient="dense", n_anchors=None, max_iter=_OUTER,
+        tol=_TOLERANCE, inner_max_iter=_INNER, inner_tol=_TOLERANCE, backend="auto",
+        precision="float64", storage="stored", polish=False, skip_tiles=False,
+    )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
     cpu, device = torch.device("cpu"), problem.source.device

@@ -10,8 +10,6 @@ Plans are extended in float64. What cells have too much changes the value as the
 which are hundreds of times as large as it: in float32 the third digit would be wrong.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

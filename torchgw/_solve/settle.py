@@ -1,7 +1,5 @@
 """The last linear problem of a solve, solved to the full tolerance."""
 
-from __future__ import annotations
-
 from time import perf_counter
 
 import torch
@@ -37,11 +35,9 @@ _INNER_FAILED = {
 def settle(
     setting: Setting, state: LoopState, dtype: torch.dtype
 ) -> tuple[TransportPlan, LoopState]:
-    """Solve the last linear problem to the full tolerance; return its plan and the final state.
-
-    This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
-    problem that is solved as well, its plan is the result.
-    """
+    """Solve the last linear problem to the full tolerance; return its plan and the final state."""
+    # This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
+    # problem that is solved as well, its plan is the result.
     clock = perf_counter()
     options, epsilon = setting.options, setting.anneal.final(state.annealed)
     if state.solved is not None and state.solved.plan.dtype == dtype:
@@ -76,11 +72,9 @@ def settle(
 
 
 def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState | None:
-    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle.
-
-    Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
-    grow by a factor in each iteration. ``None`` if they do not.
-    """
+    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle."""
+    # Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
+    # grow by a factor in each iteration. `None` if they do not.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
@@ -94,10 +88,7 @@ def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:
-    """Give points of zero weight, which sweeps leave where they are, the potentials of a half-step.
-
-    Their conditional plans are then defined, so that they can be mapped like any other point.
-    """
+    """Give points of zero weight the potentials of a half-step, so that they can be mapped."""
     a, b = prepared.problem.marginals
     if bool((a > 0).all()) and bool((b > 0).all()):
         return potentials

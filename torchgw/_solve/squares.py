@@ -5,8 +5,6 @@ the slope of a penalty by entropy with other weights a: each solve gives the wei
 until its masses stay (docs/algorithm.md, equation 45).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What the outer loop is given, what flows through it, and what it leaves behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +32,7 @@ class Recorder:
     settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
     ranks: Ranks | None = None  # who go on or stop together
     # keeps a state in a file, once the loop over all points has begun
-    checkpoint: Callable[[LoopState], None] | None = None
+    checkpoint: "Callable[[LoopState], None] | None" = None
 
     def add(self, entry: Iteration) -> bool:
         """Record an iteration; return whether the callback asks to stop, on any of the ranks."""

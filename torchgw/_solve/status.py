@@ -1,7 +1,5 @@
 """How a solve ended, with advice."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

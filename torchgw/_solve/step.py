@@ -5,8 +5,6 @@ looks at its error to stop. What comes before and after it looks at nothing, and
 consists of some 40 launches, each of which takes longer to make than to run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,10 +58,7 @@ class Step:
     def update(
         self, prepared: PreparedProblem, potentials: Potentials, point: Coupling, previous: Coupling
     ) -> Updated:
-        """Take the coupling of the plan of the cost at ``point``; ``previous`` is the one before.
-
-        A sampled gradient keeps some anchors of the coupling before.
-        """
+        """Take the coupling of the plan of the cost at ``point``, after that of ``previous``."""
         plan = TransportPlan.of(prepared, potentials)
         return self._read_off(plan.cost, plan, potentials, point, previous)
 
@@ -118,14 +113,12 @@ class _Ends:
 
 
 class CapturedStep:
-    """A step as two graphs, recorded in the second iteration and replayed from then on.
+    """A step as two graphs, recorded in the second iteration and replayed from then on."""
 
-    Where the gradient has few tables, the graphs work on tables of their own, into which a solve
-    copies its gradient's, and are kept from solve to solve.
-
-    The step is on a CUDA device and reads nothing back. Without ``replay`` the same calls are made
-    without graphs, which must not change a bit.
-    """
+    # Where the gradient has few tables, the graphs work on tables of their own, into which a solve
+    # copies its gradient's, and are kept from solve to solve.
+    # The step is on a CUDA device and reads nothing back. Without `replay` the same calls are made
+    # without graphs, which must not change a bit.
 
     overwrites = True
 

@@ -3,8 +3,6 @@
 Proximal steps by what few numbers of a plan do not show.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,18 +25,16 @@ _PRODUCTS = 8
 # Share of the squares that cancel in a value below which its decrease is judged by them: the value
 # of a copy falls to zero by as large a share of itself in each step. [L640]
 _LEAST_SHARE = 0.01
-# Steps after which it is looked whether a value has come to zero: a look costs as much as a step.
-# [L642]
+# Steps between looks at whether a value has come to zero: a look costs as much as a step. [L642]
 _EVERY = 10
 
 
 @dataclass
 class MovingAverage:
-    """Early stopping: an exponential moving average that has stopped improving.
+    """Early stopping: an exponential moving average that has stopped improving."""
 
-    A decrease within the noise of the average is none: it would come by chance, again and again.
-    The noise is estimated from how successive values differ, which a steady fall hardly changes.
-    """
+    # A decrease within the noise of the average is none: it would come by chance, again and again.
+    # The noise is estimated from how successive values differ, which a steady fall hardly changes.
 
     weight: float  # of the newest value; 0 switches the stopping off
     improvement: float  # relative decrease of the average that counts as progress
@@ -81,15 +77,13 @@ class Verdict(NamedTuple):
 
 
 class Descent:
-    """Early stopping of an exact solve: an objective that no longer falls, at one epsilon.
+    """Early stopping of an exact solve: an objective that no longer falls, at one epsilon."""
 
-    The objective of a plan P is known one iteration later, from the cost at the point X next to P
-    where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
-    second order in P - X, and its entropy follows from the dual value.
-
-    ``tol`` is the mean relative decrease per iteration that counts as falling, 0 for no stopping;
-    ``constant`` is what the dual value has and the objective has not.
-    """
+    # The objective of a plan P is known one iteration later, from the cost at the point X next to P
+    # where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
+    # second order in P - X, and its entropy follows from the dual value.
+    # `tol` is the mean relative decrease per iteration that counts as falling, 0 for no stopping;
+    # `constant` is what the dual value has and the objective has not.
 
     def __init__(self, tol: float, constant: float) -> None:
         self._tol, self._constant = tol, constant
@@ -99,12 +93,10 @@ class Descent:
         self.values: list[float] = []
 
     def update(self, verdict: Verdict, *, met: bool = True) -> bool:
-        """Take what an iteration tells; return whether to stop.
-
-        A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
-        whose marginals are not ``met``: their objective may be anything. Where plans go to and fro
-        between two, it ends at the lower one.
-        """
+        """Take what an iteration tells; return whether to stop."""
+        # A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
+        # whose marginals are not `met`: their objective may be anything. Where plans go to and fro
+        # between two, it ends at the lower one.
         if not met:
             self._last, self._risen = None, False
             self.values.clear()
@@ -130,15 +122,13 @@ class Descent:
 
 
 class Drift:
-    """How proximal steps end once their coupling, of few numbers, has settled.
+    """How proximal steps end once their coupling, of few numbers, has settled."""
 
-    The plan may go on: a coupling does not see which of two equal points has what, nor a linear
-    cost, and a step that changes it by little changes the plan by the root of that. Products with
-    random vectors see all of a plan: the mean of their squares is that of its entries.
-
-    ``tol`` is the relative decrease of the value in a step that counts as falling, 0 for no
-    stopping by it; ``squares`` are what cancels in a value.
-    """
+    # The plan may go on: a coupling does not see which of two equal points has what, nor a linear
+    # cost, and a step that changes it by little changes the plan by the root of that. Products with
+    # random vectors see all of a plan: the mean of their squares is that of its entries.
+    # `tol` is the relative decrease of the value in a step that counts as falling, 0 for no
+    # stopping by it; `squares` are what cancels in a value.
 
     def __init__(self, tol: float, squares: float) -> None:
         self._tol, self._least = tol, _LEAST_SHARE * squares

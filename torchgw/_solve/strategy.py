@@ -1,7 +1,5 @@
 """How a problem is solved: everything that is chosen before the first iteration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,8 +37,7 @@ _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Times the spread of the cost, or one, that epsilon may be: products with it are in the range of
 # float32. [L641]
 _LARGEST_EPSILON = 1e30
-# Entries from which on the products of a dense gradient in float32 are made of half-precision ones.
-# [L298]
+# Entries from which products of a dense float32 gradient are made of half-precision ones. [L298]
 _HALF_ENTRIES = 2_000_000
 # Entries (n * m) above which a factored solve begins on a subsample. [L298]
 COARSE_ENTRIES = 9_000_000
@@ -150,19 +147,11 @@ class Strategy:
         else:
             base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
         return Setting(
-            gradient=base if rule is None else RelaxedGradient(base, problem),
-            problem=problem,
-            anneal=anneal,
-            options=options,
-            backend=self.backend(dtype, self.tiling),
-            generator=generator,
-            recorder=recorder,
-            store=self.store,
-            tol=tol,
-            scale=self.scale,
-            dtype=dtype,
-            rule=rule,
-        )
+            gradient=base if rule is None else RelaxedGradient(base, problem), problem=problem,
+            anneal=anneal, options=options, backend=self.backend(dtype, self.tiling),
+            generator=generator, recorder=recorder, store=self.store, tol=tol, scale=self.scale,
+            dtype=dtype, rule=rule,
+        )  # fmt: skip
 
 
 def choose_strategy(problem: Problem, options: Options) -> Strategy:
@@ -288,11 +277,7 @@ def choose_tiling(
     *,
     storable: bool,
 ) -> Tiling | None:
-    """Make the tiling of a solve that skips tiles, if it was ``asked`` for or can be.
-
-    ``reason`` says why tiles cannot be skipped; ``storable``, whether the cost may be stored where
-    skipping them comes to nothing. What was asked for and cannot be done is refused.
-    """
+    """Make the tiling of a solve, or refuse one ``asked`` for with the ``reason`` against it."""
     _refuse_tiles(asked, reason)
     if asked is False or reason is not None:
         return None

@@ -7,8 +7,6 @@ input, finds neighbours and imports what it needs. Where a launch needs a kernel
 compiled, it waits for that one; one that no thread has begun is compiled by the launch itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -97,10 +95,8 @@ class _Launch(NamedTuple):
 
 
 def _load(kernel: str, compiled: Any) -> None:
-    """Load a kernel on the current device, with what launches it.
-
-    That is compiled when it is first looked up, and is the same for all types of a kernel.
-    """
+    """Load a kernel on the current device, with what launches it."""
+    # That is compiled when it is first looked up, and is the same for all types of a kernel.
     with _launchers[kernel]:
         compiled.run  # noqa: B018
 
@@ -233,10 +229,8 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
 
 @cache
 def _begin() -> None:
-    """Do what Triton does before the first kernel: each of its threads would do it by itself.
-
-    It hashes its own files, a third of a second, and builds what loads kernels.
-    """
+    """Do what Triton does before the first kernel: each of its threads would do it by itself."""
+    # It hashes its own files, a third of a second, and builds what loads kernels.
     runtime, files = import_module("triton.runtime"), import_module("triton.runtime.cache")
     hashing = threading.Thread(target=_hash, args=(files,), name="torchgw-hash")
     hashing.start()
@@ -247,10 +241,8 @@ def _begin() -> None:
 
 
 def _hash(files: Any) -> None:
-    """Hash Triton's own files, or read what it came to when they were last seen as they are now.
-
-    The hash is kept where Triton keeps kernels, under the sizes and times of those files.
-    """
+    """Hash Triton's own files, or read what it came to when they were last seen as they are now."""
+    # The hash is kept where Triton keeps kernels, under the sizes and times of those files.
     if not hasattr(files, "triton_key"):
         return
     root = Path(files.__file__).parents[1]

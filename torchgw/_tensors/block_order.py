@@ -1,7 +1,5 @@
 """Points ordered into compact blocks, by halving them again and again."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -20,7 +18,7 @@ class Order(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, point: Tensor, width: int) -> Order:
+    def of(cls, point: Tensor, width: int) -> "Order":
         """Make blocks of points in some order."""
         place = torch.empty_like(point)
         place[point] = torch.arange(len(point), device=point.device)
@@ -32,10 +30,7 @@ class Order(NamedTuple):
         return math.ceil(len(self.point) / self.width)
 
     def split(self, values: Tensor, fill: float | None = None) -> Tensor:
-        """Arrange values (n, ...) in blocks, (blocks, width, ...), the end of the last one filled.
-
-        Without ``fill`` the last point is repeated, which changes no box.
-        """
+        """Arrange values (n, ...) in blocks, filled up by ``fill`` or by the last point."""
         ordered = values[self.point]
         missing = self.blocks * self.width - len(ordered)
         if missing:

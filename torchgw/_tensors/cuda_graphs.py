@@ -5,8 +5,6 @@ run it. A graph keeps the launches, the addresses that they read and write, and,
 the generator, the place in its random numbers: a replay draws what a call would have drawn.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict
@@ -50,7 +48,7 @@ class GraphMemory(NamedTuple):
     kept: OrderedDict[Hashable, dict[str, Any]]  # by kind of problem, the latest last
 
     @classmethod
-    def on(cls, device: torch.device) -> GraphMemory:
+    def on(cls, device: torch.device) -> "GraphMemory":
         """Make memory of its own."""
         stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)

@@ -1,7 +1,5 @@
 """Draws by weight; sums by index, of the same bits in every run, and over many points."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,10 +24,7 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (..., count), with repetition, in proportion to weights (..., c).
-
-    Every row of weights has a positive sum, and the generator is on their device.
-    """
+    """Draw categories (..., count) in proportion to weights (..., c) of positive sum."""
     if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
     shape = (*weights.shape[:-1], count)
@@ -38,20 +33,15 @@ def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -
 
 
 def systematic_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (count,), at equal steps of the cumulative weight (c,) from a random place.
-
-    One is drawn weight * count times, rounded up or down: equal weights give distinct ones.
-    """
+    """Draw (count,) at equal steps of the cumulative weight (c,), the first at random."""
     offset = torch.rand((), dtype=weights.dtype, device=weights.device, generator=generator)
     steps = torch.arange(count, device=weights.device, dtype=weights.dtype) + offset
     return categories_at(weights, steps / count)
 
 
 def categories_at(weights: Tensor, places: Tensor) -> Tensor:
-    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c).
-
-    Categories exist whatever the weights: on a GPU an index beyond them would end the process.
-    """
+    """Find the categories at places (..., s) in [0, 1) of the cumulative weight (..., c)."""
+    # Categories exist whatever the weights: on a GPU an index beyond them would end the process.
     cumulative = weights.double().cumsum(-1)
     total = cumulative[..., -1:]
     # rounding must not reach the total, beyond which there is nothing
@@ -72,11 +62,9 @@ def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 def inner_products(first: Tensor, second: Tensor) -> Tensor:
-    """Compute first.T @ second of tables (n, r) and (n, c), summed in float64, in their dtype.
-
-    A Gromov-Wasserstein value is a small difference of two such sums: of a million points in
-    float32 it would be wrong in the third digit.
-    """
+    """Compute first.T @ second of tables (n, r) and (n, c), summed in float64, in their dtype."""
+    # A Gromov-Wasserstein value is a small difference of two such sums: of a million points in
+    # float32 it would be wrong in the third digit.
     if first.dtype == torch.float64 and second.dtype == torch.float64:
         return first.T @ second
     total = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64, device=first.device)

@@ -1,7 +1,5 @@
 """The one place where a Triton kernel is launched."""
 
-from __future__ import annotations
-
 import logging
 from time import perf_counter
 from typing import Any

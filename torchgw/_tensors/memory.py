@@ -1,7 +1,5 @@
 """Free memory of a device, and a check of what fits into it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ reads its input and waits for its own kernels. Decompositions are not among them
 two threads that begin with those at once.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ depend on how many ranks there are, and a piece is computed by one rank, alone: 
 same bits for any number of them. Nothing is ever added up over ranks.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -62,10 +60,7 @@ def check_distributed(value: object, **options: object) -> None:
 
 
 def share_inputs(distributed: Distributed, **inputs: Any) -> list[Any]:
-    """Give every rank the whole of each input: DTensors, and what the first rank alone has.
-
-    All ranks call it, if ``distributed`` is not False. ``None`` stands for what a rank has not.
-    """
+    """Give every rank the whole of each input that is a DTensor or that rank 0 alone has."""
     known = {name: _whole(value) for name, value in inputs.items()}
     if distributed is False or not (dist.is_available() and dist.is_initialized()):
         return list(known.values())
@@ -104,7 +99,7 @@ def _on_host(value: Any) -> tuple[Any, str]:
     return (value.cpu(), value.device.type) if isinstance(value, Tensor) else (value, "")
 
 
-def join(distributed: Distributed, device: torch.device) -> Ranks | None:
+def join(distributed: Distributed, device: torch.device) -> "Ranks | None":
     """Find the ranks that share a solve on a device, or None where there is one process alone."""
     if distributed is False:
         return None
@@ -192,10 +187,7 @@ class Ranks:
         return self.gather(torch.cat([empty, *map(compute, own)]), counts)
 
     def at_once(self, n: int, compute: Callable[[slice], Tensor], empty: Tensor) -> Tensor:
-        """Compute n rows, (n, ...), each rank its share together.
-
-        A row must not depend on which others are computed with it.
-        """
+        """Compute n rows, (n, ...), each rank a share, where rows depend on no others."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         begin, end = ends[self.rank], ends[self.rank + 1]
         counts = [after - before for before, after in zip(ends, ends[1:], strict=False)]

@@ -1,7 +1,5 @@
 """Small work on one thread, and threads that sleep: those that wait for each other cost time."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -34,11 +32,9 @@ _before = 1
 
 @contextmanager
 def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
-    """Compute on one thread if n x m points are few, or on a GPU; restore the threads.
-
-    PyTorch's number of threads belongs to the process in part and to each thread in part, so solves
-    in several threads share what there was before the first of them.
-    """
+    """Compute on one thread if n x m points are few, or on a GPU; restore the threads."""
+    # PyTorch's number of threads belongs to the process in part and to each thread in part, so
+    # solves in several threads share what there was before the first of them.
     global _running, _before
     if (device.type == "cpu" and n * m > _SMALL) or getattr(_inside, "yes", False):
         yield
@@ -60,13 +56,11 @@ def small_on_one_thread(n: int, m: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _waiting_asleep() -> Iterator[None]:
-    """Let threads that wait for others sleep at once, in place of spinning for milliseconds.
-
-    Where nothing else runs, spinning is two to three times as fast, and stays. GNU's OpenMP spins
-    while its threads are no more than the processors, whatever else runs there. Other pools that do
-    nothing make them more. The numbers of threads stay, and so do the bits.
-    `libgomp/config/linux/wait.h`, `do_spin`, of GCC.
-    """
+    """Let threads that wait for others sleep at once, in place of spinning for milliseconds."""
+    # Where nothing else runs, spinning is two to three times as fast, and stays. GNU's OpenMP spins
+    # while its threads are no more than the processors, whatever else runs there. Other pools that
+    # do nothing make them more. The numbers of threads stay, and so do the bits.
+    # `libgomp/config/linux/wait.h`, `do_spin`, of GCC.
     threads = torch.get_num_threads()
     if threads == 1 or not _is_busy():
         yield

@@ -1,7 +1,5 @@
 """Barycenters of metric spaces, by plans and distances in turn."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +60,7 @@ def barycenter(
     tol: float = 1e-4,
     device: Any = None,
     random_state: Seed | None = None,
-) -> BarycenterResult:
+) -> "BarycenterResult":
     """Find the n points whose distances are nearest to those of several spaces.
 
     Minimises over distances D and plans P_s (and features F)

@@ -1,7 +1,5 @@
 """One embedding for several datasets, from their neighbour graphs and their plans."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ docs/algorithm.md, equations 29 to 32. Neither the plan nor its cost is ever sto
 is linear in n + m. All of it runs on logarithms, so that no step size overflows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +18,7 @@ from torchgw._typing import Marginals
 
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
 _FIRST_STEP = 10.0
-# Factors that a step size changes by, down when the value has risen and up when it has fallen.
-# [L301]
+# Factors that a step size changes by, down when the value rises and up when it falls. [L301]
 _SHRINK, _GROW = 0.5, 1.5
 # Step size, relative to the largest, below which nothing more will come. [L301]
 _SMALLEST_STEP = 1e-8
@@ -76,7 +73,7 @@ class LowRankPlan(Plan):
         return self.Q
 
     @property
-    def T(self) -> LowRankPlan:
+    def T(self) -> "LowRankPlan":
         return LowRankPlan(self.R, self.Q, self.g).giving(self.in_numpy)
 
     def __repr__(self) -> str:
@@ -118,10 +115,8 @@ class _Measured(NamedTuple):
 def descend(
     problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
 ) -> Outcome:
-    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start.
-
-    It ends once the objective falls by less than ``tol`` in 20 steps; one that raises it is undone.
-    """
+    """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start."""
+    # It ends once the objective falls by less than `tol` in 20 steps; one that raises it is undone.
     marginals = problem.marginals
     a, b = marginals
     squares = problem.source.mean_square(a) @ a + problem.target.mean_square(b) @ b
@@ -197,12 +192,10 @@ def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisatio
 
 
 def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
-    """Project onto the marginals in relative entropy; ``None`` if rounding does not allow it.
-
-    Given multipliers x and y of the conditions that the columns of Q and of R have the sums g, the
-    rest is explicit: a row of Q is a_i times a softmax, and g is a product. What remains is to
-    minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
-    """
+    """Project onto the marginals in relative entropy; ``None`` if rounding does not allow it."""
+    # Given multipliers x and y of the conditions that the columns of Q and of R have the sums g,
+    # the rest is explicit: a row of Q is a_i times a softmax, and g is a product. What remains is
+    # to minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
     q, r, g = point
     # points of weight zero would make -inf minus -inf
     q, r = q.clamp_min(_LEAST_LOGARITHM), r.clamp_min(_LEAST_LOGARITHM)

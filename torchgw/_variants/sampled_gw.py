@@ -1,7 +1,5 @@
 """The names of the published sampled design, for functions of ours."""
 
-from __future__ import annotations
-
 import math
 from numbers import Real
 from typing import Any, Literal
@@ -175,26 +173,12 @@ def sampled_gw(
     with called(**_NAMES):
         return solve(
             **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
-            **_linear(C_linear, fgw_alpha),
-            a=p,
-            b=q,
-            init=T_init,
-            max_iter=max_iter,
-            tol=tol,
-            min_iter=min_iter_before_converge,
-            device=device,
-            verbose=verbose,
-            gradient="sampled",
-            n_anchors=M,
-            redraw=alpha,
-            epsilon=epsilon,
-            n_neighbors=k,
-            n_landmarks=n_landmarks,
-            differentiable=grad_mode if differentiable else None,
-            unbalanced=unbalanced,
-            precision="mixed" if mixed_precision else "auto",
-            random_state=random_state,
-        )
+            **_linear(C_linear, fgw_alpha), a=p, b=q, init=T_init, max_iter=max_iter, tol=tol,
+            min_iter=min_iter_before_converge, device=device, verbose=verbose, gradient="sampled",
+            n_anchors=M, redraw=alpha, epsilon=epsilon, n_neighbors=k, n_landmarks=n_landmarks,
+            differentiable=grad_mode if differentiable else None, unbalanced=unbalanced,
+            precision="mixed" if mixed_precision else "auto", random_state=random_state,
+        )  # fmt: skip
 
 
 @reject_unknown
@@ -247,18 +231,10 @@ dist_target, p, q, device, log, random_state
     with called(**_NAMES):
         return solve_low_rank(
             **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
-            **_linear(C_linear, fgw_alpha),
-            rank=rank,
-            a=p,
-            b=q,
-            init=T_init,
-            n_neighbors=k,
-            n_landmarks=n_landmarks,
-            max_iter=max_iter,
-            tol=tol,
-            device=device,
+            **_linear(C_linear, fgw_alpha), rank=rank, a=p, b=q, init=T_init, n_neighbors=k,
+            n_landmarks=n_landmarks, max_iter=max_iter, tol=tol, device=device,
             random_state=random_state,
-        )
+        )  # fmt: skip
 
 
 def build_knn_graph(X: Any, k: int | None = None) -> scipy.sparse.csr_matrix:

@@ -1,7 +1,5 @@
 """The entry point for plans of low rank, and where they start."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from functools import partial

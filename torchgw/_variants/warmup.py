@@ -1,7 +1,5 @@
 """Kernels that are compiled before a solve needs them."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from importlib.util import find_spec

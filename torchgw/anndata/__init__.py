@@ -1,7 +1,5 @@
 """Alignment of AnnData objects. Needs anndata: ``pip install anndata scikit-learn``."""
 
-from __future__ import annotations
-
 from torchgw.anndata._align import align as align
 from torchgw.anndata._problem import TranslationProblem as TranslationProblem
 from torchgw.anndata._store import read_plan as read_plan

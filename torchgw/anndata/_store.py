@@ -214,11 +214,9 @@ def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[Any]:
 
 
 def carry(column: Any, plan: Plan) -> dict[str, Any]:
-    """Carry a column over: new columns by what is added to its name.
-
-    Numbers are averaged over partners that have one. Of other values the one that most of a row's
-    mass goes to is taken, with the categories and their order, and the share that agrees.
-    """
+    """Carry a column over: new columns by what is added to its name."""
+    # Numbers are averaged over partners that have one. Of other values the one that most of a row's
+    # mass goes to is taken, with the categories and their order, and the share that agrees.
     from pandas import Categorical
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 

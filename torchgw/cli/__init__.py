@@ -1,7 +1,5 @@
 """The command line: ``torchgw align`` and the commands that read what it writes."""
 
-from __future__ import annotations
-
 from torchgw.cli._main import main as main
 
 __all__ = ["main"]

@@ -1,7 +1,5 @@
 """What the commands share: how words of the command line are read, and how much is reported."""
 
-from __future__ import annotations
-
 import argparse
 
 

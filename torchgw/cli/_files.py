@@ -1,7 +1,5 @@
 """Arrays from files and into files, for the command line. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -42,11 +40,9 @@ def read_array(name: str) -> NDArray[Any]:
 
 
 def read_side(name: str, id_column: str | None = None, label_column: str | None = None) -> Side:
-    """Read points, and names and labels of them where the file has such.
-
-    Of a table the first column holds names if it has no name itself or holds words alone; another
-    can be chosen. Chosen columns are no coordinates.
-    """
+    """Read points, and names and labels of them where the file has such."""
+    # Of a table the first column holds names if it has no name itself or holds words alone; another
+    # can be chosen. Chosen columns are no coordinates.
     path, member = _split(name)
     suffix = _form(path)
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:

@@ -5,8 +5,6 @@ is written all the same; 2 bad usage or input, or a solve that was refused, noth
 converged to one of several matches that cost nearly the same, or that may cost less.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal
@@ -40,10 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on arguments, by default those of the process; return the exit code.
-
-    Bad usage and ``--help`` leave through ``SystemExit``, as argparse does.
-    """
+    """Run the command line on arguments, those of the process by default; return the exit code."""
     _open_closed_streams()
     options = _parser().parse_args(arguments)
     try:

@@ -1,7 +1,5 @@
 """``torchgw --gpus N`` and ``--processes N``: the same command in processes that share a solve."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -24,10 +22,7 @@ def rank() -> int | None:
 def in_processes(
     count: int, main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, gpus: bool
 ) -> int:
-    """Run a command in ``count`` processes, by PyTorch's launcher; return what the first returns.
-
-    The others print and write nothing.
-    """
+    """Run a command in ``count`` processes by PyTorch's launcher; the first alone has output."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

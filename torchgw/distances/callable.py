@@ -1,7 +1,5 @@
 """Distances that a function given by the user computes, of indices or of blocks of points."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +86,7 @@ class CallableDistance(DistanceProvider):
             )
         return block
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> CallableDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "CallableDistance":
         """Convert what the function returns; its index stays on the device that it had."""
         if self._lies_at(device, dtype):
             return self
@@ -174,7 +172,7 @@ class ManifoldDistance(DistanceProvider):
             )
         return block
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> ManifoldDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "ManifoldDistance":
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self

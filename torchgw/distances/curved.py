@@ -13,8 +13,6 @@ close together or near the border; arcosh(1 + x) and artanh would. On the sphere
 2 atan2(|u - u'|, |u + u'|).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -33,11 +31,9 @@ CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
 _EXACT_MAXIMUM_POINTS = 100_000
-# Relative error of a point's constraint, in roundings of its dtype, that is taken as rounding.
-# [L381]
+# Relative error of a point's constraint, in roundings of its dtype, that is rounding. [L381]
 _ROUNDINGS = 256
-# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64.
-# [L381]
+# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64. [L381]
 _DEEPEST = 350.0
 
 
@@ -120,7 +116,7 @@ class CurvedDistance(DistanceProvider):
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return self._scaled(self._place.between(self._at(index))).to(self.dtype)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> CurvedDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "CurvedDistance":
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self

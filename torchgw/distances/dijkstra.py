@@ -1,7 +1,5 @@
 """Geodesic distances read on demand, with a bounded cache."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, NamedTuple
 
@@ -88,7 +86,7 @@ class DijkstraDistance(DistanceProvider):
             self._cache.store(sources[missing], fresh)
         return rows[inverse.to(self.device)].T
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "DijkstraDistance":
         """Move the distances to another device or dtype, with an empty cache."""
         if self._lies_at(device, dtype):
             return self

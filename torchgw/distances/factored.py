@@ -1,7 +1,5 @@
 """Distances given by factors."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -63,7 +61,7 @@ class FactoredDistance(DistanceProvider):
         """Give the factors back."""
         return self._factors
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "FactoredDistance":
         """Move the factors to another device or dtype."""
         if self._lies_at(device, dtype):
             return self

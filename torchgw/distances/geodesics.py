@@ -1,7 +1,5 @@
 """Shortest-path lengths of a graph, with a finite distance where there is no path."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -118,7 +116,7 @@ class Geodesics:
         return {"edges": tuple(self.edges), "unreachable": self.unreachable, "order": self.order}
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> Geodesics:
+    def restore(cls, state: dict[str, Any]) -> "Geodesics":
         """Make the graph that had this state."""
         return cls(Edges(*state["edges"]), state["unreachable"], state["order"])
 
@@ -176,10 +174,7 @@ def path_lengths(
     n_jobs: int | None = None,
     progress: bool = False,
 ) -> list[torch.Tensor]:
-    """Compute D[sources] of several graphs on the CPU, by processes that share memory if that pays.
-
-    ``n_jobs=None`` takes every core; ``progress`` shows a bar while they work.
-    """
+    """Compute D[sources] of several graphs by processes that share memory if that pays."""
     # SciPy's Dijkstra holds the interpreter lock: threads would not help.
     n_jobs = _worth_jobs(tasks, n_jobs)
     shapes = [(len(sources), task.n) for task, sources in tasks]

@@ -1,7 +1,5 @@
 """Neighbour graphs and given ones, made into connected graphs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -97,14 +95,12 @@ def neighbour_geodesics(
     n_neighbors: int | None = None,
     *,
     policy: ConnectPolicy = "stitch",
-    known: Neighbourhood | None = None,
+    known: "Neighbourhood | None" = None,
     ranks: Ranks | None = None,
 ) -> Geodesics:
-    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points.
-
-    What is ``known`` of the points has the edges of their graph with the default number; else each
-    of ``ranks`` finds the neighbours of some points.
-    """
+    """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
+    # What is `known` of the points has the edges of their graph with the default number; else each
+    # of `ranks` finds the neighbours of some points.
     embedded = _embed(points, "euclidean")
     leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
     edges = None if known is None else known.edges

@@ -1,7 +1,5 @@
 """Geodesic distances in low rank, from those to a few landmarks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -73,7 +71,7 @@ class LandmarkDistance(NystromDistance):
     @classmethod
     def shared(
         cls, graph: Any, n_landmarks: int | None, device: torch.device, ranks: Ranks
-    ) -> LandmarkDistance:
+    ) -> "LandmarkDistance":
         """Make the provider by paths that ranks share out; it has the bits of one made alone."""
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
@@ -97,7 +95,7 @@ class LandmarkDistance(NystromDistance):
         }
 
     @classmethod
-    def restore(cls, graph: Any, state: dict[str, Any]) -> LandmarkDistance:
+    def restore(cls, graph: Any, state: dict[str, Any]) -> "LandmarkDistance":
         """Make the provider that had this state, on the device of its tensors."""
         provider, factors = cls.__new__(cls), Factors(*state["factors"])
         provider._begin(graph, factors.matrix.device, factors.matrix.dtype)

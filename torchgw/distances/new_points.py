@@ -1,7 +1,5 @@
 """Distances between points that a provider has not seen and the points that it knows."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, cast
 
 import torch
@@ -37,7 +35,7 @@ class Space(NamedTuple):
     feature_metric: PointMetric = "sqeuclidean"
     curvature: float | None = None  # of a space of constant curvature
 
-    def to(self, device: torch.device) -> Space:
+    def to(self, device: torch.device) -> "Space":
         """Move the points to another device."""
         return self if self.points is None else self._replace(points=self.points.to(device))
 
@@ -49,7 +47,7 @@ class Space(NamedTuple):
             return curved_distances(new, known, cast(CurvedModel, self.metric), self.curvature)
         return pairwise_distances(new.double(), known.double(), cast(PointMetric, self.metric))
 
-    def copy(self) -> Space:
+    def copy(self) -> "Space":
         """Copy points and features, so that nobody else can change them."""
         points, features = (
             None if part is None else part.clone() for part in (self.points, self.features)
@@ -58,16 +56,13 @@ class Space(NamedTuple):
 
 
 class CrossDistance:
-    """Distances of q new points to the n points of one side, in the units of its provider.
+    """Distances of q new points to the n points of one side, in the units of its provider."""
 
-    The new points are given as ``points`` (q, d), or by a ``table`` (q, n) of distances in the
-    units of the user. Point metrics are computed. A geodesic goes through the nearest known points,
-
-        d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
-
-    so that new points shorten no path between known ones, and a new point that equals a known one
-    has its distances.
-    """
+    # The new points are given as `points` (q, d), or by a `table` (q, n) of distances in the units
+    # of the user. Point metrics are computed. A geodesic goes through the nearest known points,
+    #   d(x, i) = min over the k nearest j of |x - x_j| + D_ji,
+    # so that new points shorten no path between known ones, and a new point that equals a known one
+    # has its distances.
 
     def __init__(
         self, space: Space, provider: DistanceProvider, points: Tensor | None, table: Tensor | None

@@ -1,7 +1,5 @@
 """Distances in low rank, from those to a few landmarks: Nystrom's approximation."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -171,7 +169,7 @@ class NystromDistance(DistanceProvider):
         """Give the factors of the approximation."""
         return self._factors
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> NystromDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "NystromDistance":
         """Move the landmarks and factors to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
@@ -201,10 +199,7 @@ def _add_landmarks(
     count: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Add landmarks (L,) and their distances (L, n) until there are ``count``, or no more to add.
-
-    ``others`` are distances of further vertices, which help to spread the draws.
-    """
+    """Add landmarks (L,) and their distances (L, n) until there are ``count``, or no more."""
     while len(landmarks) < count:
         closest = rows.amin(dim=0)
         if closest.max() == 0:
@@ -221,10 +216,7 @@ def _add_landmarks(
 def _choose_round(
     closest: Tensor, known: Tensor, farthest: int, size: int, generator: torch.Generator
 ) -> Tensor:
-    """Choose the landmarks of a round in parts, each away from the parts before.
-
-    The first are farthest points, others are drawn. All their distances are then found at once.
-    """
+    """Choose the landmarks of a round, first farthest points, then by draws away from these."""
     # Distances to the parts before are not known yet. By the triangle inequality they are at least
     # as large as the difference of the distances to any vertex; on a curve the largest of these
     # differences is the distance.

@@ -1,7 +1,5 @@
 """Distances among points, computed when they are read."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -88,7 +86,7 @@ class PointDistance(DistanceProvider):
             self._points = _without_rounding(self._points)
         self._weights: Tensor | None = None
 
-    def centred_on(self, weights: Tensor) -> PointDistance:
+    def centred_on(self, weights: Tensor) -> "PointDistance":
         """Return the same distances, with little rounding among the points that carry weight."""
         moved = copy.copy(self)
         moved._weights = weights.to(self.device, self.dtype) / weights.sum()
@@ -99,7 +97,7 @@ class PointDistance(DistanceProvider):
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return _between(self._points, self._points[index], self.metric)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> PointDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDistance":
         """Move the points to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
@@ -206,11 +204,9 @@ def _without_rounding(points: Tensor) -> Tensor:
 
 
 def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
-    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points.
-
-    Rounding is small among points that carry weight (n,), and from these to others, however far
-    others lie; it may be large among others, between which nothing moves.
-    """
+    """Compute factors of |x_i - x_j|^2 = u_i + u_j - 2 x_i . x_j, u = |x|^2, of centred points."""
+    # Rounding is small among points that carry weight (n,), and from these to others, however far
+    # others lie; it may be large among others, between which nothing moves.
     # With u = mean + t v, where v has unit variance, u_i + u_j is the quadratic form of the rows
     # (1, v_i) with the matrix [[2 mean, t], [t, 0]]. Its eigenvalues are mean +- hypot(mean, t),
     # with eigenvectors (eigenvalue, t); taken as the first two factors they are nearly orthogonal,

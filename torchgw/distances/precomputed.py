@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 # Bytes of the block of rows that checks and squares work on. [L314]
 _BLOCK_BYTES = 64 * 2**20
-# Relative asymmetry that passes: nearly as much as float32 distances from x.x + y.y - 2 x.y have.
-# [L314]
+# Relative asymmetry that passes: nearly that of float32 distances from x.x + y.y - 2 x.y. [L314]
 _SYMMETRY_TOLERANCE = 1e-3
 
 

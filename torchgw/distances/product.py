@@ -1,7 +1,5 @@
 """Distances in a product of spaces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -85,7 +83,7 @@ class ProductDistance(DistanceProvider):
             result += weight * part.mean_square(weights)
         return result
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> ProductDistance:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "ProductDistance":
         """Move the parts to another device or dtype."""
         if self._lies_at(device, dtype):
             return self

@@ -1,7 +1,5 @@
 """Sums over all distances of each point, in float64, whatever provides the distances."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 

@@ -4,8 +4,6 @@ Rows of a table describe points: (p_1, ..., p_d, t, a, f), float64, where
 sinh(d / 2)^2 = |p - p'|^2 (a a')^2 + (t - t')^2 (f f')^2.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Spread-out points of a space, each with the mass nearest to it."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

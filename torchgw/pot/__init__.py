@@ -1,7 +1,5 @@
 """Solve problems of POT, with its argument names, return values and logs."""
 
-from __future__ import annotations
-
 from torchgw.pot import gromov as gromov
 from torchgw.pot._batch import solve_gromov_batch as solve_gromov_batch
 from torchgw.pot._solve import OTResult as OTResult

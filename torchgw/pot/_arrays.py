@@ -1,7 +1,5 @@
 """Arrays of a call of POT: NumPy or PyTorch come in, and the same kind goes out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,11 +20,10 @@ _SYMMETRY = 1e-10
 
 
 class Arrays:
-    """The kind of arrays that a call was given: all is computed in NumPy float64 between.
+    """The kind of arrays that a call was given: all is computed in NumPy float64 between."""
 
-    The first floating-point array decides the dtype of what is handed back, and any tensor among
-    them makes it a tensor, on the device of the first.
-    """
+    # The first floating-point array decides the dtype of what is handed back, and any tensor among
+    # them makes it a tensor, on the device of the first.
 
     def __init__(self, *given: Any, names: dict[str, str] | None = None) -> None:
         self.names = names or {}

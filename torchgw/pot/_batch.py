@@ -1,7 +1,5 @@
 """Many problems in one call of POT: ``torchgw.pot.solve_gromov_batch``, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

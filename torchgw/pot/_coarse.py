@@ -1,7 +1,5 @@
 """Starts of large partial problems: solved for some points of each side, extended to all."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torchgw.pot._arrays import Array, product

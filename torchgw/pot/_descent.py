@@ -1,7 +1,5 @@
 """Conditional gradient steps on a dense problem, from the start that is given."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NamedTuple, Protocol
 
@@ -26,10 +24,10 @@ class Descent(NamedTuple):
 
 
 class Line:
-    """The objective <M, T> + weight * quadratic(T) from a plan towards another.
+    """The objective <M, T> + weight * quadratic(T) from a plan towards another."""
 
-    Its gradient is linear in T, so that of the direction gives the line and the next gradient too.
-    """
+    # Its gradient is linear in T, so that of the direction gives the line and the next gradient
+    # too.
 
     def __init__(self, term: Quadratic, weight: float, linear: Array | float) -> None:
         self.term, self.weight, self.linear = term, weight, linear
@@ -123,16 +121,7 @@ def follow(
     limits: tuple[float | None, float | None] = (None, None),
     verbose: bool = False,
 ) -> Descent:
-    """Minimise an objective by conditional gradient (Frank-Wolfe) [1]_.
-
-    Each step solves the linear problem of the gradient at T, and goes to the least value on the
-    line to its solution, by the exact minimum of a quadratic function or by Armijo's rule.
-
-    References
-    ----------
-    .. [1] T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty. Optimal transport for structured
-       data with application on graphs. ICML 2019.
-    """
+    """Minimise an objective by conditional gradient (Frank-Wolfe; T. Vayer et al., ICML 2019)."""
     value = path.begin()
     losses = [value]
     converged = False

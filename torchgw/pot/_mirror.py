@@ -1,7 +1,5 @@
 """Mirror descent with entropy on dense problems, from the start that is given."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -48,15 +46,7 @@ def balanced(
     inner_max_iter: int,
     inner_tol: float,
 ) -> Mirrored:
-    """Alternate the gradient and Sinkhorn's iterations [1]_.
-
-    Proximal steps measure the entropy from the last plan rather than from none.
-
-    References
-    ----------
-    .. [1] G. Peyre, M. Cuturi, J. Solomon. Gromov-Wasserstein averaging of kernel and distance
-       matrices. ICML 2016.
-    """
+    """Alternate the gradient and Sinkhorn's iterations (Peyre, Cuturi, Solomon, ICML 2016)."""
     potentials = np.zeros(len(p)), np.zeros(len(q))
     logarithm = _log(start)
 
@@ -109,13 +99,7 @@ def semirelaxed(slope: Slope, start: Array, p: Array, epsilon: float, stop: Stop
 def alternate(
     slope: Slope, start: Array, p: Array, q: Array, epsilon: float, stop: Stop
 ) -> Mirrored:
-    """Take Bregman steps onto rows and columns by turns (BAPG) [1]_.
-
-    References
-    ----------
-    .. [1] J. Li et al. A convergent single-loop algorithm for relaxation of Gromov-Wasserstein in
-       graph data. ICLR 2023.
-    """
+    """Take Bregman steps onto rows and columns by turns (BAPG; J. Li et al., ICLR 2023)."""
     logarithm = _log(start)
     log_p, log_q = np.log(p), np.log(q)
 

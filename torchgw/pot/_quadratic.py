@@ -1,7 +1,5 @@
 """The quadratic term of a dense problem: sum L(C1_ik, C2_jl) T_ij T_kl for any plan T."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear problems with entropy on stored costs: matrix scaling with warm potentials."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -33,16 +31,11 @@ def scale(
     max_iter: int,
     tol: float,
 ) -> Scaled:
-    """Run Sinkhorn's iterations [1]_ with positive weights, until rows err by ``tol`` in L2.
-
-    The kernel has the potentials so far in it, so that scalings stay near one; where they do not,
-    half-steps in logarithms take over for a turn.
-
-    References
-    ----------
-    .. [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
-       problems. SIAM Journal on Scientific Computing 2019.
-    """
+    """Run Sinkhorn's iterations [1] with positive weights, until rows err by ``tol`` in L2."""
+    # The kernel has the potentials so far in it, so that scalings stay near one; where they do not,
+    # half-steps in logarithms take over for a turn.
+    # [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
+    # problems. SIAM Journal on Scientific Computing 2019.
     f, g = potentials
     done = 0
     kernel = np.exp((f[:, None] + g - cost) / epsilon)
@@ -95,16 +88,11 @@ def scale_partial(
     max_iter: int,
     tol: float,
 ) -> Scaled:
-    """Find the plan of a given mass whose marginals are at most p and q [1]_.
-
-    Block ascent on the dual: f and g, at most zero, and a constant for the mass, which is in the
-    plan that is returned.
-
-    References
-    ----------
-    .. [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
-       for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
-    """
+    """Find the plan of a given mass whose marginals are at most p and q [1]."""
+    # Block ascent on the dual: f and g, at most zero, and a constant for the mass, which is in the
+    # plan that is returned.
+    # [1] J.-D. Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections
+    # for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
     f, g = potentials
     log_p, log_q = np.log(p), np.log(q)
     # a constant in the cost moves into that of the mass

@@ -1,7 +1,5 @@
 """The call of POT, solved here: ``torchgw.pot.solve_gromov`` in place of ``ot.solve_gromov``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Problems with ties: rounding chooses among equals, so that it is done as POT does it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from torchgw.pot._arrays import Array
@@ -19,10 +17,7 @@ def tied(*tables: Array) -> bool:
 
 
 class LineOfPot(Line):
-    """The same by the operations of POT, in its order, so that equals differ by the same bits.
-
-    Weights ``p`` and ``q`` are those that every plan has; None where it has its own.
-    """
+    """The same by the operations of POT, in its order, so that equals differ by the same bits."""
 
     def __init__(
         self,

@@ -5,8 +5,6 @@ With two tables of distances both plans are of points, and it is fused unbalance
 (UCOOT, the entropy of each).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -153,13 +151,7 @@ def solve_linear(
     max_iter: int,
     tol: float,
 ) -> tuple[Array, tuple[Array, Array] | None]:
-    """Solve for one plan: by Sinkhorn's iterations, by majorise and minimise [1]_, or by L-BFGS-B.
-
-    References
-    ----------
-    .. [1] L. Chapel, R. Flamary, H. Wu, C. Fevotte, G. Gasso. Unbalanced optimal transport through
-       non-negative penalized linear regression. NeurIPS 2021.
-    """
+    """Solve for one plan: by Sinkhorn, majorise and minimise (Chapel et al., 2021) or L-BFGS-B."""
     kl, entropy = problem.divergence == "kl", problem.epsilon != 0
     # the scalings of Sinkhorn's iterations are for KL
     if solver == "lbfgsb" or (solver.startswith("sinkhorn") and not kl and entropy):
@@ -267,14 +259,7 @@ def across_spaces(
     inner_tol: float,
     verbose: bool,
 ) -> Unbalanced:
-    """Solve for the plan of features and the plan of samples by turns [1]_ [2]_.
-
-    References
-    ----------
-    .. [1] A. Thual et al. Aligning individual brains with fused unbalanced Gromov-Wasserstein.
-       NeurIPS 2022.
-    .. [2] Q. H. Tran et al. Unbalanced co-optimal transport. AAAI 2023.
-    """
+    """Solve for plans of features and samples by turns (Thual, NeurIPS 2022; Tran, AAAI 2023)."""
     plan, other = starts
     duals_samples, duals_features = duals
     of_samples, of_features = penalties.epsilon_samples, penalties.epsilon_features
@@ -360,10 +345,7 @@ def total_cost(
 def slopes_of(
     samples: Side, features: Side, plan: Array, other: Array, penalties: Penalties
 ) -> list[Array]:
-    """Differentiate the objective with KL penalties by the weights, at fixed plans.
-
-    The derivatives are by samples of the source and of the target, then by features of both.
-    """
+    """Differentiate by weights at fixed plans: samples of both sides, then features of both."""
     joint = penalties.coupling == "joint"
     by_weights = []
     for own, side, mate, mate_side, epsilon in (

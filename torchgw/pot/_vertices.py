@@ -1,7 +1,5 @@
 """Linear transport problems without regularisation: plans of least cost, and their prices."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -28,10 +26,7 @@ class LinearSolver(Protocol):
 
 
 def transport(p: Array, q: Array, *, as_pot: bool = False) -> LinearSolver:
-    """Prepare the solver of transport problems between two weights of equal sum.
-
-    Of several solutions ``as_pot`` finds POT's.
-    """
+    """Prepare the solver of problems between two weights of equal sum, or POT's (``as_pot``)."""
     general = ExactTransport(p, q)
     as_pot &= general.by_pot
     equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
@@ -69,11 +64,10 @@ def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
 
 
 class PartialTransport:
-    """The solver where only part of the mass moves.
+    """The solver where only part of the mass moves."""
 
-    A point without cost on either side takes the mass that stays. Mass between these two points
-    would make others move more, so it costs more than anything else.
-    """
+    # A point without cost on either side takes the mass that stays. Mass between these two points
+    # would make others move more, so it costs more than anything else.
 
     def __init__(self, p: Array, q: Array, mass: float) -> None:
         self.p, self.q, self.mass = p, q, mass
@@ -88,10 +82,7 @@ class PartialTransport:
 
 
 class ShortTransport:
-    """The same as POT solves it: by some pivots of the simplex, after which a plan may be none.
-
-    What the two points without cost send to each other has the cost that POT gives it, often none.
-    """
+    """The same with POT's cost of what stays, ended as POT does after some pivots."""
 
     def __init__(self, whole: PartialTransport, linear: Array | float, pivots: int) -> None:
         self.mass = whole.mass

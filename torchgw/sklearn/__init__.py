@@ -1,7 +1,5 @@
 """Estimators for scikit-learn. Needs it: ``pip install scikit-learn``."""
 
-from __future__ import annotations
-
 try:
     from sklearn.utils.validation import validate_data as _needed  # noqa: F401 - of 1.6
 except ImportError as error:

@@ -1,7 +1,5 @@
 """Points of one data set carried into the space of another, and a score that needs no labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -64,7 +62,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
         init: Any = None,
         features: Any = None,
         target: Any = None,
-    ) -> GWAligner:
+    ) -> "GWAligner":
         """Align X with the target points.
 
         Parameters

@@ -1,7 +1,5 @@
 """What estimators of two data sets share: the options of a solve as parameters."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Distances and similarities between whole spaces, for estimators that take them precomputed."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -57,7 +55,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         keep(self, locals())
 
-    def fit(self, X: Any, y: Any = None) -> GWDistance:
+    def fit(self, X: Any, y: Any = None) -> "GWDistance":
         """Keep the spaces that others are compared with."""
         self.spaces_ = _listed(X)
         return self
@@ -123,7 +121,7 @@ class GWKernel(GWDistance):
             self._learn(self._values(self.spaces_, None))
         return super().transform(X)
 
-    def fit(self, X: Any, y: Any = None) -> GWKernel:
+    def fit(self, X: Any, y: Any = None) -> "GWKernel":
         """Keep the spaces that others are compared with."""
         super().fit(X, y)
         if hasattr(self, "gamma_"):

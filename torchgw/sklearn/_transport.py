@@ -1,7 +1,5 @@
 """Domain adaptation with the names of POT's ``ot.da``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -57,7 +55,7 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
     """
 
     @reject_unknown
-    def fit(self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None) -> GWTransport:
+    def fit(self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None) -> "GWTransport":
         """Align source and target points.
 
         Parameters

@@ -8,8 +8,6 @@ compilers give each thread a column, where ``shift``, which is zero, keeps it fr
 addresses are aligned, as L532 of the log says.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

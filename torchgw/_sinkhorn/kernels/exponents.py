@@ -8,8 +8,6 @@ p_i = (f_i - row_i) * scale and an entry of the plan is
 so that an exponential and a logarithm are one hardware instruction each.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ The kernels' units, base-2 exponents, are those of (T1) in
 :mod:`torchgw._sinkhorn.kernels.exponents`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from functools import cache
@@ -51,13 +49,13 @@ class Walk(NamedTuple):
     lists: Tensor  # (row blocks, 3) int64, a block of rows, where its list begins and ends
 
     @classmethod
-    def of(cls, start: Tensor, tiles: Tensor, width: int) -> Walk:
+    def of(cls, start: Tensor, tiles: Tensor, width: int) -> "Walk":
         """Put the lists into the order in which programs take them: the longest first."""
         # the last programs to begin are short, so that none works on alone
         block = start.diff().argsort(descending=True, stable=True)
         return cls(start, tiles, width, torch.stack([block, start[block], start[block + 1]], 1))
 
-    def rows(self, blocks: range) -> Walk:
+    def rows(self, blocks: range) -> "Walk":
         """Restrict to some blocks of rows."""
         if len(blocks) == len(self.start) - 1:
             return self
@@ -94,7 +92,7 @@ class Operands(NamedTuple):
         """Dtype of accumulation, biases and sums."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    def transpose(self) -> Operands:
+    def transpose(self) -> "Operands":
         """Exchange source and target."""
         first, second = (self.first, self.second) if self.rank == 0 else (self.second, self.first)
         n, m = self.shape
@@ -107,7 +105,7 @@ class Operands(NamedTuple):
             strides=self.strides[::-1],
         )
 
-    def rows(self, part: slice) -> Operands:
+    def rows(self, part: slice) -> "Operands":
         """Restrict to some rows; those of factors are copied."""
         n, m = self.shape
         if part == slice(0, n):
@@ -154,7 +152,7 @@ class KernelPlan(NamedTuple):
     potentials: Potentials  # cost units
     epsilon: float
 
-    def rows(self, part: slice) -> KernelPlan:
+    def rows(self, part: slice) -> "KernelPlan":
         """Restrict to some rows."""
         (a, b), (f, g) = self.marginals, self.potentials
         return self._replace(

@@ -4,8 +4,6 @@ Each operation walks over tiles of exponents (T1) of :mod:`torchgw._sinkhorn.ker
 stored and for factored costs alike. The other direction is that of the transposed cost.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -9,8 +9,6 @@ by E diag(b 2^v) and its transpose. The log-scalings u, v stay small, so that fl
 by adding them to potentials of hundreds: rounding of E is the same in every iteration.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -37,10 +35,9 @@ from torchgw._tensors.launch import launch
 
 
 class Rule(NamedTuple):
-    """How a row sum s_i of E diag(b 2^v) changes its log-scaling.
+    """How a row sum s_i of E diag(b 2^v) changes its log-scaling."""
 
-    u <- u + w (shift - tau log2 s - u), with relaxation w and KL damping tau.
-    """
+    # u <- u + w (shift - tau log2 s - u), with relaxation w and KL damping tau.
 
     shift: Tensor  # (n,) (tau - 1) f_i / epsilon log2(e), f the potential of p
     control: Tensor  # (2,) tau, w

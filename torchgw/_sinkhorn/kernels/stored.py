@@ -7,8 +7,6 @@ added to column sums that stay in registers over all rows of the program. A smal
 the column sums of the programs in a fixed order and gives the new column scalings.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from typing import NamedTuple
 

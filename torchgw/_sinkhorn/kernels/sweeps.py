@@ -1,7 +1,5 @@
 """Sweeps by Triton kernels: their buffers, the order of an iteration, and CUDA graphs."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial

@@ -6,8 +6,6 @@ not their work sets the time: 12 vector operations to prepare a sweep, and 16 ar
 launches.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@ Tiles whose bound is at most log(delta) hold at most the share delta of any row 
 sum_j b_j delta <= delta: equation (S2) of docs/algorithm.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -49,7 +47,7 @@ class TileSide(NamedTuple):
     reach: Tensor  # (blocks, r), largest distance to the centre along each coordinate
 
     @classmethod
-    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> TileSide:
+    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> "TileSide":
         """Bring the points of a side into blocks."""
         blocks, mass = order.split(factors), order.split(weight.to(factors.dtype), 0.0)
         # where no point has mass any centre will do
@@ -58,7 +56,7 @@ class TileSide(NamedTuple):
         centre = torch.einsum("kwr,kw->kr", blocks, share)
         return cls(order, blocks, mass, centre, (blocks - centre[:, None]).abs_().amax(1))
 
-    def at(self, blocks: slice) -> TileSide:
+    def at(self, blocks: slice) -> "TileSide":
         """Choose some blocks."""
         return TileSide(self.order, *(part[blocks] for part in self[1:]))
 
@@ -72,7 +70,7 @@ class TileLists(NamedTuple):
     width: int  # points of a block, of rows and of columns
 
     @classmethod
-    def of(cls, kept: Tensor, width: int) -> TileLists:
+    def of(cls, kept: Tensor, width: int) -> "TileLists":
         """Make the lists of a table of kept tiles, shape (row blocks, column blocks), bool."""
         counts = kept.sum(1)
         start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -92,7 +90,7 @@ class TileProblem(NamedTuple):
     ranks: Ranks | None = None  # who choose the tiles of some rows each
 
     @property
-    def T(self) -> TileProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> "TileProblem":  # noqa: N802 - the name of every array library
         """The problem with source and target exchanged."""
         return self._replace(rows=self.columns, columns=self.rows, row=self.column, column=self.row)
 

@@ -4,8 +4,6 @@ Tiles and their bounds are in :mod:`torchgw._sinkhorn.tiles.bounds`. Problems ar
 blocks and their results back, so that no caller sees the order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 

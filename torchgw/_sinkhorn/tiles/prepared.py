@@ -1,7 +1,5 @@
 """Linear problems of which only the tiles that matter are computed."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch
@@ -20,13 +18,13 @@ class TiledBackend:
     """A backend that skips tiles of costs that a tiling fits, and leaves others to ``whole``."""
 
     def __init__(
-        self, whole: Backend, kind: type[TiledProblem], tiling: Tiling, ranks: Ranks | None = None
+        self, whole: Backend, kind: "type[TiledProblem]", tiling: Tiling, ranks: Ranks | None = None
     ) -> None:
         self.name = whole.name
         self.ranks, self.whole, self.kind, self.tiling = ranks, whole, kind, tiling
 
     @property
-    def T(self) -> TiledBackend:  # noqa: N802 - the name of every array library
+    def T(self) -> "TiledBackend":  # noqa: N802 - the name of every array library
         """The backend for transposed costs."""
         return TiledBackend(self.whole, self.kind, self.tiling.T, self.ranks)
 
@@ -51,7 +49,7 @@ class TiledProblem(PreparedProblem):
         self.whole = backend.whole.prepare(problem)
 
     @property
-    def T(self) -> TiledProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> "TiledProblem":  # noqa: N802 - the name of every array library
         return type(self)(self.problem.T, self.backend.T)
 
     @property
@@ -105,7 +103,7 @@ class TiledProblem(PreparedProblem):
         # Rows of few blocks: their lists may save less than rows of other points would cost.
         return self.whole.draw(potentials, rows, generator)
 
-    def _conditional(self) -> TiledProblem:
+    def _conditional(self) -> "TiledProblem":
         """Take the problem with rows of mass one each."""
         return type(self)(self.problem.conditional, self.backend)
 

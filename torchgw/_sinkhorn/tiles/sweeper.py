@@ -5,8 +5,6 @@ whole blocks of rows (:func:`block_scaling`) settles those between far ones;
 Anderson's method removes what slow modes are left.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -19,14 +17,12 @@ from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.problem import LinearProblem, checked
 from torchgw._typing import Potentials
 
-# Largest log-scaling of a block at which an iteration is near enough to linear to be extrapolated.
-# [L208]
+# Largest log-scaling of a block at which an iteration is linear enough to extrapolate. [L208]
 _LINEAR = 2.0
 # Rises of the error after which the second level is given up: where blocks hold many clusters, or
 # points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
 _MOST_RISES = 2
-# Blocks of a side above which neighbours are taken together: a step solves as many equations.
-# [L290]
+# Blocks of a side above which neighbours are joined: a step solves as many equations. [L290]
 _MOST_BLOCKS = 512
 # Newton steps at most, and the step after which convergence, which is quadratic, has made the rest
 # negligible beside what the next iteration changes. [L207]
@@ -34,17 +30,12 @@ _STEPS = 25
 _LAST_STEP = 0.05
 # Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
 _LONGEST = 1.0
-# Ridge, relative to the diagonal: parts that share less mass are not scaled against each other.
-# [L290]
+# Ridge over the diagonal: parts that share less mass are not scaled against each other. [L290]
 _RIDGE = 1e-9
 
 
 class Engine(Protocol):
-    """Half-steps over chosen tiles, and where they have led.
-
-    The potentials u of the rows and v of the columns are in exponents, in a unit and an order of
-    points of the engine's own.
-    """
+    """Half-steps over chosen tiles, by potentials u and v as exponents in a unit of its own."""
 
     slack: float  # how far u and v may rise together before the tiles are no longer right
     used: Tensor  # bool, of the shape of v: which columns have mass

@@ -1,7 +1,5 @@
 """Whether and how a solve skips tiles, and what came of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,8 +21,7 @@ from torchgw._tensors.ranks import Ranks, pieces
 # How far the potentials of both sides may rise together, in exponents, before the tiles of a sweep
 # are chosen anew. Three units keep 6% more tiles. [L192]
 SLACK = 3.0
-# Points of a block: the width of a tile of the kernels. Smaller blocks keep hardly fewer tiles.
-# [L199]
+# Points of a block: the width of a kernel's tile. Smaller ones keep hardly fewer tiles. [L199]
 _WIDTH = 128
 # Blocks of a side, the geometric mean of both, above which blocks are twice as wide: their bounds
 # would cost as much as tiles. [L210]
@@ -72,7 +69,9 @@ class Tiling:
         self._swapped = False
 
     @classmethod
-    def of(cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False) -> Tiling:
+    def of(
+        cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False
+    ) -> "Tiling":
         """Choose the width of blocks that suits the size and the device of a problem."""
         width = _WIDTH
         while math.prod(shape) > (width * _MOST_BLOCKS) ** 2:
@@ -81,14 +80,14 @@ class Tiling:
             width //= 2
         return cls(shape, width, storable=storable)
 
-    def ordered(self, orders: tuple[Order, Order]) -> Tiling:
+    def ordered(self, orders: tuple[Order, Order]) -> "Tiling":
         """Give the points an order that is known already, in blocks of any width."""
         first, second = (order._replace(width=self.width) for order in orders)
         self._memory.orders = first, second
         return self
 
     @property
-    def T(self) -> Tiling:  # noqa: N802 - the name of every array library
+    def T(self) -> "Tiling":  # noqa: N802 - the name of every array library
         """The tiling of the transposed problem."""
         other = Tiling(self.shape[::-1], self.width, storable=self.storable)
         other._memory, other._swapped = self._memory, not self._swapped
@@ -140,11 +139,7 @@ class Tiling:
 
 
 class Cut:
-    """The rows that are this rank's, of about as many tiles as those of the others.
-
-    They are whole pieces of whole blocks, which are the same for any number of ranks. Without ranks
-    all rows are here.
-    """
+    """The rows of this rank, in whole pieces of whole blocks and about as many tiles as others."""
 
     def __init__(self, ranks: Ranks | None, start: Tensor, n: int, width: int) -> None:
         # ``start`` says where the list of each block begins, as in a walk

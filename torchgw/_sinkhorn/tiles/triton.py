@@ -1,7 +1,5 @@
 """Streamed Sinkhorn over the tiles that matter, by the Triton kernels, which walk over lists."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -47,7 +45,7 @@ class TiledTritonProblem(TiledProblem):
         self,
         problem: LinearProblem,
         backend: TiledBackend,
-        turned: TiledTritonProblem | None = None,
+        turned: "TiledTritonProblem | None" = None,
     ) -> None:
         super().__init__(problem, backend)
         # the same with source and target exchanged, which has the tiles of both
@@ -55,10 +53,10 @@ class TiledTritonProblem(TiledProblem):
         self._chosen: _Chosen | None = None
 
     @property
-    def T(self) -> TiledTritonProblem:  # noqa: N802 - the name of every array library
+    def T(self) -> "TiledTritonProblem":  # noqa: N802 - the name of every array library
         return self._turned or TiledTritonProblem(self.problem.T, self.backend.T, self)
 
-    def choose(self, potentials: Potentials, slack: float = 0.0) -> _Chosen:
+    def choose(self, potentials: Potentials, slack: float = 0.0) -> "_Chosen":
         """Choose the tiles that matter near some potentials, or take those chosen last if right."""
         # With a slack they are chosen anew, for potentials that rise by so much together.
         if self._turned is not None:
@@ -154,7 +152,7 @@ class _Chosen(NamedTuple):
     slack: float  # how far they may rise together
 
     @classmethod
-    def near(cls, prepared: TiledTritonProblem, potentials: Potentials, slack: float) -> _Chosen:
+    def near(cls, prepared: TiledTritonProblem, potentials: Potentials, slack: float) -> "_Chosen":
         """Choose the tiles that matter near some potentials."""
         problem, tiling = prepared.problem, prepared.tiling
         tiles = tiling.problem(problem, prepared.backend.ranks)
@@ -169,7 +167,7 @@ class _Chosen(NamedTuple):
         return cls(tiles, walk, across, parts, weights, exponents, slack)
 
     @property
-    def T(self) -> _Chosen:  # noqa: N802 - the name of every array library
+    def T(self) -> "_Chosen":  # noqa: N802 - the name of every array library
         """The same with source and target exchanged."""
         return _Chosen(
             self.tiles.T, self.across, self.walk, self.cost.transpose(),
@@ -296,10 +294,7 @@ class _TritonEngine:
 
 
 class _SharedEngine(_TritonEngine):
-    """Shares the tiles among ranks, by blocks of rows in one half-step and of columns in the other.
-
-    What is added up beside the half-steps is so in pieces that do not depend on the ranks.
-    """
+    """Shares tiles among ranks, by blocks of rows or columns, and sums in fixed pieces."""
 
     def __init__(self, prepared: TiledTritonProblem, start: Potentials, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -1,7 +1,5 @@
 """A symmetric graph as tensors, on the device where it is used."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +34,7 @@ class Edges(NamedTuple):
         vertices = torch.arange(self.n, device=self.start.device)
         return vertices.repeat_interleave(self.degree, output_size=len(self.vertex))
 
-    def to(self, device: torch.device) -> Edges:
+    def to(self, device: torch.device) -> "Edges":
         """Move the graph to another device."""
         return Edges(*(part.to(device) for part in self))
 

@@ -1,15 +1,12 @@
 """Points grouped in space: leaves of equal size by recursive median splits, with their boxes."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Points in a leaf at most: fewer would make tighter boxes, more would make fewer pairs of boxes.
-# [L151]
+# Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes. [L151]
 _LEAF_POINTS = 64
 # Levels from which on the first three together may have 5, 6 or 7 parts, so that leaves are nearly
 # full: those of 10,000,000 points have 62 in place of 39. [L791]
@@ -24,7 +21,7 @@ class Leaves(NamedTuple):
     low: Tensor  # (leaves, d) float64, corner of the box of each leaf
     high: Tensor  # (leaves, d) float64
 
-    def at(self, index: Tensor | slice) -> Leaves:
+    def at(self, index: Tensor | slice) -> "Leaves":
         """Choose some of the leaves."""
         return Leaves(*(part[index] for part in self))
 

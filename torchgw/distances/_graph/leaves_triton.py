@@ -1,7 +1,5 @@
 """Nearest neighbours among the leaves of a tree, in one kernel."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -143,11 +141,9 @@ def _in_leaves_kernel(
 def nearest_in_leaves(
     base: Leaves, query: Leaves, seeds: Tensor, n_neighbors: int
 ) -> tuple[Tensor, Tensor]:
-    """Find squared distances and places of the nearest base points, in no order, (q, k or more).
-
-    ``seeds`` (query leaves,) are near leaves of the base. Places are those in ``base.row``; where
-    there are too few points the square is infinite and the place -1.
-    """
+    """Find squared distances and places of the nearest base points, in no order, (q, k or more)."""
+    # `seeds` (query leaves,) are near leaves of the base. Places are those in `base.row`; where
+    # there are too few points the square is infinite and the place -1.
     keep = max(16, triton.next_power_of_2(n_neighbors))
     per = min(_BOXES, len(base.row))
     boxes, query_boxes = (torch.stack([side.low, side.high], dim=1) for side in (base, query))

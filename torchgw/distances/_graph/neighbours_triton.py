@@ -1,7 +1,5 @@
 """Nearest neighbours among all points: products on matrix units and selection, in one kernel."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -82,13 +80,11 @@ def _nearest_kernel(
 def nearest_candidates(
     base: Tensor, query: Tensor, keep: int, products: int
 ) -> tuple[Tensor, Tensor]:
-    """Find the base points that may be nearest to each query point, and a bound for the others.
-
-    Of the candidates, int32 (q, keep), -1 is none. Every other base point is at a squared distance
-    of at least twice the bound, (q,). ``base`` (n, d) and ``query`` (q, d) are float64, centred, of
-    norm one at most; ``keep`` is a power of two; ``products`` is 1, of the leading parts, or 3, of
-    the remainders too.
-    """
+    """Find the base points that may be nearest to each query point, and a bound for the others."""
+    # Of the candidates, int32 (q, keep), -1 is none. Every other base point is at a squared
+    # distance of at least twice the bound, (q,). `base` (n, d) and `query` (q, d) are float64,
+    # centred, of norm one at most; `keep` is a power of two; `products` is 1, of the leading parts,
+    # or 3, of the remainders too.
     width = max(16, triton.next_power_of_2(base.shape[1]))
     parts = [_halves(points, width) for points in (base, query)]
     norm = base.norm(dim=1)

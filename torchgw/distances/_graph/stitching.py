@@ -1,7 +1,5 @@
 """The shortest edges that join the components of a neighbour graph."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +27,7 @@ class Bridges(NamedTuple):
 
 
 def shortest_bridges(points: Tensor, labels: Tensor, leaves: Leaves | None = None) -> Bridges:
-    """Find the minimum spanning tree over components, whose distance is their closest pair's.
-
-    ``labels`` (n,) are the components 0, 1, ... of the points; their leaves may be known.
-    """
+    """Find the minimum spanning tree over the components ``labels`` (n,), by closest pairs."""
     # Boruvka's algorithm: in each round every component but the largest takes its shortest edge to
     # another one, and what is joined becomes one component. All these edges are found together by
     # descending a tree of boxes in pairs (March, Ram, Gray. Fast Euclidean minimum spanning tree.
@@ -202,10 +197,7 @@ class _ShortestEdges:
 
 
 def _join(count: int, ends: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the edges that join components, and number the joined components.
-
-    Each has one: the components at its ends, (count, 2), and its squared length, infinite for none.
-    """
+    """Choose the shortest edge of each component, (count, 2), and number what they join."""
     parent = list(range(count))
 
     def root(label: int) -> int:

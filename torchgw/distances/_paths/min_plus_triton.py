@@ -1,7 +1,5 @@
 """Shortest paths of all pairs by blocks: Floyd and Warshall's algorithm on a symmetric matrix."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

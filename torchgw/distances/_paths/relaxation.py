@@ -6,8 +6,6 @@ and a round visits the tiles in which something may change: those that the front
 passing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Edge relaxation: a round over the tiles where something may change, or all in one launch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

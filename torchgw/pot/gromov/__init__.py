@@ -9,8 +9,6 @@ number, or a tensor of those inputs that it has gradients to. With ``log=True`` 
 log of that one, with the plan ``T``, and of a fused problem ``lin_loss`` and ``quad_loss``.
 """
 
-from __future__ import annotations
-
 from torchgw.pot.gromov._balanced import *
 from torchgw.pot.gromov._barycenters import *
 from torchgw.pot.gromov._dictionary import *

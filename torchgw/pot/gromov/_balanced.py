@@ -1,7 +1,5 @@
 """Problems with both marginals: exact, entropic, and by single Bregman loops (BAPG)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import numpy as np
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array
-from torchgw.pot.gromov._call import Call, takes, valued
+from torchgw.pot.gromov._call import Call, fused, takes, valued
 from torchgw.pot.gromov._read import Problem, read_start
 from torchgw.pot.gromov._steps import entropic, exact_answer, on_positive
 
@@ -43,21 +41,7 @@ def gromov_wasserstein(call: Call) -> Any:
 
 
 gromov_wasserstein2 = valued(gromov_wasserstein, "with gradients to C1, C2, p and q")
-
-
-@takes(_EXACT_FUSED)
-def fused_gromov_wasserstein(call: Call) -> Any:
-    """Find a fused Gromov-Wasserstein plan, as ``ot.gromov.fused_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``loss`` of each step, ``fgw_dist``, dual potentials ``u`` and ``v``.
-    """
-    return exact_answer(call, "balanced", "gw_dist", warning=None)
-
-
+fused_gromov_wasserstein = fused(gromov_wasserstein, _EXACT_FUSED)
 fused_gromov_wasserstein2 = valued(
     fused_gromov_wasserstein, "with gradients to M, C1, C2, p, q and alpha"
 )
@@ -80,21 +64,7 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
 
 
 entropic_gromov_wasserstein2 = valued(entropic_gromov_wasserstein, "without entropy")
-
-
-@takes(_ENTROPIC_FUSED)
-def entropic_fused_gromov_wasserstein(call: Call) -> Any:
-    """Find a fused entropic plan, as ``ot.gromov.entropic_fused_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``err`` of each step and ``fgw_dist``, without entropy.
-    """
-    return _entropic(call)
-
-
+entropic_fused_gromov_wasserstein = fused(entropic_gromov_wasserstein, _ENTROPIC_FUSED)
 entropic_fused_gromov_wasserstein2 = valued(entropic_fused_gromov_wasserstein, "without entropy")
 
 
@@ -112,21 +82,7 @@ def BAPG_gromov_wasserstein(call: Call) -> Any:
 
 
 BAPG_gromov_wasserstein2 = valued(BAPG_gromov_wasserstein)
-
-
-@takes(_SINGLE_FUSED)
-def BAPG_fused_gromov_wasserstein(call: Call) -> Any:
-    """Find a fused plan by single steps, as ``ot.gromov.BAPG_fused_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        That of :func:`BAPG_gromov_wasserstein`, with ``fgw_dist``.
-    """
-    return _single_loop(call)
-
-
+BAPG_fused_gromov_wasserstein = fused(BAPG_gromov_wasserstein, _SINGLE_FUSED)
 BAPG_fused_gromov_wasserstein2 = valued(BAPG_fused_gromov_wasserstein)
 
 

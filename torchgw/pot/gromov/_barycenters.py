@@ -1,7 +1,5 @@
 """Barycenters of structures and features: plans and the mean structure by turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -427,10 +425,7 @@ def _turns(
     solve: _Solve,
     plans: list[Array] | None = None,
 ) -> Any:
-    """Update plans, then structure and features, until these or the loss stay; hand them out.
-
-    ``plans`` are given where the weights of the barycenter are free.
-    """
+    """Update plans, then structure and features, until these or the loss stay; hand them out."""
     count, warm, free = len(known.structures), call.warmstartT, plans is not None
     starts: list[Any] = list(plans) if plans is not None and warm else [None] * count
     by_loss, p, loss = call.stop_criterion == "loss", known.p, 1e15

@@ -1,7 +1,5 @@
 """Functions with POT's signatures, each said in one line, and the arguments of a call by name."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect
@@ -95,15 +93,30 @@ def valued(
     function: Callable[..., Any], said: str = "", signature: str | None = None
 ) -> Callable[..., Any]:
     """Make the function whose name ends in 2: it has the signature of the other, or its own."""
+    text = f"Compute the value of :func:`{function.__name__}`{said and ', ' + said}."
+    return _like(function, f"{function.__name__}2", text, signature or inspect.signature(function))
+
+
+def fused(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """Make the function of fused problems, whose log has names with an f before gw."""
+    name = function.__name__.replace("gromov", "fused_gromov")
+    head = f"Do what :func:`{function.__name__}` does with a linear cost, as ``ot.gromov.{name}``."
+    rest = inspect.getdoc(function).partition("\n\n")[2]  # type: ignore[union-attr]
+    return _like(function, name, f"{head}\n\n{rest.replace('gw_dist', 'fgw_dist')}", signature)
+
+
+def _like(
+    function: Callable[..., Any], name: str, text: str, signature: str | inspect.Signature
+) -> Callable[..., Any]:
+    """Make a function that does what another does, under a name, docstring and signature."""
     found = inspect.unwrap(function)
 
-    def value(call: Call) -> Any:
+    def other(call: Call) -> Any:
         return found(call)
 
-    value.__module__ = found.__module__
-    value.__name__ = value.__qualname__ = f"{found.__name__}2"
-    value.__doc__ = f"Compute the value of :func:`{found.__name__}`{said and ', ' + said}."
-    return takes(signature or inspect.signature(function))(value)
+    other.__module__, other.__name__, other.__qualname__ = found.__module__, name, name
+    other.__doc__ = text
+    return takes(signature)(other)
 
 
 def _parameter(text: str) -> inspect.Parameter:

@@ -1,7 +1,5 @@
 """Dictionaries of graphs: weights of atoms whose mean is near a graph, and the atoms."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NamedTuple
 
@@ -148,15 +146,7 @@ def _unmix_one(call: Call) -> tuple[Arrays, _Unmixed]:
 
 
 def _unmix(call: Call, graph: _Graph, atoms: _Graph, symmetric: bool | None) -> _Unmixed:
-    """Solve for the plan and for the weights by turns [1]_.
-
-    At a plan the objective is w' G w - 2 b' w and a constant.
-
-    References
-    ----------
-    .. [1] C. Vincent-Cuaz, T. Vayer, R. Flamary, M. Corneli, N. Courty. Online graph dictionary
-       learning. ICML 2021.
-    """
+    """Solve for the plan and for the weights by turns (Vincent-Cuaz et al., ICML 2021)."""
     (C, Y, p), (Cs, Ys, q), reg = graph, atoms, float(call.reg)
     if abs(p.sum() - q.sum()) > 1e-6 * p.sum():
         raise InvalidInputError("The weights of a graph and `q` must have the same sum.")

@@ -1,7 +1,5 @@
 """Estimates for any loss, from pairs of points that are drawn from plans."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Plans of low rank between two clouds, with POT's signature."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -133,11 +131,9 @@ def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
 
 
 def _rescaled(points: Array) -> Array:
-    """Scale points so that their squared distances are those of POT's rescaled factors.
-
-    The factors of ||x - y||^2 are (||x||^2, 1, -2 x) and (1, ||y||^2, y); POT divides each by the
-    square root of its largest entry.
-    """
+    """Scale points so that their squared distances are those of POT's rescaled factors."""
+    # The factors of ||x - y||^2 are (||x||^2, 1, -2 x) and (1, ||y||^2, y); POT divides each by the
+    # square root of its largest entry.
     square = (points**2).sum(1).max()
     left, right = max(square, 1.0, (-2 * points).max()), max(square, 1.0, points.max())
     return np.asarray(points / (left * right) ** 0.25)

@@ -1,7 +1,5 @@
 """Partial problems: a share of the mass moves, and no point gives or takes more than its weight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torchgw.pot import _mirror

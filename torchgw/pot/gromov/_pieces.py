@@ -1,7 +1,5 @@
 """The pieces that POT's solvers are made of: losses, gradients, line searches, starts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ References
 .. [1] S. Chowdhury, D. Miller, T. Needham. Quantized Gromov-Wasserstein. ECML PKDD 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

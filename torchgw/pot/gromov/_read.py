@@ -1,7 +1,5 @@
 """The arguments that functions of ``ot.gromov`` share, read and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from numbers import Real
 from typing import Any, NamedTuple
@@ -43,7 +41,7 @@ class Problem(NamedTuple):
         linear = 0.0 if self.M is None else (1 - self.alpha) * float(np.vdot(self.M, plan))
         return linear, self.alpha * self.term.value(plan)
 
-    def keep(self, rows: Mask | None, columns: Mask | None) -> Problem:
+    def keep(self, rows: Mask | None, columns: Mask | None) -> "Problem":
         """Leave out points, by masks of those that stay."""
         first = np.ones(len(self.p), dtype=bool) if rows is None else rows
         second = np.ones(len(self.q), dtype=bool) if columns is None else columns
@@ -97,10 +95,7 @@ def read_problem(
 
 
 def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
-    """Read a starting plan, the product plan by default.
-
-    If ``exact``, a plan that is given must have the marginals of the problem.
-    """
+    """Read a starting plan, by default the product; an ``exact`` one has the right marginals."""
     p, q, called = problem.p, problem.q, problem.arrays.called
     if abs(p.sum() - q.sum()) > 1e-6 * p.sum():
         raise InvalidInputError(
@@ -138,10 +133,7 @@ def value_of(
     given: dict[str, Any],
     potentials: tuple[Array, Array] | None = None,
 ) -> Any:
-    """Hand out a value with its derivatives at a stationary plan by those inputs that need them.
-
-    Those by the weights are the dual potentials of the linear problem, up to a constant.
-    """
+    """Hand out a value with its derivatives at a plan; the potentials are those by weights."""
     derivatives: list[tuple[Any, Any]] = []
     if needs_gradients(*given.values()):
         derivatives += zip((given["C1"], given["C2"]), _slopes(problem, loss, plan), strict=True)

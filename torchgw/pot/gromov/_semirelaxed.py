@@ -1,11 +1,9 @@
 """Semi-relaxed problems: the first marginal is held, the second is free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torchgw.pot import _mirror
-from torchgw.pot.gromov._call import Call, takes, valued
+from torchgw.pot.gromov._call import Call, fused, takes, valued
 from torchgw.pot.gromov._steps import entropic, exact_answer
 
 _EXACT = """C1, C2, p=None, loss_fun="square_loss", symmetric=None, log=False, G0=None,
@@ -34,21 +32,7 @@ def semirelaxed_gromov_wasserstein(call: Call) -> Any:
 semirelaxed_gromov_wasserstein2 = valued(
     semirelaxed_gromov_wasserstein, "with gradients to C1 and C2"
 )
-
-
-@takes(_EXACT_FUSED)
-def semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
-    """Find a fused semi-relaxed plan, as ``ot.gromov.semirelaxed_fused_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``loss`` of each step and ``srfgw_dist``.
-    """
-    return exact_answer(call, "semirelaxed", "srgw_dist", "armijo")
-
-
+semirelaxed_fused_gromov_wasserstein = fused(semirelaxed_gromov_wasserstein, _EXACT_FUSED)
 semirelaxed_fused_gromov_wasserstein2 = valued(
     semirelaxed_fused_gromov_wasserstein, "with gradients to M, C1, C2 and alpha"
 )
@@ -62,7 +46,7 @@ def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
     -------
     T : array of shape (n, m)
     log : dict, only with ``log=True``
-        ``err`` of each step and ``srgw_dist``.
+        ``err`` of each step and ``srgw_dist``; ``lin_loss`` and ``quad_loss`` with a linear cost.
     """
     return _entropic(call)
 
@@ -70,21 +54,9 @@ def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
 entropic_semirelaxed_gromov_wasserstein2 = valued(
     entropic_semirelaxed_gromov_wasserstein, signature=_ENTROPIC + ", **kwargs"
 )
-
-
-@takes(_ENTROPIC_FUSED)
-def entropic_semirelaxed_fused_gromov_wasserstein(call: Call) -> Any:
-    """Take fused steps, as ``ot.gromov.entropic_semirelaxed_fused_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``err`` of each step, ``srfgw_dist``, ``lin_loss`` and ``quad_loss``.
-    """
-    return _entropic(call)
-
-
+entropic_semirelaxed_fused_gromov_wasserstein = fused(
+    entropic_semirelaxed_gromov_wasserstein, _ENTROPIC_FUSED
+)
 entropic_semirelaxed_fused_gromov_wasserstein2 = valued(
     entropic_semirelaxed_fused_gromov_wasserstein
 )

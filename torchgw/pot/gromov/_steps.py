@@ -1,7 +1,5 @@
 """Problems of each kind, solved from a start: without entropy by vertices, with it by scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

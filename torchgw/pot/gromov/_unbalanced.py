@@ -1,7 +1,5 @@
 """Unbalanced problems across spaces: FUGW and unbalanced co-optimal transport."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor
@@ -117,7 +115,7 @@ def both_sides(call: Call) -> Call:
 
 
 def _answer(
-    call: Call, problem: Across, found: Unbalanced, log: dict[Any, Any], M: Any = None
+    call: Call, problem: "Across", found: Unbalanced, log: dict[Any, Any], M: Any = None
 ) -> Any:
     """Hand out both plans or, in functions whose name ends in 2, the objective."""
     if call.function.endswith("2"):
@@ -190,19 +188,11 @@ class Across:
         )
         of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
         return across_spaces(
-            self.parts,
-            *sides,
-            self.penalties,
-            (first, second),
-            (self._duals(of_samples), self._duals(of_features)),
-            solver=solver,
-            rescale=call.rescale_plan,
-            max_iter=call.max_iter,
-            tol=call.tol,
-            inner_max_iter=call.max_iter_ot,
-            inner_tol=call.tol_ot,
-            verbose=call.verbose,
-        )
+            self.parts, *sides, self.penalties, (first, second),
+            (self._duals(of_samples), self._duals(of_features)), solver=solver,
+            rescale=call.rescale_plan, max_iter=call.max_iter, tol=call.tol,
+            inner_max_iter=call.max_iter_ot, inner_tol=call.tol_ot, verbose=call.verbose,
+        )  # fmt: skip
 
     def _duals(self, given: Any) -> tuple[Array, Array] | None:
         if given is None or given[0] is None:
