@@ -45,7 +45,9 @@ def scale(
     """
     f, g = potentials
     done = 0
-    kernel = np.exp((f[:, None] + g - cost) / epsilon)
+    # one that overflows is not used
+    with np.errstate(over="ignore"):
+        kernel = np.exp((f[:, None] + g - cost) / epsilon)
     while True:
         if not _usable(kernel):
             g = epsilon * (np.log(q) - logsumexp((f[:, None] - cost) / epsilon, axis=0))
