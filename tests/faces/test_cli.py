@@ -142,6 +142,10 @@ def test_relaxed_marginals(files, capsys):
     np.testing.assert_allclose(stored["marginal_a"], 1 / 30, rtol=1e-5)
     assert np.abs(stored["marginal_b"] - 1 / 30).max() > 1e-5
     assert json.loads(str(stored["settings"]))["unbalanced"] == "(inf, 0.0)"
+    main([*align, "--unbalanced", "900", "--unbalanced-type", "l2"])
+    squares = torchgw.load("out.npz").log["mass"]
+    main([*align, "--unbalanced", "900"])
+    assert squares < 0.999 < torchgw.load("out.npz").log["mass"]
     assert main([*align, "--unbalanced", "1,2,3"]) == 2
     assert "unbalanced" in capsys.readouterr().err
 

@@ -468,3 +468,12 @@ def test_parts_that_cannot_be_are_refused():
         gromov.quantized_fused_gromov_wasserstein_partitioned(
             table, table, [np.zeros(3), np.zeros(1)], two, thirds, thirds
         )
+
+
+def test_a_small_epsilon_gives_no_warning_of_numpy():
+    rng = np.random.default_rng(3)
+    points = rng.normal(size=(12, 2)), rng.normal(size=(15, 3))
+    tables = [ot.dist(side, side, "euclidean") for side in points]
+    with np.errstate(all="raise", under="ignore"):
+        plan = gromov.entropic_gromov_wasserstein(*tables, epsilon=1e-4)
+    assert plan.sum() == pytest.approx(1)

@@ -224,3 +224,13 @@ def test_plans_that_nothing_is_worth_moving_by_are_told():
         )
     assert batch.statuses == [torchgw.Status.INNER_LIMIT]
     assert float(batch.marginal_error[0]) == INF
+
+
+def test_a_mass_of_none_is_strict_as_a_penalty_of_none():
+    some, one = (
+        torchgw.solve_many(XS, YS, epsilon=0.05, mass=mass).value
+        for mass in ([0.7, None, 0.9], [0.7, 1.0, 0.9])
+    )
+    assert np.array_equal(some, one)
+    penalties = torchgw.solve_many(XS, YS, epsilon=0.05, unbalanced=[1.0, None, 1.0]).value
+    assert penalties[1] == pytest.approx(some[1], rel=1e-6)

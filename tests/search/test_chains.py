@@ -551,3 +551,21 @@ def test_rounds_are_begun_anew_until_two_agree():
     result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.02, random_state=3014)
     entropy = float((result.plan * np.log(result.plan * 12 * 15)).sum())
     assert result.value + 0.02 * entropy < 0.1249758 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(("branches", "height", "seed"), [(2, 5, 1), (4, 3, 3)])
+def test_trees_with_fewer_edges_are_found_or_in_doubt(branches, height, seed):
+    """Subtrees that are alike make optima, of which chains find one each, far from the best."""
+    networkx = pytest.importorskip("networkx")
+    tree, rng = networkx.balanced_tree(branches, height), np.random.default_rng(seed)
+    x = networkx.to_numpy_array(tree)
+    order, edges = rng.permutation(len(x)), list(tree.edges)
+    for number in rng.choice(len(edges), len(edges) // 15, replace=False):
+        tree.remove_edge(*edges[number])
+    y = networkx.to_numpy_array(tree, nodelist=order)
+    truth = np.eye(len(x))[order].T / len(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+        best = torchgw.solve(D_X=x, D_Y=y, init=truth, epsilon=found.epsilon)
+    assert found.doubt or found.log["objective"] < 1.01 * best.log["objective"]

@@ -13,6 +13,7 @@ from problems import linear_problem, random_weights
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
+from torchgw._problem.marginals import quadratic_divergence, relative_entropy
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
@@ -86,6 +87,35 @@ def test_a_heavy_penalty_is_balanced(rho):
     assert float(np.abs(result.plan - strict.plan).sum()) < 1e-6
     for name in ("marginal_a", "marginal_b"):
         assert np.abs(getattr(result, name) - getattr(strict, name)).sum() < 1e-6
+
+
+@pytest.mark.parametrize("rho", [1e6, 1e7])
+def test_the_heaviest_penalties_are_no_worse_than_strict_marginals(rho):
+    """What few iterations leave of the marginals says nothing of which start is best."""
+    rng = np.random.default_rng(1)
+    n, m = rng.integers(15, 60, 2)
+    tables = (
+        ot.dist(points, points, "euclidean")
+        for points in (rng.normal(size=(n, 2)), rng.normal(size=(m, 3)))
+    )
+    first, second = (table / table.max() for table in tables)
+    given = {"D_X": first, "D_Y": second, "epsilon": 0.01, "random_state": 0}
+    strict = torchgw.solve(**given)
+    found = torchgw.solve(**given, unbalanced=rho)
+    assert found.log["objective"] <= 1.001 * strict.log["objective"]
+
+
+def test_penalties_are_told_to_the_digits_that_a_heavy_one_multiplies():
+    weights = torch.as_tensor(A)
+    near = weights * (1 + 1e-9 * torch.linspace(-1, 1, 30))
+    near /= near.sum()
+    wanted = float(((near - weights) ** 2 / weights).sum()) / 2
+    assert relative_entropy(near, weights) == pytest.approx(wanted, rel=1e-6, abs=0)
+    assert quadratic_divergence(0.0, 1 + 1e-9) == pytest.approx(2e-18, rel=1e-6, abs=0)
+    assert quadratic_divergence(0.1, 0.3, 2.0) == pytest.approx(
+        0.18 * (0.1 + math.log(0.15)) - 0.09 + 4
+    )
+    assert quadratic_divergence(0.1, 1e-150) == 1.0
 
 
 @pytest.mark.parametrize("rho", [(INF, 0), (0, INF), (INF, 0.1)])

@@ -132,7 +132,7 @@ def solve_many(
     unbalanced : float, pair of float, or a list of B of these, optional
         As in ``solve``.
     mass : float or B of them, optional
-        As in ``solve``.
+        As in ``solve``; None is strict, as in a list of ``unbalanced``.
     plans : bool
         Whether to keep the plans, 8 n m bytes for each problem.
     differentiable : bool
@@ -443,7 +443,7 @@ def read_relaxed(
 def _share(value: Any) -> float:
     """Read the mass that one problem moves."""
     check_marginal_rule(None, value)
-    return float(value)
+    return 1.0 if value is None else float(value)
 
 
 def check_rules(

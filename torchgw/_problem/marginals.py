@@ -188,11 +188,10 @@ def _exp(logarithm: float) -> float:
 
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:
-    """Compute sum p log(p / a), for masses p that are zero wherever the weights a are."""
-    ratio = torch.where(
-        masses > 0, masses / weights.clamp_min(torch.finfo(weights.dtype).tiny), 1.0
-    )
-    return float(torch.special.xlogy(masses, ratio).sum())
+    """Compute sum p log(p / a), for masses p, of the same sum, that are zero wherever a is."""
+    # with -p + a, whose sum is zero: what is left where p is nearly a, a large rho multiplies
+    change = (masses - weights) / weights.clamp_min(torch.finfo(weights.dtype).tiny)
+    return float((weights * (torch.special.xlog1py(1 + change, change) - change)).sum())
 
 
 def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
@@ -202,4 +201,6 @@ def divergence(entropy: float, mass: float, total: float = 1.0) -> float:
 
 def quadratic_divergence(entropy: float, mass: float, total: float = 1.0) -> float:
     """Compute KL(mu x mu | nu x nu), mu = mass p, nu = total a, from KL(p | a) (equation 14)."""
-    return 2 * mass**2 * (entropy + math.log(mass / total)) - mass**2 + total**2
+    change = (mass - total) * (mass + total) / total**2
+    growth = (1 + change) * math.log1p(change) if change > -1 else 0.0
+    return 2 * mass**2 * entropy + total**2 * (growth - change)

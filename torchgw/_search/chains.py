@@ -97,8 +97,8 @@ _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
 # Value over the second best below which an optimum is the best one, by whatever chain it was found.
-# [L617]
-STANDS_OUT = 0.5
+# [L617, L971]
+STANDS_OUT = 0.25
 # How many of these run before the next look at what has been found. [L333]
 _ROUND = 4
 # What the convex start of graphs goes on with.

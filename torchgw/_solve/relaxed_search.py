@@ -4,6 +4,7 @@ Optima of strict marginals are starts here, no more: which of them is best depen
 the marginals makes of it.
 """
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,6 +36,9 @@ _MISSED = 1e-2
 _DISTINCT = 0.1
 # Lowest epsilon as a share of the natural scale, as in a search with strict marginals. [L297]
 _LEAST_EPSILON = 1e-3
+# Multiple of the natural scale above which a penalty is compared as a strict marginal: it would
+# weigh nothing but what these few iterations leave of the marginals. [L970]
+_HARD = 1e4
 
 
 class _Found(NamedTuple):
@@ -73,11 +77,15 @@ def search_relaxed(
         None if coarse.linear is None else DenseCost(coarse.linear.cpu()),
         problem.loss,
     )
+    rule = strategy.options.rule
+    assert rule is not None
+    hard = [math.inf if rho > _HARD * strategy.scale else rho for rho in rule.rho]
     epsilon = max(strategy.epsilon, _LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
-        strategy.options, epsilon=epsilon, gradient="dense", n_anchors=None, max_iter=_OUTER,
-        tol=_TOLERANCE, inner_max_iter=_INNER, inner_tol=_TOLERANCE, backend="auto",
-        precision="float64", storage="stored", polish=False, skip_tiles=False,
+        strategy.options, epsilon=epsilon, rule=replace(rule, rho=(hard[0], hard[1])),
+        gradient="dense", n_anchors=None, max_iter=_OUTER, tol=_TOLERANCE, inner_max_iter=_INNER,
+        inner_tol=_TOLERANCE, backend="auto", precision="float64", storage="stored", polish=False,
+        skip_tiles=False,
     )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]

@@ -111,8 +111,10 @@ def _as_asked(
         # entropy counts from the product of the weights
         moved += float(xlogy(masses, stand.weights / weight.clamp_min(_LEAST)).sum())
         if math.isfinite(rho):
-            squares = (masses**2).sum() ** 2 + (weight**2).sum() ** 2
-            penalty += rho * float(squares / 2 - (masses @ weight) ** 2)
+            # |m x m - a x a|^2 / 2 by m - a, as a large rho multiplies its rounding
+            apart = masses - weight
+            along, far = weight @ apart, apart @ apart
+            penalty += rho * float(along**2 + far * (weight @ weight + far / 2 + 2 * along))
     sizes = [
         math.prod(float(part.sum()) for part in parts)
         for parts in (given, [stand.weights for stand in stands])

@@ -161,6 +161,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
         help="penalty where weights are not met, of both sides or of each; inf: they are met, 0: "
         "they may be missed freely",
     )  # fmt: skip
+    add("--unbalanced-type", choices=("kl", "l2"), help="what `--unbalanced` weighs; l2 is squares")
     add("--loss", help=f"one of {', '.join(LOSSES)}: how distances of the two sides are compared")
     add(
         "--min-iter",

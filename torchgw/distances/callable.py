@@ -156,7 +156,8 @@ class ManifoldDistance(DistanceProvider):
         return torch.cat(blocks)
 
     def _between(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        found = self._function(rows, chosen)
+        # copies: a function may write into what it gets, and a file may be mapped to be read alone
+        found = self._function(rows.clone(), chosen.clone())
         block = found if isinstance(found, Tensor) else to_tensor("function", found)
         expected = (len(rows), len(chosen))
         if tuple(block.shape) != expected:

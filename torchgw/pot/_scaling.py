@@ -38,7 +38,9 @@ def scale(
     # problems. SIAM Journal on Scientific Computing 2019.
     f, g = potentials
     done = 0
-    kernel = np.exp((f[:, None] + g - cost) / epsilon)
+    # one that overflows is not used
+    with np.errstate(over="ignore"):
+        kernel = np.exp((f[:, None] + g - cost) / epsilon)
     while True:
         if not _usable(kernel):
             g = epsilon * (np.log(q) - logsumexp((f[:, None] - cost) / epsilon, axis=0))
