@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torchgw.distances._graph.edges import components
 from torchgw.distances.base import Factors
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.nystrom import NystromDistance, draw
+
+# Vertices above which a GPU adds up edges in float32: paths are then 1e-4 off at most, where
+# landmarks leave 1e-2. [L920]
+_ROUGH = 2**20
 
 
 class LandmarkDistance(NystromDistance):
@@ -63,12 +68,17 @@ class LandmarkDistance(NystromDistance):
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self._begin(graph, resolve_device(device), dtype)
-        self._find(self.geodesics.reader(self.device), n_landmarks, start, generator)
+        self._find(self._reader(), n_landmarks, start, generator)
         self._warn_if_too_few(len(self.landmarks))
 
     def _begin(self, graph: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.geodesics = as_geodesics(graph)
         self.n, self.device, self.dtype = self.geodesics.n, device, dtype
+
+    def _reader(self) -> Callable[[Tensor], Tensor]:
+        return self.geodesics.reader(
+            self.device, torch.float32 if self.n > _ROUGH else torch.float64
+        )
 
     @classmethod
     def shared(
@@ -77,7 +87,7 @@ class LandmarkDistance(NystromDistance):
         """Make the provider by paths that ranks share out; it has the bits of one made alone."""
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
-        alone = provider.geodesics.reader(device)
+        alone = provider._reader()
         empty = torch.empty(0, provider.n, dtype=torch.float64, device=device)
 
         def rows_of(sources: Tensor) -> Tensor:
