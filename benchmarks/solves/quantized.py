@@ -35,7 +35,8 @@ from scipy.stats import spearmanr
 import torchgw
 from benchmarks.harness.measure import synchronize
 from torchgw.datasets import spiral, swiss_roll
-from torchgw.distances import LandmarkDistance, connect, knn_graph
+from torchgw.distances import LandmarkDistance
+from torchgw.distances.graph import neighbour_geodesics
 
 ROOT = Path(__file__).resolve().parents[2]
 # Local plans are as many as entries of a vertex, twice the parts at most; 8 bytes an entry.
@@ -52,7 +53,7 @@ class Side(NamedTuple):
     factors: Array  # (n, r)
     signs: Array  # (r,)
     angle: Array  # (n,) place on the curve
-    graph: sparse.csr_matrix  # of edges, as long as they are in units of the factors
+    graph: sparse.csr_matrix | None  # of edges in units of the factors; of POT's sides alone
 
     def among(self, index: NDArray[np.int64]) -> Array:
         """Distances among some points, (k, k)."""
@@ -65,17 +66,17 @@ class Side(NamedTuple):
         return float(self.signs @ gram**2 @ self.signs)
 
 
-def make_side(points: Array, angle: Array, device: str) -> Side:
-    """Compute the graph of one side and the factors of its distances."""
-    tensor = torch.from_numpy(points).to(device)
+def make_side(points: Array, angle: Array, device: str, *, graph: bool) -> Side:
+    """Compute the factors of the distances of one side, and its graph on the host if asked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.GraphWarning)
-        paths = connect(knn_graph(tensor, 10), tensor)
+        paths = neighbour_geodesics(torch.from_numpy(points).to(device), 10)
         distance = LandmarkDistance(paths, device=device)
     found = distance.factors()
     factors, signs = found.matrix.cpu().numpy(), found.signs.cpu().numpy().astype(float)
     longest = float(distance.maximum())
-    return Side(factors / np.sqrt(longest), signs, angle, paths.graph / longest)
+    edges = paths.graph / longest if graph else None
+    return Side(factors / np.sqrt(longest), signs, angle, edges)
 
 
 def value(source: Side, target: Side, plan: sparse.csr_matrix) -> float:
@@ -129,8 +130,8 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Measure one setting of POT, or ours at each epsilon where there are no ``parts``."""
     clock = time.perf_counter()
-    source = make_side(*spiral(n, random_state=0), device)
-    target = make_side(*swiss_roll(n, random_state=1), device)
+    source = make_side(*spiral(n, random_state=0), device, graph=parts > 0)
+    target = make_side(*swiss_roll(n, random_state=1), device, graph=parts > 0)
     record = {"n": n, "prepared": round(time.perf_counter() - clock, 2), "pot": ot.__version__}
     drawn = np.random.default_rng(2).choice(n, min(n, _PARTNERS), replace=False)
     for epsilon in epsilons:
@@ -212,36 +213,43 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         resolution = None if options.all_points else "auto"
         for record in measure(sizes[0], counts[0], epsilons, resolution, options.device):
-            print(json.dumps(record), flush=True)
+            _tell(record, options.output)
         return 0
     for n in sizes:
         for parts in counts:
-            lines = _apart(n, parts, epsilons[:1] if parts else epsilons, options)
-            print(lines, flush=True)
-            if options.output is not None:
-                with options.output.open("a") as file:
-                    file.write(lines + "\n")
+            why = _apart(n, parts, epsilons[:1] if parts else epsilons, options)
+            if why is not None:
+                told = {"n": n, "solver": "POT, quantized" if parts else "torchgw", "parts": parts}
+                _tell(told | {"error": why}, options.output)
     return 0
 
 
-def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespace) -> str:
-    """Measure one setting in a process, or say why not."""
-    told = {"n": n, "solver": "POT, quantized" if parts else "torchgw", "parts": parts}
+def _tell(record: dict[str, Any], output: Path | None) -> None:
+    """Print a record as soon as it is known, and add it to a file."""
+    print(line := json.dumps(record), flush=True)
+    if output is not None:
+        with output.open("a") as file:
+            file.write(line + "\n")
+
+
+def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespace) -> str | None:
+    """Measure one setting in a process that tells what it finds; say why not, if it does not."""
     needed = _LOCAL_BYTES * n**2 / parts / 1e9 if parts else 0.0
     if needed > options.memory:
-        return json.dumps(told | {"error": f"local plans of {needed:.0f} GB"})
+        return f"local plans of {needed:.0f} GB"
     command = [sys.executable, "-m", "benchmarks", "quantized", "--inside", "--sizes", str(n)]
     command += ["--parts", str(parts), "--epsilon", ",".join(map(str, epsilons))]
     command += ["--device", options.device, *["--all-points"] * options.all_points]
+    if options.output is not None:
+        command += ["--output", str(options.output.resolve())]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=options.limit
-        )
-    except subprocess.TimeoutExpired as late:
-        # bytes, whatever was asked for
-        heard = (late.stdout or b"").decode()
-        return heard + json.dumps(told | {"error": f"not done after {options.limit:g} s"})
-    if done.returncode != 0:
-        killed = f"killed by signal {-done.returncode}" if done.returncode < 0 else ""
-        return json.dumps(told | {"error": killed or done.stderr.splitlines()[-1]})
-    return done.stdout.rstrip()
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=options.limit,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"not done after {options.limit:g} s"
+    if done.returncode == 0:
+        return None
+    killed = done.returncode < 0
+    return f"killed by signal {-done.returncode}" if killed else done.stderr.splitlines()[-1]

@@ -4,7 +4,15 @@ import scipy.sparse as sp
 import torch
 
 from torchgw import _errors
-from torchgw.distances import LandmarkDistance, connect, geodesic_matrix, knn_graph, nystrom
+from torchgw.distances import (
+    LandmarkDistance,
+    connect,
+    geodesic_matrix,
+    geodesics,
+    knn_graph,
+    landmark,
+    nystrom,
+)
 
 
 def spiral(n, rng):
@@ -67,6 +75,29 @@ def test_many_vertices_are_drawn_where_they_are(space, device, monkeypatch):
     assert len(first.landmarks.unique()) == 50
     # other points than those for which the bound was measured
     assert first.error < 1.5 * bound
+
+
+@pytest.mark.parametrize(("most", "dtype"), [(20, torch.float32), (30, torch.float64)])
+def test_paths_of_many_vertices_may_be_rounded(most, dtype, device, monkeypatch):
+    asked = []
+
+    def reader(self, device, dtype=torch.float64):
+        asked.append(dtype)
+        return read(self, device, dtype)
+
+    read = geodesics.Geodesics.reader
+    monkeypatch.setattr(geodesics.Geodesics, "reader", reader)
+    monkeypatch.setattr(landmark, "_ROUGH", most)
+    points = torch.rand(30, 2, generator=torch.Generator().manual_seed(3))
+    graph = knn_graph(points, 6)
+    found = LandmarkDistance(graph, device=device)
+    assert asked == [dtype]
+    assert found.dtype == torch.float64
+    # all vertices are landmarks; the inverse of their block enlarges what is rounded
+    torch.testing.assert_close(
+        found.columns(torch.arange(30, device=device)).cpu(), geodesic_matrix(connect(graph)),
+        rtol=0, atol=1e-3 if dtype == torch.float32 else 1e-12,
+    )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")

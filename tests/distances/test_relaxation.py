@@ -94,6 +94,20 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     assert torch.equal(layout.columns(sources[-2:]), got[:, -2:])
 
 
+@pytest.mark.parametrize("kernel", [False, True])
+def test_lengths_in_float32_are_those_up_to_its_rounding(kernel, device, monkeypatch):
+    if kernel:
+        skip_unless_kernels_run(device)
+    small_tiles(monkeypatch)
+    graph, sources = GRAPHS["dense"], torch.arange(3, device=device)
+    layout = EdgeRelaxation(from_csr(graph).to(device), kernel=kernel, dtype=torch.float32)
+    got = layout.columns(sources)
+    assert got.dtype == torch.float64
+    expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
+    # paths of at most 16 edges
+    np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=16 * 2**-24)
+
+
 @pytest.mark.parametrize("step", [0.0, 0.1, 1e9])
 def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch):
     skip_unless_kernels_run(device)

@@ -325,8 +325,8 @@ def test_scaling_measures_fits_and_tabulates():
 
 
 def test_quantized_plans_are_valued_by_the_same_distances():
-    source = quantized.make_side(*quantized.spiral(150, random_state=0), "cpu")
-    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1), "cpu")
+    source = quantized.make_side(*quantized.spiral(150, random_state=0), "cpu", graph=True)
+    target = quantized.make_side(*quantized.swiss_roll(170, random_state=1), "cpu", graph=True)
     plan = quantized.quantized(source, target, 12)
     tables = [(side.factors * side.signs) @ side.factors.T for side in (source, target)]
     dense = plan.toarray()

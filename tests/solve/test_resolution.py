@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw import InvalidInputError, UnsupportedError
+from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
 from torchgw._search.subsample import make_cells
 from torchgw._solve import pipeline, resolution
 from torchgw._tensors.block_order import block_order
@@ -88,6 +88,18 @@ def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
     assert found.lazy_plan.dtype == torch.float32
     # twice what is left here, as landmarks and last bits of the start move the end [L501]
     assert found.value == pytest.approx(whole.value, rel=2e-3 if precise else 4e-3)
+
+
+def test_cells_have_the_digits_that_a_small_epsilon_needs(few, monkeypatch):
+    monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+    monkeypatch.setattr(resolution, "rounding", lambda scale, epsilon, dtype: dtype.itemsize == 4)
+    found = torchgw.solve(X[::2], Y[::2], **OPTIONS, resolution=1e-2)
+    assert found.report.resolution is not None
+    # in float32 it would be one that ran out of digits
+    assert found.status.converged
+    assert found.lazy_plan.dtype == torch.float64
+    with pytest.warns(ConvergenceWarning, match="Rounding"):
+        torchgw.solve(X[::2], Y[::2], **OPTIONS, resolution=1e-2, precision="float32")
 
 
 def test_rounding_leaves_the_value_of_all_points_alone():

@@ -156,7 +156,8 @@ def _solve(
         ranks=None,
     )
     small = choose_strategy(problem, options)
-    dtype = torch.float64 if math.prod(shape) <= _PRECISE_ENTRIES else strategy.dtypes.loop
+    precise = math.prod(shape) <= _PRECISE_ENTRIES
+    dtype = torch.float64 if precise else _resolving(strategy, setting.scale, tolerance)
     anneal = Annealing(epsilon, epsilon)
     own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)
     start = Potentials(
@@ -170,6 +171,12 @@ def _solve(
     plan = TransportPlan(cost, plan.potentials, plan.weights, epsilon, backend)
     with setting.recorder.timed("extension"):
         return _extend(strategy, setting, cells, plan, state, tolerance, before)
+
+
+def _resolving(strategy: Strategy, scale: float, tolerance: float) -> torch.dtype:
+    """Choose the dtype of the iterations, or of the settling where that rounds by more."""
+    rough = rounding(scale, strategy.epsilon, strategy.dtypes.loop) > max(RESOLVED, tolerance)
+    return strategy.dtypes.settle if rough else strategy.dtypes.loop
 
 
 def _to(dtype: torch.dtype, state: LoopState) -> LoopState:
@@ -219,7 +226,7 @@ def _extend(
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
     # in the dtype that it is read in
-    dtype = strategy.dtypes.loop
+    dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
     plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))

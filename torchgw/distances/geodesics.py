@@ -95,17 +95,21 @@ class Geodesics:
         """Compute D[sources], shape (s, n), on the CPU, by one run of Dijkstra for each source."""
         return path_lengths([(self, sources)], dtype=dtype, n_jobs=n_jobs)[0]
 
-    def reader(self, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    def reader(
+        self, device: torch.device, dtype: torch.dtype = torch.float64
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
         On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
-        function for several requests. On a CPU processes share the sources.
+        function for several requests; it adds edges up in ``dtype``. On a CPU processes share the
+        sources.
         """
         if device.type != "cuda":
             return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
-        relaxation = EdgeRelaxation(edges, self._device_order(edges.start.device), device=device)
+        order = self._device_order(edges.start.device)
+        relaxation = EdgeRelaxation(edges, order, device=device, dtype=dtype)
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()

@@ -45,7 +45,7 @@ _LEAST_SOURCES = 32
 class _Rounds(NamedTuple):
     """A table for some number of sources and the rounds over it, kept for the next request."""
 
-    distance: Tensor  # (sources, rows) float64
+    distance: Tensor  # (sources, rows)
     pending: Tensor  # (sources, tiles) float32, shortest path that a visit would find
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
@@ -57,7 +57,7 @@ class EdgeRelaxation:
 
     ``order`` are the vertices in an order in which near ones follow each other, perhaps with some
     -1 between them that fill up tiles. By default work is done where the edges are, with the Triton
-    kernel on a GPU that has Triton.
+    kernel on a GPU that has Triton. Edges are added up in ``dtype``.
     """
 
     # The graph becomes a rectangular table of neighbours. A vertex with more neighbours than
@@ -71,6 +71,7 @@ class EdgeRelaxation:
         *,
         kernel: bool | None = None,
         device: torch.device | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         here = edges.start.device
         self.device = device or here
@@ -100,10 +101,10 @@ class EdgeRelaxation:
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # where a row has no neighbour it is its own, at distance zero: nothing changes
         neighbour = itself[:, None].repeat(1, width)
-        length = torch.zeros(self._rows, width, dtype=torch.float64, device=here)
+        length = torch.zeros(self._rows, width, dtype=dtype, device=here)
         column = position % most[source]
         neighbour[row, column] = mirror.int()
-        length[row, column] = edges.length
+        length[row, column] = edges.length.to(dtype)
         owner = torch.arange(n, device=here).repeat_interleave(more)
         later = itself[n:].long()
         earlier = torch.where(later == further[owner], owner, later - 1)
@@ -128,13 +129,13 @@ class EdgeRelaxation:
         """Compute D[:, sources], shape (n, s), float64, infinite where there is no path."""
         most = max(_LEAST_SOURCES, _TABLE_BYTES // (8 * self._rows))
         parts = [self._solve(part) for part in sources.split(most)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).double()
 
     def _solve(self, sources: Tensor) -> Tensor:
         row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
         if self._kernel is None:
             distance = torch.full(
-                (self._rows, len(sources)), torch.inf, dtype=torch.float64, device=self.device
+                (self._rows, len(sources)), torch.inf, dtype=self._length.dtype, device=self.device
             )
             distance[row, column] = 0
             while self._relax_(distance):
@@ -142,7 +143,7 @@ class EdgeRelaxation:
             return distance[self._row_of]
         if self._rows <= _ONE_LAUNCH_ROWS and len(sources) >= _ONE_LAUNCH_SOURCES:
             distance = torch.full(
-                (len(sources), self._rows), torch.inf, dtype=torch.float64, device=self.device
+                (len(sources), self._rows), torch.inf, dtype=self._length.dtype, device=self.device
             )
             distance[column, row] = 0
             self._kernel.relax_rows_(distance, self._neighbour, self._length)
@@ -167,7 +168,7 @@ class EdgeRelaxation:
     def _prepare(self, count: int) -> _Rounds:
         """Make a table of path lengths for ``count`` sources, and a call for rounds over it."""
         kernel = self._kernel
-        distance = torch.zeros(count, self._rows, dtype=torch.float64, device=self.device)
+        distance = torch.zeros(count, self._rows, dtype=self._length.dtype, device=self.device)
         shape = 2, count, -(-self._rows // kernel.ROWS)
         pending = torch.full(shape, torch.inf, dtype=torch.float32, device=self.device)
         threshold = torch.zeros(1, dtype=torch.float32, device=self.device)
