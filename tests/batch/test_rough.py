@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from problems import distance_matrices, random_weights, skip_unless_kernels_run
 from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS
 from torchgw._batch.packing import Packed, pack
-from torchgw._batch.warm import ENDS
+from torchgw._batch.warm import ENDS, has_triton
+from torchgw._sinkhorn import choose
 from torchgw._tensors import ahead
 
 pytest.importorskip("triton")
@@ -338,3 +340,12 @@ def test_sizes_up_to_the_largest_compile_and_agree(monkeypatch):
             patch.setattr(engine, "may_begin", lambda *args: False)
             plain = engine.run(problems, engine.Rules(objective_tol=0))
         torch.testing.assert_close(rough.objective, plain.objective, rtol=1e-4, atol=0)
+
+
+def test_whether_triton_runs_is_asked_of_triton_alone(monkeypatch):
+    """To ask torch.compile imports and compiles for ten seconds."""
+    asked = []
+    backend = SimpleNamespace(why_not=lambda device, dtype: None)
+    monkeypatch.setattr(choose, "_load", lambda place: asked.append(place) or backend)
+    assert has_triton.__wrapped__(torch.device("cuda"))
+    assert asked == [choose._BUILT_IN["triton"].backend]

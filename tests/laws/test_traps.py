@@ -27,7 +27,7 @@ from torchgw import (
 )
 from torchgw._boundary.graphs import as_graph
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import _why_not, choose_backend
+from torchgw._sinkhorn.choose import choose_backend, why_not
 from torchgw._sinkhorn.compiled import CompiledBackend, CompiledProblem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
@@ -248,7 +248,7 @@ def test_a_backend_that_cannot_run_raises(monkeypatch):
     # the tests' interpreter would run the kernels on a CPU
     monkeypatch.setattr(kernels, "interpreted", lambda: False)
     kernels.TritonBackend.why_not.cache_clear()
-    assert _why_not("triton", CPU, torch.float64) is not None
+    assert why_not("triton", CPU, torch.float64) is not None
     with pytest.raises(
         torchgw.BackendUnavailableError, match=r"`backend='triton'` cannot run here: .*auto"
     ):

@@ -16,7 +16,14 @@ import pytest
 import torch
 
 from torchgw._tensors import ahead
-from torchgw._tensors.ahead import Variant, compile_beside, compile_together, ready, variants
+from torchgw._tensors.ahead import (
+    Variant,
+    compile_beside,
+    compile_together,
+    probe_beside,
+    ready,
+    variants,
+)
 from torchgw._tensors.launch import launch
 
 GPU = torch.device("cuda")
@@ -143,6 +150,19 @@ def test_kernels_of_some_distances_are_theirs_alone(kernel, monkeypatch):
         while ahead._waiting or ahead._begun:
             pass
     assert [given["BLOCK"] for given in kernel.given] == [8, 32]
+
+
+def test_what_tells_whether_triton_runs_is_compiled_once(kernel, monkeypatch):
+    kernel.go.set()
+    probe = VARIANT._replace(kernel=f"{__name__}:_check_kernel", constants={"BLOCK": 1})
+    monkeypatch.setitem(globals(), "_check_kernel", kernel)
+    monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, probe))
+    probe_beside(torch.device("cpu"))
+    for _ in range(2):
+        probe_beside(GPU)
+    while ahead._waiting or ahead._begun:
+        pass
+    assert [given["BLOCK"] for given in kernel.given] == [1]
 
 
 def test_a_failure_is_left_to_the_launch(kernel, caplog):

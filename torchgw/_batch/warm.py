@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.choose import unavailable_backends
+from torchgw._sinkhorn.choose import why_not
 
 # Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
 # program of its own. [L397] [L402]
@@ -43,4 +43,4 @@ def on_chip(shape: tuple[int, int], device: torch.device) -> bool:
 @cache
 def has_triton(device: torch.device) -> bool:
     """Whether Triton runs there, compiled."""
-    return device.type == "cuda" and unavailable_backends(device)["triton"] is None
+    return device.type == "cuda" and why_not("triton", device, torch.float32) is None

@@ -23,6 +23,9 @@ _PLAN_TOLERANCE = 1e-3
 _LARGEST_ENTRY = 1e15
 # Numbers that are looked at together where a copy of all may not fit. A choice. [L852]
 _BLOCK = 2**22
+# Numbers up to which those on a GPU are copied to be looked at: what looks there is not loaded for
+# them, which takes longer. A choice. [L930]
+_FEW = 2**17
 # Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")
 
@@ -333,6 +336,8 @@ def _largest(tensor: Tensor) -> float:
     """Find the largest magnitude, NaN or infinite if an entry is, in one pass."""
     if not tensor.numel():
         return 0.0
+    if tensor.numel() <= _FEW:
+        tensor = tensor.cpu()
     low, high = torch.stack(torch.aminmax(tensor)).tolist()
     return float(max(-low, high))
 

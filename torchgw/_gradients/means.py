@@ -1,5 +1,6 @@
 """Mean distances by weight, and what of the distances a sample of pairs can show."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -188,13 +189,14 @@ def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     """Compute the standard deviation of a distance between two points drawn by weight."""
     # one point has no distance but that to itself, of which factors leave rounding
-    several = (weights > 0).sum() > 1
+    several = (weights > 0).sum().double()
     mean, square = _moments(provider, weights, (identity, torch.square))
     weights = weights.to(provider.dtype)
-    second = weights @ square
-    variance = second - (weights @ mean) ** 2
+    found = weights @ mean, weights @ square, square.max()
+    count, first, second, largest = torch.stack([several, *(x.double() for x in found)]).tolist()
+    variance = second - first**2
     # what rounding leaves of a variance of zero is no scale, nor what it leaves of distances that
     # vanish beside those to points without weight
     eps = torch.finfo(mean.dtype).eps
-    least = torch.maximum(64 * eps * second, eps**2 * square.max())
-    return float(torch.where(several & (variance > least), variance, 0.0).sqrt())
+    least = max(64 * eps * second, eps**2 * largest)
+    return math.sqrt(variance) if count > 1 and variance > least else 0.0

@@ -27,6 +27,7 @@ from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spa
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
+from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
 Output = Literal["value", "value_quad", "value_linear", "objective"]
@@ -186,6 +187,7 @@ def pairwise(
             "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
         )
     where = resolve_device(device, *(item for listed in lists for item in listed.items))
+    probe_beside(where)
     measure = Measure(distances, scale, n_neighbors, feature_metric)
     ranks = join(distributed, where)
     if ranks is not None and resume is not None:

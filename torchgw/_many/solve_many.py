@@ -54,6 +54,7 @@ from torchgw._problem.linear_term import FeatureMetric, check_alpha, is_fused
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.named import DistanceName
 from torchgw._problem.providers import ScaleName
+from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
@@ -184,6 +185,7 @@ def solve_many(
         )
     check_distributed(distributed)
     where = resolve_device(device, *(item for side in sides for item in side.items))
+    probe_beside(where)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
     if differentiable:
@@ -287,6 +289,7 @@ def solve_batch(
         scale = _check_differentiable(epsilon, scale, None)
     check_distributed(distributed)
     where = resolve_device(device, D_X, D_Y)
+    probe_beside(where)
     ranks = join(distributed, where)
     with together(ranks):
         x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)

@@ -40,7 +40,7 @@ class Anderson:
         """Find the next point, given the last one and its image."""
         residual = (image - point).flatten()
         if self._count == 0:
-            previous, self._norm = self._norm, float(residual.norm())
+            previous, self._norm = self._norm, math.sqrt(float(residual @ residual))
             self._contractions = self._contractions + 1 if self._norm < previous else 0
             if self._contractions < _CONTRACTIONS:
                 return image

@@ -94,7 +94,7 @@ def choose_backend(
     if not isinstance(name, str):
         return _shared(name, ranks)
     if name != "auto":
-        reason = _why_not(name, device, dtype)
+        reason = why_not(name, device, dtype)
         if reason is not None:
             raise BackendUnavailableError(
                 f"`backend={name!r}` cannot run here: {reason} Pass backend='auto' to use what can."
@@ -103,7 +103,7 @@ def choose_backend(
     for candidate, entry in _BUILT_IN.items():
         if entry.automatic_on is not None and device.type not in entry.automatic_on:
             continue
-        reason = _why_not(candidate, device, dtype)
+        reason = why_not(candidate, device, dtype)
         if reason is None:
             return _make(entry, tiling, entry.automatic, ranks)
         _log_once(candidate, reason)
@@ -126,10 +126,10 @@ def batch_solver(backend: Backend) -> BatchSolver:
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
     """List every backend with the reason why it cannot run on a device, ``None`` if it can."""
-    return {name: _why_not(name, device, torch.float32) for name in _BUILT_IN}
+    return {name: why_not(name, device, torch.float32) for name in _BUILT_IN}
 
 
-def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Say why a backend cannot run, or nothing."""
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:

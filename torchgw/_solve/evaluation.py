@@ -298,8 +298,9 @@ def _entropy_and_linear(
     kl = linear = 0.0
     if matrix is not None and linear_cost is None:
         product = torch.outer(a, b).to(plan.dtype)
-        density = matrix / product.clamp_min_(torch.finfo(plan.dtype).tiny)
-        return float(torch.special.xlogy(matrix, density).sum(dtype=torch.float64)), 0.0
+        tiny = torch.finfo(plan.dtype).tiny
+        logarithm = (matrix / product.clamp_min_(tiny)).clamp_min_(tiny).log_()
+        return float(logarithm.mul_(matrix).sum(dtype=torch.float64)), 0.0
     f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
     for rows in row_blocks(plan.cost):
         exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)

@@ -265,6 +265,8 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
 def _levelled(weights: Tensor) -> Tensor:
     """Raise tiny weights: what a plan costs where next to no mass is has a scale as well."""
     least = _LEAST_WEIGHT / len(weights)
+    if float(weights.min()) >= least:
+        return weights
     raised = torch.where(weights > 0, weights.clamp_min(least), 0.0)
     return torch.where((raised == weights).all(), weights, raised / raised.sum())
 

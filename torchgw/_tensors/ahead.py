@@ -165,6 +165,19 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         if size in variant.sizes
         and (not variant.distances or not names.isdisjoint(variant.distances))
     }
+    _compile_listed(device, wanted)
+
+
+def probe_beside(device: torch.device) -> None:
+    """Begin to compile, once, what tells whether Triton runs on a GPU, and start Triton."""
+    if _threads(device):
+        listed = enumerate(variants())
+        probe = {place: each for place, each in listed if each.kernel.endswith(":_check_kernel")}
+        _compile_listed(device, probe)
+
+
+def _compile_listed(device: torch.device, wanted: Mapping[int, Variant]) -> None:
+    """Begin to compile variants, by their places in the list, that have not been asked for."""
     with _lock:
         new = [variant for place, variant in wanted.items() if (device, place) not in _asked]
         _asked.update((device, place) for place in wanted)

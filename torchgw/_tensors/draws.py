@@ -8,6 +8,9 @@ from torch import Tensor
 _MULTINOMIAL_LIMIT = 2**24
 # Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]
 _PERMUTED = 2**20
+# Numbers summed by index times sums up to which a GPU compares all indices: to sort them, as
+# index_put_ does, is loaded for 60 ms. A choice. [L930]
+_TABLE = 2**22
 # Rows that are converted at once: 34 MB of 64 columns. [L423]
 _ROWS = 2**16
 
@@ -54,6 +57,9 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Add up the values (p, ...) that share an index (p,), shape (size, ...), in a fixed order."""
+    if values.is_cuda and values.ndim == 1 and size * len(index) <= _TABLE:
+        number = torch.arange(size, device=index.device)
+        return values.where(index == number[:, None], 0).sum(1)
     result = values.new_zeros(size, *values.shape[1:])
     if values.is_cuda:
         # index_add_ adds by atomics there, in any order; this sorts first

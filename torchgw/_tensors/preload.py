@@ -56,6 +56,7 @@ def _leaves(x: Tensor) -> None:
     table.sqrt()
     table.new_ones(1, 4_096).topk(8, dim=1)
     torch.isin(row, row)
+    table[0].nextafter(table[1])
 
 
 def _spaces(x: Tensor) -> None:
@@ -69,18 +70,16 @@ def _spaces(x: Tensor) -> None:
     table.square() @ weights
     torch.maximum(weights.sum(), 2 * weights.max())
     number = (weights > 0).cumsum(0) - 1
-    index = (number == 1 % number.max()).byte().argmax()[None]
+    index = (number == number.max().clamp(max=1)).byte().argmax()[None]
     weights.log() * table.amin(1).pow(2.0)
     share = weights.index_fill(0, index, 0.0)
     weights.topk(1)
     weights.topk(32)
     table.min(1)
-    weights.new_zeros(8).index_put_((number.clamp(max=7),), share, accumulate=True)
-    share.nextafter(weights)
+    share.where(number == number[:8, None], 0).sum(1)
     table.mean()
     table.reciprocal()
     torch.linalg.vector_norm(table)
-    torch.special.xlogy(table, table)
 
 
 def _search(x: Tensor) -> None:
@@ -97,20 +96,22 @@ def _search(x: Tensor) -> None:
     torch.linalg.vector_norm(x)
 
 
-_PARTS = (_neighbours, _spaces, _search)
-# Points up to which none of ``_leaves`` is needed. A choice. [L881]
-_FEW = 1_000
+_PARTS = (_spaces, _search)
+# Points up to which a CPU finds the neighbours, and up to which none of ``_leaves`` is needed.
+# Choices. [L881] [L930]
+_FEWEST, _FEW = 512, 1_000
 
 
 def load_beside(device: torch.device, *given: Any) -> None:
     """Begin to load, once, the operations that a solve of these inputs launches on a GPU."""
     if device.type == "cuda":
-        _begin(device, most_points(given) > _FEW)
+        most = most_points(given)
+        _begin(device, most > _FEWEST, most > _FEW)
 
 
 @cache
-def _begin(device: torch.device, many: bool) -> None:
-    parts = (_leaves, *_PARTS) if many else _PARTS
+def _begin(device: torch.device, neighbours: bool, leaves: bool) -> None:
+    parts = (*[_leaves] * leaves, *[_neighbours] * neighbours, *_PARTS)
     threading.Thread(target=_load, args=(device, parts), name="torchgw-load").start()
 
 

@@ -127,7 +127,7 @@ def draw_points(
         index = torch.arange(len(weights), device=weights.device)
         return _Drawn(_all_points(provider, weights, index), torch.stack([used, used]))
     number = positive.cumsum(0) - 1
-    index = (positive & (number == first % used)).byte().argmax()[None]
+    index = (positive & (number == (used - 1).clamp(max=first))).byte().argmax()[None]
     columns = [provider.columns(index)]
     closest, distinct = columns[0].amin(1), torch.ones_like(used)
     # where points of positive weight that duplicate no other are used up, others follow

@@ -175,12 +175,18 @@ def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Or
     orders = []
     for (own, other), width in zip(sides, widths, strict=True):
         own, other = own - own.mean(0), other - other.mean(0)
-        size, axes = torch.linalg.eigh((other.T @ other / len(other)).double())
+        size, axes = _axes(other.T @ other / len(other))
         metric = (axes * size.clamp_min(0).sqrt()).to(own.dtype)
         spread = own @ metric
-        axes = torch.linalg.eigh((spread.T @ spread).double())[1].to(own.dtype)
+        axes = _axes(spread.T @ spread)[1].to(own.dtype)
         orders.append(block_order(spread @ axes[:, -_COORDINATES:], width))
     return orders[0], orders[1]
+
+
+def _axes(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the axes of a small symmetric matrix on the host: a GPU takes longer, and its start."""
+    size, axes = torch.linalg.eigh(matrix.double().cpu())
+    return size.to(matrix.device), axes.to(matrix.device)
 
 
 def skipped_share(dtype: torch.dtype) -> float:
